@@ -87,7 +87,7 @@ REPLAY_DEAD_LETTERS: Final = MethodInfo(
 )
 
 GET_HA_STATUS: Final = MethodInfo(_V1 + "HaService/GetHaStatus", 0x0804, LANE_HA)
-ORDER_LEAD: Final = MethodInfo(_V1 + "HaService/OrderLead", 0x0805, LANE_HA)
+ORDER_LEAD: Final = MethodInfo(_V1 + "HaService/OrderLead", 0x0805, LANE_ADMIN)
 
 END_TRANSACTION: Final = MethodInfo(_V1 + "TransactionService/EndTransaction", 0x0901, LANE_SEND)
 WAIT_FOR_CHECKS: Final = MethodInfo(_V1 + "TransactionService/WaitForChecks", 0x0902, LANE_SEND)

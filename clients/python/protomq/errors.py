@@ -61,6 +61,7 @@
         ├── UnsupportedError            UNSUPPORTED
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
         ├── NotMasterError              NOT_MASTER: a slave was asked to change something
+        ├── OrderPendingError           ORDER_PENDING: another order about who leads has not been taken yet
         ├── StaleRegistrationError      STALE_REGISTRATION
         ├── NameTakenError              NAME_TAKEN: the broker's name belongs to another one
         └── InternalError               INTERNAL, and any reason that this version does not know
@@ -151,6 +152,7 @@ __all__ = [
     "NotMasterError",
     "ReplicaBehindError",
     "NotEnoughReplicasError",
+    "OrderPendingError",
 ]
 
 # gRPC status codes, so that this module needs no grpc.
@@ -592,6 +594,13 @@ class NotMasterError(ServerError):
     stale_route = True
 
 
+class OrderPendingError(ServerError):
+    """Another order about who leads is there, which nobody has taken yet: this one was not left."""
+
+    reason = "ORDER_PENDING"
+    code = _FAILED_PRECONDITION
+
+
 class StoreFailedError(ServerError):
     """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one holds."""
 
@@ -700,7 +709,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
         TransactionNotFoundError, TransactionEndedError, NotMasterError, ReplicaBehindError, NotEnoughReplicasError,
-        CallerGoneError,
+        CallerGoneError, OrderPendingError,
     )
 }  # fmt: skip
 

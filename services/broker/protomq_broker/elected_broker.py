@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -98,12 +99,16 @@ class ElectedBroker:
         await asyncio.to_thread(self.leadership.close)
         await self.process.stop(grace_s)
         if self._worker is not None:
-            await asyncio.to_thread(self._tail.close)
+            is_clean = self.process.broker.store.is_closed_clean
+            await asyncio.to_thread(self._tail.close, is_clean=is_clean)
 
-    def _do_soon(self, effect: Effect) -> None:
+    def _do_soon(self, item: Effect | BrokerProcess) -> None:
         """Any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._todo.put_nowait, effect)
+        if self._loop is None:
+            return
+        # A loop may close at any moment: then nobody is there to do it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._todo.put_nowait, item)
 
     def _make(self, config: BrokerConfig, epoch: int | None) -> BrokerProcess:
         """Opens the store: to lead in this epoch, or to follow."""
@@ -124,9 +129,7 @@ class ElectedBroker:
 
     def _truncated(self) -> None:
         """On the follower's thread: its store is to be opened again."""
-        process = self.process
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._todo.put_nowait, process)
+        self._do_soon(self.process)
 
     async def _work(self) -> None:
         try:

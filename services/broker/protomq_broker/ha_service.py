@@ -3,7 +3,7 @@
 A fetch that finds nothing new is held: an entry in a deque, not a thread. It is answered when the log goes on, when slaves are to be told
 that more is confirmed or that the log begins later, and at the heartbeat. Who is in sync is decided in `protomq_ha.replicas`.
 
-All on the ha lane, one thread, but for `signal`, `kept_position`, `views` and `verdict`, which any thread may use.
+All on the ha lane, one thread, but for `order_lead`, `signal`, `kept_position`, `views` and `verdict`, which any thread may use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from protomq_ha.roles import BrokerRole
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many, unparsable
 
-from .leadership_driver import NO_STANDING, OrderRefusedError
+from .leadership_driver import (
+    NO_STANDING,
+    OrderPendingError,
+    OrderRefusedError,
+    OrderUncertainError,
+)
 from .slave_gate import not_master
 from .store.log.agreement import LogPoint
 from .store_errors import tells_store_errors, to_service_error
@@ -274,7 +279,7 @@ class HaService:
     def order_lead(
         self, request: ha.OrderLeadRequest, context: CallContext
     ) -> ha.OrderLeadResponse:
-        """Leaves an order in etcd."""
+        """Leaves an order in etcd. On the admin lane: etcd may take seconds, for which no fetch waits."""
         self._check_name(request.broker_name)
         leadership = self._leadership
         if leadership is None:
@@ -291,9 +296,17 @@ class HaService:
             raise invalid_argument("member", "is needed for an unclean promotion")
         try:
             leadership.order(SWITCH if is_switch else PROMOTE_UNCLEAN, request.member)
-        except OrderRefusedError as error:
+        except OrderPendingError as error:
             raise ServiceError(
-                Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error), definite=False
+                Code.FAILED_PRECONDITION,
+                "ORDER_PENDING",
+                str(error),
+                metadata={"broker_name": self._broker_name},
+            ) from None
+        except OrderRefusedError as error:
+            is_definite = not isinstance(error, OrderUncertainError)
+            raise ServiceError(
+                Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error), definite=is_definite
             ) from None
         return ha.OrderLeadResponse()
 

@@ -74,7 +74,22 @@ class LeadershipView(NamedTuple):
 
 
 class OrderRefusedError(Exception):
-    """The order does not stand in etcd."""
+    """The order was not left: etcd was not reached."""
+
+
+class OrderPendingError(OrderRefusedError):
+    """The order was not left: another one is there."""
+
+
+class OrderUncertainError(OrderRefusedError):
+    """Whether the order was left is not known."""
+
+
+def _pending(what: str) -> OrderPendingError:
+    return OrderPendingError(
+        f"another order is there ({what}): wait until it is taken; if its member is gone for good, delete the key {ORDER!r} of this name "
+        "in etcd; then try again"
+    )
 
 
 class LeadershipDriver:
@@ -213,17 +228,18 @@ class LeadershipDriver:
             )
 
     def order(self, kind: str, target: str) -> None:
-        """Leaves an order in etcd, unless one is there that nobody has taken yet. Raises OrderRefusedError; may take some seconds."""
+        """Leaves an order in etcd, unless one is there that nobody has taken yet. Raises OrderRefusedError; takes seconds at worst."""
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
-        revision = view.key_revision(ORDER)
-        transaction = Transaction((Compare(ORDER, revision),), (Put(ORDER, encode_order(kind, target)),))
+        if view.order is not None:
+            raise _pending(f"{view.order.kind} {view.order.target}".strip())
+        transaction = Transaction((Compare(ORDER, 0),), (Put(ORDER, encode_order(kind, target)),))
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
-            raise OrderRefusedError("etcd has not said whether it has the order: look at the status")
+            raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
-            raise OrderRefusedError("another order was left at the same time: look at the status, and try again")
+            raise _pending("left at the same time")
 
     # The thread, and etcd.
 
@@ -234,9 +250,13 @@ class LeadershipDriver:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            with self._lock:
-                self._pass_on(self._begun.tick(self.now_ms()))
-            self._tell_standing()
+            try:
+                with self._lock:
+                    self._pass_on(self._begun.tick(self.now_ms()))
+                self._tell_standing()
+            except Exception:
+                # Without ticks a lease is not renewed, and its end is not seen.
+                log.exception("a tick of the leadership failed")
             self._closing.wait(TICK_S)
 
     def _tell_standing(self) -> None:

@@ -1,10 +1,11 @@
 """Whether the end of a store's log may be lost: what its machine had not written to the disk when the power went.
 
-    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true}
+    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false}
 
 A process that is killed loses nothing that it has written; a machine that crashes does, under ASYNC_FLUSH. So it may be lost when the
-machine was started again and the store was not closed. It stays so until the store is out of the in-sync set (`settle`). Where the file is
-missing, as after a repair of the log, nothing is known: it may be lost.
+machine was started again, the store was not closed clean, and the run that ended did not sync (`syncs`; absent: it did not). It stays so
+until the store is out of the in-sync set (`settle`). Where the file is missing, as after a repair of the log, nothing is known: it may be
+lost.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ class TailFile:
         self._disk = disk
         self._path = f"{root}/{TAIL_NAME}"
         self._boot_id = boot_id
+        self._syncs = False
         self.may_be_lost = False
 
     def open(self, *, syncs: bool) -> bool:
-        """The store is open: whether the end of its log may be lost. `syncs`: all that is acknowledged was synced. Raises OSError."""
+        """The store is open: whether the end of its log may be lost. `syncs`: this run acknowledges only what is synced. Raises OSError."""
         known = self._read()
         is_same_boot = bool(self._boot_id) and known.get("boot_id") == self._boot_id
-        was_kept = known.get("is_clean") is True or is_same_boot or (syncs and bool(known))
+        was_kept = known.get("is_clean") is True or is_same_boot or known.get("syncs") is True
         self.may_be_lost = known.get("may_be_lost") is not False or not was_kept
+        self._syncs = syncs
         self._write(is_clean=False)
         return self.may_be_lost
 
@@ -48,9 +51,9 @@ class TailFile:
         self.may_be_lost = False
         self._write(is_clean=False)
 
-    def close(self) -> None:
-        """The store was closed: all of it is on stable storage. Raises OSError."""
-        self._write(is_clean=True)
+    def close(self, *, is_clean: bool) -> None:
+        """The store was closed; `is_clean`: all of it is on stable storage. Raises OSError."""
+        self._write(is_clean=is_clean)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -59,7 +62,12 @@ class TailFile:
             return {}
 
     def _write(self, *, is_clean: bool) -> None:
-        content = {"boot_id": self._boot_id, "is_clean": is_clean, "may_be_lost": self.may_be_lost}
+        content = {
+            "boot_id": self._boot_id,
+            "is_clean": is_clean,
+            "may_be_lost": self.may_be_lost,
+            "syncs": self._syncs,
+        }
         write_json_file(self._disk, self._path, content)
 
 

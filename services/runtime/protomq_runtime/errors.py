@@ -153,6 +153,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "NOT_ENOUGH_REPLICAS": ReasonRule(
         Code.UNAVAILABLE, True, ("in_sync_count", "min_in_sync_replicas")
     ),
+    "ORDER_PENDING": ReasonRule(Code.FAILED_PRECONDITION, True, ("broker_name",)),
 }
 """By reason, every value of ErrorReason."""
 

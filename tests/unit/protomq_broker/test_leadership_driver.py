@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from protomq_broker.etcd_gateway import HttpEtcd
-from protomq_broker.leadership_driver import LeadershipDriver, OrderRefusedError
-from protomq_ha.cluster_state import SWITCH, ClusterView
+from protomq_broker.etcd_gateway import EtcdGateway, HttpEtcd
+from protomq_broker.leadership_driver import (
+    LeadershipDriver,
+    OrderPendingError,
+    OrderRefusedError,
+    OrderUncertainError,
+)
+from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, ClusterView
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership_values import (
+    Committed,
     Effect,
     Follow,
     Lead,
-    ReadCluster,
+    Request,
+    Result,
     Role,
     Settings,
     StopFollowing,
@@ -125,12 +133,63 @@ def test_without_lease_and_promises_nothing_more_is_confirmed(
     assert driver.report(200, {"2": heard}).confirmed_position == 180, "its promise is enough"
 
 
-def test_an_order_stands_in_etcd_or_is_refused(make: Callable[[str], Broker], etcd: FakeEtcd) -> None:
-    driver = make("1").driver
+class Scripted:
+    """An etcd that gives these answers, one after the other."""
+
+    def __init__(self, *results: Result) -> None:
+        self._results = list(results)
+
+    def ask(self, request: Request) -> Result:
+        return self._results.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def idle_driver(etcd: EtcdGateway) -> LeadershipDriver:
+    """It has not begun: it takes no order."""
+    return LeadershipDriver(etcd, lambda: 0, lambda effect: None)
+
+
+def test_an_order_stands_in_etcd_until_somebody_takes_it(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
     driver.order(SWITCH, "2")
-    view = etcd.model.do(ReadCluster(), 0)
-    assert isinstance(view, ClusterView)
-    assert view.order is None or (view.order.kind, view.order.target) == (SWITCH, "2")
+    assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision)
+    with pytest.raises(OrderPendingError, match=r"another order is there \(switch 2\).*delete the key 'order'"):
+        driver.order(PROMOTE_UNCLEAN, "3")
+    assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision), "it is not overwritten"
     etcd.is_up = False
-    with pytest.raises(OrderRefusedError, match="etcd does not answer"):
+    with pytest.raises(OrderRefusedError, match="etcd does not answer") as refused:
         driver.order(SWITCH, "2")
+    assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
+
+
+def test_an_order_that_is_left_at_the_same_time_is_not_overwritten() -> None:
+    with pytest.raises(OrderPendingError, match="at the same time"):
+        idle_driver(Scripted(ClusterView(5, {}), Committed(False, 6))).order(SWITCH, "2")
+
+
+def test_an_order_whose_transaction_is_not_answered_is_uncertain() -> None:
+    with pytest.raises(OrderUncertainError, match="look at the status"):
+        idle_driver(Scripted(ClusterView(5, {}), None)).order(SWITCH, "2")
+
+
+def test_ticks_go_on_behind_one_that_failed(etcd: FakeEtcd, caplog: pytest.LogCaptureFixture) -> None:
+    begun_in = threading.get_ident()
+    failures: list[int] = []
+
+    def now_ms() -> int:
+        if threading.get_ident() != begun_in and not failures:
+            failures.append(1)
+            raise RuntimeError("planted")
+        return time.monotonic_ns() // 1_000_000
+
+    effects: list[Effect] = []
+    gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
+    driver = LeadershipDriver(gateway, now_ms, effects.append)
+    try:
+        driver.begin(Settings("1", "1:10911", **QUICK), 0, log_is_empty=True, tail_may_be_lost=False)
+        until(lambda: StopFollowing() in effects)
+    finally:
+        driver.close()
+    assert [each.getMessage() for each in caplog.records] == ["a tick of the leadership failed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file
+from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file, write_json_file
 from protomq_broker.store.opening import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
@@ -18,11 +18,11 @@ def opened(disk: SimDisk, boot_id: str, *, syncs: bool = False) -> TailFile:
     return file
 
 
-def begun() -> SimDisk:
-    """A store that has settled once, on boot `one`."""
+def begun(*, syncs: bool = False) -> SimDisk:
+    """A store that has settled once, on boot `one`, and runs."""
     disk = SimDisk()
     make_folders(disk, ROOT)
-    first = opened(disk, "one")
+    first = opened(disk, "one", syncs=syncs)
     assert first.may_be_lost, "of a store without the file nothing is known"
     first.settle()
     return disk
@@ -41,18 +41,35 @@ def test_a_machine_that_crashed_may_have(boot_id: str) -> None:
 
 def test_not_behind_a_clean_stop() -> None:
     disk = begun()
-    opened(disk, "one").close()
+    opened(disk, "one").close(is_clean=True)
     later = opened(disk, "two")
     assert not later.may_be_lost
     assert opened(disk, "three").may_be_lost, "that one did not stop cleanly"
 
 
-def test_not_where_all_that_is_acknowledged_was_synced() -> None:
-    assert not opened(begun(), "two", syncs=True).may_be_lost
+def test_a_stop_that_was_not_clean_counts_as_none() -> None:
+    disk = begun()
+    opened(disk, "one").close(is_clean=False)
+    assert opened(disk, "two").may_be_lost
+
+
+def test_not_where_all_that_was_acknowledged_was_synced() -> None:
+    assert not opened(begun(syncs=True), "two", syncs=True).may_be_lost
+
+
+def test_the_run_that_ended_is_judged_by_its_own_flush_setting() -> None:
+    assert opened(begun(syncs=False), "two", syncs=True).may_be_lost
+    assert not opened(begun(syncs=True), "two", syncs=False).may_be_lost
+
+
+def test_a_run_that_does_not_tell_its_flush_setting_did_not_sync() -> None:
+    disk = begun()
+    write_json_file(disk, f"{ROOT}/{TAIL_NAME}", {"boot_id": "one", "is_clean": False, "may_be_lost": False})
+    assert opened(disk, "two", syncs=True).may_be_lost
 
 
 def test_a_clean_stop_of_a_store_that_had_not_settled_settles_nothing() -> None:
     disk = begun()
-    opened(disk, "two").close()
+    opened(disk, "two").close(is_clean=True)
     assert read_json_file(disk, f"{ROOT}/{TAIL_NAME}")["may_be_lost"] is True  # type: ignore[index]
     assert opened(disk, "two").may_be_lost

@@ -133,6 +133,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND: nobody waits for the reply any more: its caller has gone, or its time is up. To a caller that waits: another one has the same
     id. Not definite if the reply was given to the caller, who did not say what became of it.
     """
+    ERROR_REASON_ORDER_PENDING: _ErrorReason.ValueType  # 44
+    """FAILED_PRECONDITION: an order about who leads is there that nobody has taken yet. Wait until it is taken, or take it back in etcd. This
+    one was not left. The metadata hold broker_name.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -247,5 +251,9 @@ ERROR_REASON_NOT_ENOUGH_REPLICAS: ErrorReason.ValueType  # 42
 ERROR_REASON_CALLER_GONE: ErrorReason.ValueType  # 43
 """NOT_FOUND: nobody waits for the reply any more: its caller has gone, or its time is up. To a caller that waits: another one has the same
 id. Not definite if the reply was given to the caller, who did not say what became of it.
+"""
+ERROR_REASON_ORDER_PENDING: ErrorReason.ValueType  # 44
+"""FAILED_PRECONDITION: an order about who leads is there that nobody has taken yet. Wait until it is taken, or take it back in etcd. This
+one was not left. The metadata hold broker_name.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -97,7 +97,7 @@ class HaServiceServicer(object):
 
     def OrderLead(self, request, context):
         """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
-        elect nobody.
+        elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

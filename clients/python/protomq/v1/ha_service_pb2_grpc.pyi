@@ -45,7 +45,7 @@ class HaServiceStub:
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]
     """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
-    elect nobody.
+    elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
     """
 
 @_typing.type_check_only
@@ -65,7 +65,7 @@ class HaServiceAsyncStub(HaServiceStub):
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]  # type: ignore[assignment]
     """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
-    elect nobody.
+    elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
     """
 
 class HaServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -112,7 +112,7 @@ class HaServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ha_service_pb2.OrderLeadResponse, _abc.Awaitable[_ha_service_pb2.OrderLeadResponse]]:
         """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
-        elect nobody.
+        elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
         """
 
 def add_HaServiceServicer_to_server(servicer: HaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

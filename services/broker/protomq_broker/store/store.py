@@ -228,6 +228,8 @@ class Store:
         self._refusal = ""
         self._full_disk = FullDisk()
         self._is_checkpoint_failed = False
+        self.is_closed_clean = False
+        """All of it is on stable storage, and it was closed."""
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
@@ -1015,6 +1017,7 @@ class Store:
             self._keeper.save()
             if not self._log.failure and not self._is_checkpoint_failed:
                 self._files.abort.remove()
+                self.is_closed_clean = True
         except OSError as error:
             log.error(
                 "the store closes without a last checkpoint; the next start recovers: %s", error

@@ -122,6 +122,18 @@ def test_queues_of_several_topics_in_one_log_do_not_leak_into_each_other() -> No
     assert b"secret" not in data
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_store_that_could_not_write_its_last_checkpoint_has_not_closed_clean(fails: bool) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request([b"x"])])
+    if fails:
+        disk.fail_at(1, Fault.EIO, for_ever=True)
+    store.close()
+    assert store.is_closed_clean is not fails
+
+
 def test_a_clean_restart_finds_everything_and_leaves_no_abort_file() -> None:
     disk = SimDisk()
     store = open_store(disk)

@@ -1,0 +1,62 @@
+"""Orders about who leads: what their sender is told, and on which lane they wait for etcd."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq_broker.config import BrokerConfig
+from protomq_broker.ha_service import HaService
+from protomq_broker.leadership_driver import (
+    OrderPendingError,
+    OrderRefusedError,
+    OrderUncertainError,
+)
+from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.errors import Code, ServiceError
+
+from .store.log_helpers import ManualClock
+
+
+def service_whose_orders_end_with(error: Exception | None) -> HaService:
+    def order(kind: str, target: str) -> None:
+        if error is not None:
+            raise error
+
+    return HaService(
+        SimpleNamespace(positions=SimpleNamespace(appended=0)),  # type: ignore[arg-type]
+        BrokerConfig(broker_name="b"),
+        ManualClock(),
+        "b",
+        lambda: 1,
+        lambda verdict: None,
+        leadership=SimpleNamespace(order=order),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "definite"),
+    [
+        (OrderPendingError("there"), Code.FAILED_PRECONDITION, "ORDER_PENDING", True),
+        (OrderRefusedError("no etcd"), Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", True),
+        (OrderUncertainError("who knows"), Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", False),
+    ],
+)
+def test_only_an_order_whose_transaction_was_not_answered_may_stand(
+    error: Exception, code: Code, reason: str, definite: bool
+) -> None:
+    request = ha.OrderLeadRequest(broker_name="b", kind=ha.ORDER_KIND_SWITCH)
+    with pytest.raises(ServiceError, match=str(error)) as told:
+        service_whose_orders_end_with(error).order_lead(request, None)  # type: ignore[arg-type]
+    assert (told.value.code, told.value.reason) == (code, reason)
+    assert told.value.metadata["definite"] == ("true" if definite else "false")
+
+
+def test_no_fetch_waits_for_etcd() -> None:
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service_whose_orders_end_with(None))
+    lanes = {path.rpartition("/")[2]: bound.method.lane for path, bound in table.by_path.items()}
+    assert lanes["OrderLead"] == "admin"
+    assert lanes["Fetch"] == lanes["Acknowledge"] == "ha"
