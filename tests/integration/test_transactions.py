@@ -16,6 +16,7 @@ from protomq import (
     AsyncTransactionProducer,
     Producer,
     PullConsumer,
+    SendResult,
     TransactionCheck,
     TransactionDecision,
     TransactionProducer,
@@ -65,6 +66,9 @@ def never(_: TransactionCheck) -> TransactionDecision:
     raise AssertionError("nobody is to be asked")
 
 
+async def nobody_awaits(half: SendResult) -> None: ...
+
+
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])
 def test_threads_commit_what_was_done_and_roll_back_what_was_not(
     protomq_server: Broker, protomq_topic: str, transport: Any
@@ -105,10 +109,11 @@ def test_threads_commit_what_was_done_and_roll_back_what_was_not(
             transaction.roll_back()
         with pytest.raises(ZeroDivisionError), producer.begin(topic, b"broken"):
             raise ZeroDivisionError
+        producer.send(topic, b"returned", execute=lambda half: "seat 17A")
         expected = [b"%d" % number for number in range(24) if number % 3]
-        assert received(protomq_server, topic, 17) == sorted([*expected, b"begun"])
-        with pytest.raises(WrongTypeError):
-            producer.send(topic, b"x", execute=lambda half: True)  # type: ignore[arg-type, return-value]
+        assert received(protomq_server, topic, 18) == sorted([*expected, b"begun", b"returned"])
+        with pytest.raises(WrongTypeError, match="AsyncTransactionProducer"):
+            producer.send(topic, b"x", execute=nobody_awaits)
         with pytest.raises(ConfigurationError):
             TransactionProducer("", never)
 
@@ -139,7 +144,7 @@ def test_coroutines_do_the_same(protomq_server: Broker, protomq_topic: str, tran
             with pytest.raises(TransactionEndedError):
                 await transaction.commit()
             with pytest.raises(ZeroDivisionError):
-                await producer.send(topic, b"broken", execute=lambda half: 1 / 0)  # type: ignore[arg-type, return-value]
+                await producer.send(topic, b"broken", execute=lambda half: 1 / 0)
 
     asyncio.run(run())
     assert received(protomq_server, topic, 24) == sorted(b"%d" % number for number in range(24))

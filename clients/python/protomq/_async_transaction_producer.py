@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("protomq.producer")
 
-Decided = TransactionDecision | None
 Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[TransactionDecision]]
 """A function or a coroutine function."""
 
@@ -143,7 +142,7 @@ class AsyncTransactionProducer:
         topic: str | OutgoingMessage,
         body: Body = b"",
         *,
-        execute: Callable[[SendResult], Decided | Awaitable[Decided]],
+        execute: Callable[[SendResult], object],
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""

@@ -165,7 +165,7 @@ class TransactionProducer:
         topic: str | OutgoingMessage,
         body: Body = b"",
         *,
-        execute: Callable[[SendResult], TransactionDecision | None],
+        execute: Callable[[SendResult], object],
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """Sends a half message, does the local work, and ends the transaction as that says.
