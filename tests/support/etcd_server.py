@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -61,6 +62,8 @@ class EtcdServer:
         """SIGSTOP: it is silent, its ports are there."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # The signal is on its way when the call returns, and etcd has many threads.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT."""
