@@ -65,7 +65,9 @@ class AsyncListenedConsumer(AsyncPullConsumer):
             arrived.clear()
             self._start_pulls()
             steps.raise_trouble()
-            parts = state.take_parts(count_max)
+            # It may have been stopped meanwhile: then others have the queues.
+            if steps.group_due_in_s(time.monotonic()):
+                parts = state.take_parts(count_max)
         if parts:
             self._start_pulls()
         if self._hooks.filter:
@@ -150,6 +152,7 @@ class AsyncPushConsumer(PushBase):
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
+        self._state.stands = consumer._steps.stands
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
         if consumer._steps.locks is not None:

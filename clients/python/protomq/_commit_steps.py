@@ -18,9 +18,18 @@ from ._pull_logic import PullState
 from ._queue_locks import QueueLocks
 from ._steps import Steps
 from ._types import MessageQueue
-from .errors import ProtomqError, QueueNotFoundError, QueueNotOwnedError, TransportError
+from .errors import (
+    MemberUnknownError,
+    ProtomqError,
+    QueueNotFoundError,
+    QueueNotOwnedError,
+    TransportError,
+)
 
 logger = logging.getLogger("protomq")
+
+Stands = Callable[[MessageQueue, bool], bool]
+"""See MembershipState.stands."""
 
 
 class CommitSteps:
@@ -34,13 +43,16 @@ class CommitSteps:
         outages: Outages,
         clock: Callable[[], float],
         locks: QueueLocks | None = None,
+        stands: Stands = lambda _queue, by_calls: True,
     ) -> None:
+        """`stands`: whether a queue is certainly still this consumer's."""
         self._group = group
         self._calls = calls
         self._state = state
         self._outages = outages
         self._clock = clock
         self._locks = locks
+        self._stands = stands
         self._troubles: set[str] = set()
         """Reasons of brokers that refused the last commit."""
 
@@ -60,7 +72,7 @@ class CommitSteps:
         offsets = self._state.to_commit(safe_only=True)
         if of is not None:
             offsets = {queue: offset for queue, offset in offsets.items() if queue in of}
-        errors = yield from self.commit(offsets, limits, ends_s)
+        errors = yield from self.commit(offsets, limits, ends_s, by_calls=True)
         for (topic, broker_name), error in errors.items():
             is_told = error.retriable or error.reason in self._troubles
             level = logging.DEBUG if is_told and not is_last else logging.WARNING
@@ -73,9 +85,16 @@ class CommitSteps:
         return next(iter(errors.values()), None)
 
     def commit(
-        self, offsets: Mapping[MessageQueue, int], limits: Limits, ends_s: float = math.inf
+        self,
+        offsets: Mapping[MessageQueue, int],
+        limits: Limits,
+        ends_s: float = math.inf,
+        *,
+        by_calls: bool = False,
     ) -> Steps[CommitErrors]:
         """Commits at every broker, for each of which `limits` hold, and `ends_s` for all. What went wrong.
+
+        Of queues that others may have by now nothing is committed: MemberUnknownError. `by_calls`: see MembershipState.stands.
 
         One that does not answer is not asked for its other topics; one that has fewer queues now is asked again for those it has.
         """
@@ -85,7 +104,12 @@ class CommitSteps:
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
-            part = {queue: offsets[queue] for queue in members}
+            part = {queue: offsets[queue] for queue in members if self._stands(queue, by_calls)}
+            if len(part) < len(members):
+                text = f"broker {broker_name} has not heard of this member in time: others may have its queues by now"
+                errors[topic, broker_name] = MemberUnknownError(text)
+                if not part:
+                    continue
             left_s = share_s(ends_s, len(parts) - i, self._clock())
             within = limits._replace(timeout_s=min(limits.timeout_s, left_s))
             try:

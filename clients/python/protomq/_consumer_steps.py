@@ -91,7 +91,7 @@ class ConsumerSteps:
         if member is not None and options.lock_queues:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
         self._commits = CommitSteps(
-            options.group, self._calls, self.state, self._outages, clock, self.locks
+            options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands
         )
         self._is_changing = False
         self._changes_again = False
@@ -256,6 +256,11 @@ class ConsumerSteps:
         if queues:
             yield Tell(partial(told, method, tuple(queues)))
 
+    def stands(self, queue: MessageQueue, by_calls: bool = False) -> bool:
+        """Whether a queue is certainly still this consumer's; see MembershipState.stands. Any thread."""
+        share = self._share
+        return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
+
     # -- polls -----------------------------------------------------------------------------------------------------------
 
     def is_settled(self, cached: Callable[[str], Route | None]) -> bool:
@@ -275,6 +280,8 @@ class ConsumerSteps:
     def before_poll(self) -> Steps[None]:
         """What `poll` does beside handing out: commits that are due, queues that a topic got, where queues begin."""
         now_s = self.clock()
+        if self._share is not None:
+            yield from self._give_up_lost(self._share)
         if self.options.auto_commits and now_s >= self._next_commit_s and not self._is_committing:
             self._next_commit_s = now_s + self.options.auto_commit_interval_s
             self._is_committing = True
@@ -291,6 +298,16 @@ class ConsumerSteps:
 
     def _follow_group(self, share: GroupShare) -> Steps[None]:
         """Takes and gives away queues, as the group shares them out now."""
+        yield from self._give_up_lost(share)
+        added = yield from self._change_queues(IN_POLL)
+        early = [queue for queue in added if share.is_late(queue)]
+        yield from self._resolve_or_later(early, "earliest", IN_POLL)
+        yield from self._resolve_or_later(
+            (queue for queue in added if not share.is_late(queue)), self.options.begin, IN_POLL
+        )
+
+    def _give_up_lost(self, share: GroupShare) -> Steps[None]:
+        """Forgets what is here of queues that others may have by now; before anything is committed."""
         lost_at = share.lost_brokers()
         if lost_at:
             lost = [
@@ -302,12 +319,6 @@ class ConsumerSteps:
                 self.locks.forget(lost_at)
             logger.warning("group %s has given this member up: it begins again with %d queues", self.options.group, len(lost))
             yield from self._lose(lost)
-        added = yield from self._change_queues(IN_POLL)
-        early = [queue for queue in added if share.is_late(queue)]
-        yield from self._resolve_or_later(early, "earliest", IN_POLL)
-        yield from self._resolve_or_later(
-            (queue for queue in added if not share.is_late(queue)), self.options.begin, IN_POLL
-        )
 
     def group_due_in_s(self, now_s: float) -> float:
         """Until `before_poll` may have queues to take or to give away: 0 if it has now."""

@@ -86,6 +86,10 @@ class GroupShare:
         self._queues = [queue for queue in self._queues if queue.broker_name not in lost]
         return lost
 
+    def stands(self, broker_name: str, *, by_calls: bool = True) -> bool:
+        """See MembershipState.stands. Any thread: it takes no lock."""
+        return self.member.state.stands(broker_name, self._clock(), by_calls=by_calls)
+
     def doubtful_routes(self, routes: Mapping[str, Route]) -> list[str]:
         """Topics that are to be looked up again, since a broker has more or fewer queues of them."""
         by_topic = {topic: route.read_queues for topic, route in routes.items()}

@@ -12,7 +12,9 @@ Rules:
   still be committed.
 - What the brokers that can be reached say while all of them have just begun is incomplete: the share stays as it is.
 - Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
-  member's own clock says that first, since the broker's answer comes late to one that was stopped.
+  member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs
+  on while a process is stopped or frozen.
+- No call that comes too late renews a membership by itself: first the queues are given up (`stands`).
 - A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
 
 Two threads: everything is called with the lock of its driver.
@@ -86,6 +88,8 @@ class _Broker:
     expiry_s: float = float("inf")
     sent_s: float = 0.0
     """When the last call was sent."""
+    heard_s: float = 0.0
+    """When the last call was sent whose forerunner was answered: calls that fail renew nothing."""
     queue_counts: dict[str, int] = field(default_factory=dict)
     question: tuple[int, bool] | None = None
     """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
@@ -93,6 +97,14 @@ class _Broker:
     def told_until_s(self) -> float:
         """Until when the broker has not given the member up, as far as the member can know."""
         return self.sent_s + self.expiry_s * EXPIRY_PART
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the broker may have given the member up, by the member's clock."""
+        return self.version > 0 and now_s > self.told_until_s()
+
+    def is_unheard(self, now_s: float) -> bool:
+        """Whether its calls have failed for that long."""
+        return self.version > 0 and now_s > self.heard_s + self.expiry_s * EXPIRY_PART
 
 
 class MembershipState:
@@ -114,6 +126,8 @@ class MembershipState:
         self._waits_since: dict[MessageQueue, float] = {}
         self._number = 0
         self._lost: set[str] = set()
+        self._dropping: set[str] = set()
+        """Of these the consumer knows that they are lost, and has not said yet what it has now."""
         self._told_of: set[str] = set()
         self.describe: Callable[[bool], pb.MemberDescription] | None = None
         """Says how the member stands; with its stacks, or without. Whoever makes calls calls it."""
@@ -153,6 +167,7 @@ class MembershipState:
             if name in self._brokers:
                 self._brokers[name].is_told = False
         self._queues = now
+        self._dropping = set()
 
     # -- calls -----------------------------------------------------------------------------------------------------------------
 
@@ -177,9 +192,14 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         broker = self._brokers[broker_name]
+        if broker.is_late(now_s):
+            self.news += 1
+            self._forget(broker_name, broker)
         self._number += 1
         broker.number, broker.in_flight, broker.is_told = self._number, True, True
         broker.sent_s = now_s
+        if not broker.failures:
+            broker.heard_s = now_s
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
@@ -250,7 +270,7 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         answer = pb.HoldMembershipResponse.FromString(payload)
-        broker.in_flight, broker.was_tried = False, True
+        broker.in_flight, broker.was_tried, broker.heard_s = False, True, broker.sent_s
         broker.failures, broker.retry_s, broker.knows_groups = 0, 0.0, True
         broker.version, broker.start = answer.version, answer.broker_start
         broker.settled_s = now_s + answer.settling_ms / 1000
@@ -286,7 +306,7 @@ class MembershipState:
     def check_expiry(self, now_s: float) -> None:
         """Finds out whether a broker may have given this member up."""
         for name, broker in self._brokers.items():
-            if broker.version and now_s > broker.told_until_s():
+            if broker.is_late(now_s):
                 self.news += 1
                 self._forget(name, broker)
 
@@ -299,8 +319,19 @@ class MembershipState:
 
     def take_lost(self) -> set[str]:
         """Brokers at which others may have the queues of this member by now; once."""
+        self._dropping = self._dropping | self._lost
         lost, self._lost = self._lost, set()
         return lost
+
+    def stands(self, broker_name: str, now_s: float, *, by_calls: bool = True) -> bool:
+        """Whether this member's queues at the broker are certainly still its own: else nothing of them is begun or committed.
+
+        `by_calls`: calls that fail tell, too, until one is answered; else only how long ago the last one was sent.
+        """
+        broker = self._brokers.get(broker_name)
+        if broker_name in self._lost or broker_name in self._dropping:
+            return False
+        return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
 
     def is_known_everywhere(self) -> bool:
         """Whether each broker was asked once."""

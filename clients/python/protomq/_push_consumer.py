@@ -71,7 +71,8 @@ class ListenedConsumer(PullConsumer):
                     self._send_due(self._pulls)
                 return
             self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
-            if parts := self._taken(count_max):
+            # It may have been stopped meanwhile: then others have the queues.
+            if steps.group_due_in_s(time.monotonic()) and (parts := self._taken(count_max)):
                 offer(parts)
 
     def _taken(self, count_max: int) -> list[tuple[MessageQueue, list[Message]]]:
@@ -163,6 +164,7 @@ class PushConsumer(PushBase):
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
+        self._state.stands = consumer._steps.stands
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
         if consumer._steps.locks is not None:

@@ -25,7 +25,7 @@ Calls come one at a time: threads hold a lock for them. Only a run's `messages`,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -115,6 +115,8 @@ class PushState:
         self.size_bytes = 0
         self.done_count = 0
         """Since the start, with those that were given back."""
+        self.stands: Callable[[MessageQueue], bool] = lambda _: True
+        """Whether the queue is certainly still this consumer's: else nothing of it is begun. Those that are not are dropped soon."""
         self.dropped_count = 0
         """Broadcast: messages that failed; they are given back to nobody."""
         self._listeners = listeners
@@ -189,7 +191,7 @@ class PushState:
             work.in_line = False
             if not work.waiting:
                 continue
-            if work.suspended_until_s > now_s:
+            if work.suspended_until_s > now_s or not self.stands(work.queue):
                 self._line_up(work)
                 continue
             return self._cut(work, now_s, idle_count)
@@ -373,7 +375,7 @@ class PushState:
         """Half of what stands behind a message that takes long."""
         if self.options.orderly:
             return None
-        slow = [run for run in self._runs if run.is_slow and run.messages]
+        slow = [run for run in self._runs if run.is_slow and run.messages and self.stands(run.work.queue)]
         if not slow:
             return None
         victim = max(slow, key=lambda run: len(run.messages))

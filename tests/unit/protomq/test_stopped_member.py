@@ -1,0 +1,147 @@
+"""A member that is stopped past its time and wakes up: others have its queues, so it begins and commits nothing of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+
+from protomq import MessageQueue
+from protomq._consumer_options import ConsumerOptions
+from protomq._consumer_steps import ConsumerSteps
+from protomq._filters import NO_FILTER
+from protomq._membership_logic import EXPIRY_PART, HOLD_S, MembershipState, MemberTicket
+from protomq._methods import COMMIT_OFFSETS
+from protomq._queue_listener import QueueListener
+from protomq.allocation import Average
+from protomq.errors import ConnectionLostError, MemberUnknownError
+from protomq.v1 import membership_service_pb2 as pb
+from tests.support.fake_driver import FakeWorld, route_of
+
+GAP_S = 25.0
+A0 = MessageQueue("T", "a", 0)
+
+
+class FakeMember:
+    """Makes the calls of a membership when a test says so; broker "a" takes everybody."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.state = MembershipState("g", "m", Average())
+        self.lock = contextlib.nullcontext()
+        self._world = world
+        self.ticket: MemberTicket | None = None
+        self._said = pb.GroupMember()
+
+    def call(self) -> None:
+        self.ticket, _, request, _ = self.state.begin("a", self._world.now_s())
+        self._said = pb.HoldMembershipRequest.FromString(request).member
+
+    def answer(self) -> None:
+        assert self.ticket is not None
+        answer = pb.HoldMembershipResponse(version=1, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said])
+        self.state.answered(self.ticket, answer.SerializeToString(), self._world.now_s())
+
+    def fail(self) -> None:
+        assert self.ticket is not None
+        self.state.failed(self.ticket, ConnectionLostError("gone"), self._world.now_s())
+
+    def poke(self) -> None:
+        pass
+
+    def wait_known(self, timeout_s: float) -> None:
+        self.call()
+        self.answer()
+        self.call()
+
+
+class Lost(QueueListener):
+    def __init__(self) -> None:
+        self.queues: list[MessageQueue] = []
+
+    def on_lost(self, queues: Sequence[MessageQueue]) -> None:
+        self.queues += queues
+
+
+class Node:
+    """A member with queue a/0, of which it has dealt with five messages that are not committed."""
+
+    def __init__(self) -> None:
+        self.world = FakeWorld(route_of("T", "a"))
+        self.member, self.lost = FakeMember(self.world), Lost()
+        self.steps = ConsumerSteps(
+            ConsumerOptions(group="g", auto_commit_interval_s=5.0), self.world.now_s, self.lost, member=self.member
+        )
+        self.world.driver.run(self.steps.subscribe("T", (), NO_FILTER))
+        assert self.steps.state.queues == (A0,)
+        self.steps.state.start_all([A0], {0: 0}, {}, 7)
+        self.steps.state.seek(A0, 5)
+        self.steps.state.user_came_back()
+        assert self.steps.state.to_commit(safe_only=True) == {A0: 5}
+
+    def poll(self) -> None:
+        self.world.driver.run(self.steps.before_poll())
+
+    def commits(self) -> int:
+        return sum(method == COMMIT_OFFSETS for _, method, *_ in self.world.calls)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_one_that_goes_on_commits(node: Node) -> None:
+    node.world.advance(HOLD_S)
+    node.member.answer()
+    node.member.call()
+    node.poll()
+    assert node.commits() == 1
+    assert not node.lost.queues
+
+
+@pytest.mark.parametrize("first", ["poll", "old answer", "old answer and call", "error and call"])
+def test_one_that_wakes_up_commits_nothing_whoever_runs_first(node: Node, first: str) -> None:
+    node.world.advance(GAP_S + HOLD_S)
+    assert not node.steps.stands(A0)
+    if "answer" in first:
+        node.member.answer()
+    if "error" in first:
+        node.member.fail()
+    if "call" in first:
+        node.member.call()
+    assert not node.steps.stands(A0)
+    node.poll()
+    assert node.commits() == 0
+    assert node.lost.queues == [A0]
+
+
+def test_the_last_commit_and_that_of_the_program_say_that_others_may_have_the_queues(node: Node) -> None:
+    node.world.advance(GAP_S + HOLD_S)
+    assert isinstance(node.world.driver.run(node.steps.commit_last("on close")), MemberUnknownError)
+    with pytest.raises(MemberUnknownError):
+        node.world.driver.run(node.steps.commit({A0: 5}))
+    assert node.commits() == 0
+
+
+def test_while_calls_fail_for_long_nothing_is_committed_until_one_is_answered(node: Node) -> None:
+    for _ in range(int(GAP_S)):
+        node.member.fail()
+        node.world.advance(1.0)
+        node.member.call()
+    node.poll()
+    assert node.commits() == 0
+    assert not node.lost.queues
+    node.member.answer()
+    node.world.advance(5.0)
+    node.poll()
+    assert node.commits() == 1
+
+
+def test_calls_that_fail_for_a_moment_do_not_hold_commits_up(node: Node) -> None:
+    node.world.advance(HOLD_S)
+    node.member.fail()
+    node.member.call()
+    node.poll()
+    assert node.commits() == 1
+    assert HOLD_S < GAP_S * EXPIRY_PART
