@@ -1,7 +1,8 @@
 """`cluster drain`: a broker is emptied, so that it can be removed and nobody misses a message.
 
     close     no topic of the broker takes messages any more; producers go to the other brokers
-    wait      until every group has consumed what it has there, no transaction is open, and its slaves have its whole log
+    wait      until every group has consumed what it has there, no transaction is open, no message waits for its time,
+              and its slaves have its whole log
     remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
 
 Interrupted, it is run again: what is closed stays closed. `--undo` opens the topics again.
@@ -32,6 +33,7 @@ _COLUMNS: Final = (
     "messages",
     "groups_behind",
     "open_transactions",
+    "delayed_messages",
     "replica_lag_bytes",
     "may_be_removed",
 )
@@ -42,22 +44,26 @@ class Rest:
     """What still keeps a broker from being removed.
 
     Attributes: behind: messages that each group has not consumed there; open_transactions: half messages that wait for their end;
+    delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery;
     replica_lag_bytes: of its log, that its slowest slave has not.
     """
 
     behind: dict[str, int] = field(default_factory=dict)
     open_transactions: int = 0
+    delayed_messages: int = 0
     replica_lag_bytes: int = 0
 
     @property
     def is_nothing(self) -> bool:
         """Whether the broker may be removed."""
-        return not (self.behind or self.open_transactions or self.replica_lag_bytes)
+        return self == Rest()
 
     def __str__(self) -> str:
         parts = [f"{group}: {lag} messages" for group, lag in sorted(self.behind.items())]
         if self.open_transactions:
             parts.append(f"{self.open_transactions} open transactions")
+        if self.delayed_messages:
+            parts.append(f"{self.delayed_messages} messages wait for their time")
         if self.replica_lag_bytes:
             parts.append(f"its slave lacks {self.replica_lag_bytes} bytes")
         return ", ".join(parts)
@@ -85,8 +91,9 @@ def drain(
     """Empty a broker, to remove it.
 
     Its topics take no messages any more; producers go to other brokers.
-    Then it waits until all groups have consumed what is there, and says
-    what is left. --undo opens all topics but those that are closed on
+    Then it waits until all groups have consumed what is there, delayed
+    messages included, and says what is left. --undo opens all topics but
+    those that are closed on
     every other broker.
     """
     with open_admin(namesrv, timeout) as admin:
@@ -96,12 +103,15 @@ def drain(
                 [{"broker": broker, "opened_topics": topics}], ("broker", "opened_topics"), output
             )
             return
-        closed = close(admin, broker)
-        rest = wait_until_drained(
-            lambda: rest_of(admin, broker),
-            wait,
-            lambda text: _say(broker, text),
-        )
+        closed = 0
+
+        def look() -> Rest:
+            nonlocal closed
+            # Each time: topics that are created meanwhile are open.
+            closed = close(admin, broker)
+            return rest_of(admin, broker)
+
+        rest = wait_until_drained(look, wait, lambda text: _say(broker, text))
     print_rows([_row(broker, closed, rest)], _COLUMNS, output)
     if not rest.is_nothing:
         raise CliError(
@@ -145,6 +155,9 @@ def rest_of(admin: Admin, broker: str) -> Rest:
     """What is left to do before the broker may be removed."""
     from protomq.errors import GroupNotFoundError, TopicNotFoundError
 
+    # Asked before the lag, what ends or falls due meanwhile is in the lag; asked again behind it, so is what was sent back and committed.
+    transactions = len(admin.list_transactions(brokers=[broker]))
+    delayed = _delayed_messages(admin, broker)
     here = {topic.name for topic in admin.list_topics(broker, group_topics=True)[broker]}
     behind: dict[str, int] = {}
     for group in admin.list_groups():
@@ -159,9 +172,13 @@ def rest_of(admin: Admin, broker: str) -> Rest:
                 continue
         if lag:
             behind[group.name] = lag
-    transactions = len(admin.list_transactions(brokers=[broker]))
+    delayed = max(delayed, _delayed_messages(admin, broker))
     lags = [state.lag_bytes for state in admin.ha_status(broker) if not state.broker_id]
-    return Rest(behind, transactions, max(lags, default=0))
+    return Rest(behind, transactions, delayed, max(lags, default=0))
+
+
+def _delayed_messages(admin: Admin, broker: str) -> int:
+    return sum(state.delayed_messages for state in admin.broker_status(broker))
 
 
 def wait_until_drained(
@@ -206,6 +223,7 @@ def _row(broker: str, closed: int, rest: Rest) -> dict[str, Any]:
         "messages": sum(rest.behind.values()),
         "groups_behind": sorted(rest.behind),
         "open_transactions": rest.open_transactions,
+        "delayed_messages": rest.delayed_messages,
         "replica_lag_bytes": rest.replica_lag_bytes,
         "may_be_removed": rest.is_nothing,
     }

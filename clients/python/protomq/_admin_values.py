@@ -130,7 +130,8 @@ class BrokerStatus:
     """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does), and what is damaged.
 
     `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start,
-    `healed_log_ranges` what was healed of the log from a replica.
+    `healed_log_ranges` what was healed of the log from a replica. `delayed_messages` wait for their time: delayed ones,
+    failed ones until their next delivery, and open transactions until their next check.
     """
 
     broker_name: str
@@ -149,6 +150,7 @@ class BrokerStatus:
     damaged_queue_files: int = 0
     healed_queue_files: int = 0
     healed_log_ranges: int = 0
+    delayed_messages: int = 0
     damaged_queues: tuple[DamagedQueue, ...] = field(default=())
     log_damages: tuple[LogDamage, ...] = field(default=())
 
@@ -206,6 +208,7 @@ def broker_status_of(answer: Any) -> BrokerStatus:
         damaged_queue_files=answer.damaged_queue_files,
         healed_queue_files=answer.healed_queue_files,
         healed_log_ranges=answer.healed_log_ranges,
+        delayed_messages=answer.delayed_messages,
         damaged_queues=tuple(
             DamagedQueue(each.topic, each.queue_id, each.queue_offset, each.reason, each.obstacle)
             for each in answer.damaged_queues

@@ -300,6 +300,7 @@ class AdminService:
             damaged_queue_files=len(damaged_files),
             healed_queue_files=store.healed_file_count,
             healed_log_ranges=store.healed_range_count,
+            delayed_messages=store.pending.count,
             log_damages=[
                 LogDamage(
                     start_position=damage.start_position,

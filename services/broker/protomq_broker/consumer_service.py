@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -28,6 +28,7 @@ from protomq_runtime.errors import invalid_argument, unparsable
 
 from .group_lag import lag_of
 from .request_times import time_ms_of
+from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -154,16 +155,25 @@ class ConsumerService:
                 committed = self._store.offsets.of_topic(
                     request.consumer_group, topic.name, topic.incarnation
                 )
-                wanted = range(topic.read_queues) if request.topic else sorted(committed)
-                return [self._lag(topic.name, n, committed.get(n), now_ms) for n in wanted]
+                wanted: Iterable[int] = range(topic.read_queues)
+                if not request.topic:
+                    popped = self._store.popped.queue_ids(request.consumer_group, topic.name)
+                    wanted = sorted({*committed, *popped})
+                return [
+                    self._lag(request.consumer_group, topic, n, committed.get(n), now_ms)
+                    for n in wanted
+                ]
 
             response.queues.extend(self._read(name, 0, read)[0])
         return response
 
-    def _lag(self, topic: str, queue_id: int, committed: int | None, now_ms: int) -> QueueLag:
-        lag = lag_of(self._store, topic, queue_id, committed, now_ms)
+    def _lag(
+        self, group: str, topic: TopicConfig, queue_id: int, committed: int | None, now_ms: int
+    ) -> QueueLag:
+        queue = QueueOfGroup(group, topic.name, queue_id)
+        lag = lag_of(self._store, queue, topic.incarnation, committed, now_ms)
         return QueueLag(
-            topic=topic,
+            topic=topic.name,
             queue_id=queue_id,
             committed_offset=-1 if committed is None else committed,
             end_offset=lag.end_offset,
@@ -172,10 +182,12 @@ class ConsumerService:
         )
 
     def _topics_of(self, group: str) -> list[str]:
-        """Topics in which the group has committed. Raises ServiceError if there is no such group."""
-        topics = self._store.offsets.groups().get(group)
-        if topics is None:
+        """Topics in which the group has committed or popped. Raises ServiceError if there is no such group."""
+        committed = self._store.offsets.groups().get(group)
+        popped = self._store.popped.groups().get(group, ())
+        if committed is None and not popped:
             raise group_not_found(group)
+        topics = sorted({*(committed or ()), *popped})
         return [topic for topic in topics if self._store.topics.find(topic) is not None]
 
     @raw

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from .store.state.popped_queue import QueueOfGroup
     from .store.store import Store
 
 
@@ -14,7 +15,7 @@ class Lag(NamedTuple):
     Attributes:
         committed: where it goes on; None: it has committed nothing.
         end_offset: one past the last readable offset.
-        lag: readable messages that it has not consumed.
+        lag: readable messages that it has not consumed; of a queue that it pops: never handed out, or not acknowledged.
         delay_ms: how long ago the first of them was stored; 0 if there is none.
     """
 
@@ -24,11 +25,23 @@ class Lag(NamedTuple):
     delay_ms: int
 
 
-def lag_of(store: Store, topic: str, queue_id: int, committed: int | None, now_ms: int) -> Lag:
+def lag_of(
+    store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None, now_ms: int
+) -> Lag:
     """Raises StoreError where the queue is being healed, or the message stands in a damaged part of the log."""
+    _, topic, queue_id = queue
+    next_offset = low_offset = committed or 0
+    open_count = 0
+    with store.popped.lock:
+        popped = store.popped.find(queue, incarnation)
+        if popped is not None:
+            # A group that went over from pops to pulls goes on at what it commits.
+            next_offset = max(next_offset, popped.next_offset)
+            open_count = len(popped.open)
+            low_offset = min(popped.open, default=next_offset)
     min_offset, end_offset = store.queue_range(topic, queue_id)
-    first = max(committed or 0, min_offset)
-    count = max(end_offset - first, 0)
+    first = max(low_offset, min_offset)
+    count = max(end_offset - max(next_offset, min_offset), 0) + open_count
     delay_ms = 0
     if count:
         try:

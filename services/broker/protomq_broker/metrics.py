@@ -17,6 +17,7 @@ from .group_lag import lag_of
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
 from .store.log.durations import DISK_BOUNDS_S, LATE_BOUNDS_S, Durations
+from .store.state.popped_queue import QueueOfGroup
 from .store.state.transactions import Ending
 
 if TYPE_CHECKING:
@@ -411,7 +412,13 @@ class BrokerMetrics:
                     if not self._take(len(GROUPS.metrics)):
                         continue
                     try:
-                        lag = lag_of(self._store, topic, queue_id, committed, now_ms)
+                        lag = lag_of(
+                            self._store,
+                            QueueOfGroup(group, topic, queue_id),
+                            config.incarnation,
+                            committed,
+                            now_ms,
+                        )
                     except StoreError:
                         continue  # It is being healed; the number of damaged files says so.
                     yield (group, topic, str(queue_id)), (lag.lag, committed, lag.delay_ms / 1_000)

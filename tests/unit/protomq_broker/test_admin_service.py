@@ -37,6 +37,7 @@ from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeServer
+from tests.support.retry_world import TOPIC, RetryWorld
 
 from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, told
 from .store.log_helpers import ManualClock, make_request
@@ -389,3 +390,21 @@ def test_what_is_refused_says_why_and_changes_nothing(
 )  # fmt: skip
 def test_what_does_not_parse_is_refused(rpc: str) -> None:
     assert told(FakeBroker().refusal(ADMIN + rpc, b"\xff\xff")) == INVALID
+
+
+def test_the_status_counts_failed_messages_until_their_next_delivery() -> None:
+    world = RetryWorld()
+    world.send(b"first", b"second")
+    world.send_back(world.read(TOPIC))
+    service = service_of(world.store, ManualClock())
+    table = DispatchTable()
+    table.add_service(admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"], service)
+
+    def count() -> int:
+        call = FakeServer(table).call(ADMIN + "GetBrokerStatus", GetBrokerStatusRequest())
+        found: int = call.response().delayed_messages
+        return found
+
+    assert count() == 2
+    world.deliver(10_000)
+    assert count() == 0

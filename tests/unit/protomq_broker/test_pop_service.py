@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from protomq.v1.admin_service_pb2 import DeleteGroupRequest, ListGroupsRequest
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, GetLagRequest, QueueOffset
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
 from protomq.v1.group_service_pb2 import PutGroupRequest
 from protomq.v1.pop_service_pb2 import (
@@ -607,6 +607,41 @@ def test_a_group_that_pops_is_listed_and_can_be_deleted() -> None:
     assert group.bodies() == [b"0", b"1"]
     again = FakeBroker(disk=broker.disk.killed())
     assert again.store.popped.groups() == {"group": ["topic"]}
+
+
+@pytest.mark.parametrize("topic", ["", "topic"])
+def test_a_group_that_pops_is_behind_by_what_it_has_not_had_and_what_is_open(topic: str) -> None:
+    broker = filled()
+    group = Group(broker)
+
+    def lag() -> tuple[int, int]:
+        request = GetLagRequest(consumer_group="group", topic=topic)
+        queues = broker.call(CONSUMER + "GetLag", request).response().queues
+        assert {queue.committed_offset for queue in queues} == {-1}
+        return sum(queue.lag for queue in queues), max(queue.delay_ms for queue in queues)
+
+    if topic:
+        assert lag()[0] == 6
+    broker.advance(5)
+    messages = group.pop(record_count_max=4)
+    assert lag() == (6, 5)
+    group.ack(messages[:3])
+    assert lag() == (3, 5)
+    group.ack(group.pop())
+    assert lag() == (1, 5)
+    group.ack(messages[3:])
+    assert lag() == (0, 0)
+
+
+def test_a_group_that_went_over_from_pops_to_pulls_is_behind_by_what_it_has_not_committed() -> None:
+    broker = filled()
+    group = Group(broker)
+    group.ack(group.pop(record_count_max=2))
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=5)
+    commit = CommitOffsetsRequest(consumer_group="group", offsets=[offset])
+    broker.call(CONSUMER + "CommitOffsets", commit).response()
+    request = GetLagRequest(consumer_group="group", topic="topic")
+    assert [each.lag for each in broker.call(CONSUMER + "GetLag", request).response().queues] == [1, 0]
 
 
 def test_a_plan_that_a_deletion_overtakes_is_made_anew() -> None:

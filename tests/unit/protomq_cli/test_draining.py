@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,9 @@ import pytest
 
 from protomq import Permission
 from protomq.errors import GroupNotFoundError
+from protomq_cli import draining
 from protomq_cli.draining import Rest, close, reopen, rest_of, wait_until_drained
+from protomq_cli.output import OutputFormat
 
 
 class FakeAdmin:
@@ -21,6 +26,8 @@ class FakeAdmin:
         self.lags: dict[tuple[str, str], int] = {}
         self.transactions: list[str] = []
         self.replica_lag_bytes = 0
+        self.delayed_messages = [0]
+        self.meanwhile: list[Callable[[], None]] = []
 
     def list_topics(
         self, broker: str | None = None, *, group_topics: bool = False
@@ -57,7 +64,15 @@ class FakeAdmin:
 
     def list_transactions(self, *, brokers: list[str]) -> list[str]:
         assert brokers == ["a"]
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
         return self.transactions
+
+    def broker_status(self, broker: str) -> list[Any]:
+        assert broker == "a"
+        known = self.delayed_messages
+        count = known.pop(0) if len(known) > 1 else known[0]
+        return [SimpleNamespace(delayed_messages=count)]
 
     def ha_status(self, broker: str) -> list[Any]:
         return [
@@ -98,6 +113,29 @@ def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_
     assert rest_of(admin, "a") == Rest({"g": 5})
     admin.transactions, admin.replica_lag_bytes = ["half"], 7
     assert str(rest_of(admin, "a")) == "g: 5 messages, 1 open transactions, its slave lacks 7 bytes"
+
+
+@pytest.mark.parametrize("counts", [[2], [2, 0], [0, 2]], ids=["waits", "fell due", "sent back"])
+def test_a_message_that_waits_for_its_time_keeps_the_broker(counts: list[int]) -> None:
+    admin: Any = FakeAdmin(a={"t": R, "%RETRY%g": RW})
+    admin.delayed_messages = counts
+    rest = rest_of(admin, "a")
+    assert rest == Rest(delayed_messages=2)
+    assert not rest.is_nothing
+    assert str(rest) == "2 messages wait for their time"
+
+
+def test_a_topic_that_is_created_while_it_waits_is_closed_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin: Any = FakeAdmin(a={"t": RW})
+    admin.transactions = ["half"]
+    admin.meanwhile = [lambda: admin.permissions["a"].update(new=RW), admin.transactions.clear]
+    monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+    draining.drain("a", output=OutputFormat.JSONL)
+    assert admin.permissions == {"a": {"t": R, "new": R}}
+    assert json.loads(capsys.readouterr().out)["closed_topics"] == 2
 
 
 @pytest.mark.parametrize(("wait_s", "looks"), [(None, 4), (2.0, 3), (0.0, 1)])

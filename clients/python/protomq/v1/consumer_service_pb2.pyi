@@ -348,7 +348,7 @@ class GetLagRequest(_message.Message):
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
-    """The topic; empty: all in which the group has committed."""
+    """The topic; empty: all in which the group has committed or popped."""
     def __init__(
         self,
         *,
@@ -384,7 +384,9 @@ class QueueLag(_message.Message):
     end_offset: _builtins.int
     """One past the last readable offset."""
     lag: _builtins.int
-    """Readable messages that the group has not consumed: from its offset on, or from the first one that is still stored."""
+    """Readable messages that the group has not consumed: from its offset on, or from the first one that is still stored.
+    In a queue that the group pops: those that were never handed out, and those that are not acknowledged.
+    """
     delay_ms: _builtins.int
     """How long ago the first of them was stored, in milliseconds; 0 if there is none."""
     def __init__(
@@ -407,7 +409,7 @@ Global___QueueLag: _TypeAlias = QueueLag  # noqa: Y015
 
 @_typing.final
 class GetLagResponse(_message.Message):
-    """GetLagResponse holds one entry for each queue with a committed offset; with a topic, for each of its queues."""
+    """GetLagResponse holds one entry for each queue in which the group has committed or popped; with a topic, for each of its queues."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -178,6 +178,11 @@ class PopState:
                 groups.setdefault(key.group, set()).add(key.topic)
         return {group: sorted(topics) for group, topics in groups.items()}
 
+    def queue_ids(self, group: str, topic: str) -> list[int]:
+        """The queues of the topic that the group has popped."""
+        with self.lock:
+            return [key.queue_id for key in self._queues if key[:2] == (group, topic)]
+
     def queues(self) -> Iterator[OpenMessages]:
         """All of them, as they are now; what is asked of each is asked under the lock."""
         with self.lock:
