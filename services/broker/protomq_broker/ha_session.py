@@ -94,7 +94,7 @@ class FollowSession:
             end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True))
             if end > at:
                 intake.stored(end)
-            if response.counts_flushed:
+            if response.counts_flushed or store.config.sync_flush:
                 store.flush()
         store.positions.note_replicated(response.confirmed_position)
         self.end_position = response.end_position

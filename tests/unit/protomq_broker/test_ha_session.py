@@ -1,0 +1,55 @@
+"""What a slave does with an answer, with stores on simulated disks."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq.wire.record import RecordTemplate, encode_record_field
+from protomq_broker.ha_session import FollowSession
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
+from tests.chaos.store_world import WorldClock
+
+
+def a_store(*, sync_flush: bool = False, follows: bool = False) -> Store:
+    config = StoreConfig(segment_size_bytes=1 << 20, sync_flush=sync_flush)
+    return Store.open("/s", config, clock=WorldClock(), disk=SimDisk(), background=False, follows=follows)
+
+
+def log_of_a_master() -> bytes:
+    store = a_store()
+    store.topics.create(TopicConfig("t"))
+    record = RecordTemplate("t", 7, 0).encode(b"body", 1, 5)
+    region = prove_region(bytearray(encode_record_field(record)), "t", [len(record)])
+    assert region is not None
+    store.append([AppendRequest(region, 0)])
+    regions = store.log_regions(0, store.appended_position)
+    return b"".join(region.file.read(region.offset, region.size_bytes) for region in regions)
+
+
+@pytest.mark.parametrize(
+    ("slave_syncs", "master_asks", "syncs"),
+    [(False, False, False), (False, True, True), (True, False, True)],
+)
+def test_who_syncs_has_synced_what_it_acknowledges(
+    slave_syncs: bool, master_asks: bool, syncs: bool
+) -> None:
+    store = a_store(sync_flush=slave_syncs, follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    answer = ha.FetchResponse(
+        status=ha.FETCH_STATUS_OK,
+        session=1,
+        segment_size_bytes=1 << 20,
+        log=log,
+        end_position=len(log),
+        counts_flushed=master_asks,
+    )
+    assert session.began(answer)
+    assert store.appended_position == len(log)
+    assert store.flushed_position == (len(log) if syncs else 0)
