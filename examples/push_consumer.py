@@ -39,7 +39,8 @@ def show(message: Message) -> Retry | Reject | None:
     if late < 0 and not message.attempt:
         return Retry(delay=0.2, error="too early to say")
     how = f"{late} minutes late" if late >= 0 else f"{-late} minutes early, said the second time"
-    print(f"{flight['tailnum']} to {flight['dest']} left {how}")
+    # One write: threads that print at the same time mix lines with their ends.
+    sys.stdout.write(f"{flight['tailnum']} to {flight['dest']} left {how}\n")
     shown.add(message.body)
     if len(shown) == 4:
         consumer.request_stop()  # Else run() goes on until Ctrl-C or SIGTERM.
