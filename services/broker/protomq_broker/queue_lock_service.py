@@ -28,6 +28,7 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
+from .queue_locks import SLICE_COUNT
 from .store.state.locks import LockKey, locks_record
 from .store_errors import to_service_error
 from .topic_access import check_group_name
@@ -86,15 +87,12 @@ class QueueLockService:
 
     def arm(self) -> None:
         """From now on locks expire."""
-        changes = self._locks.expired(self._clock.monotonic_ms())
-        if self._append_or_log(changes):
-            _tell("nobody renewed them in time", changes)
-        self._writer.lane.call_later(TICK_MS, self.arm)
+        self._locks.begin(self._clock.monotonic_ms())
+        self._tick()
 
     def gone(self, group: str, client_id: str, nonce: int) -> None:
         """A member is gone, as far as is known: its queues are free, unless it comes back before that is done."""
-        if self._store.locks.count:
-            self._writer.post(partial(self._free, group, client_id, nonce))
+        self._writer.post(partial(self._free, group, client_id, nonce))
 
     # On the consumer lane.
 
@@ -115,6 +113,18 @@ class QueueLockService:
 
     # On the send lane.
 
+    def _tick(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        changes = self._locks.expired(now_ms)
+        is_done = self._append_or_log(changes)
+        if is_done and changes:
+            self._locks.on_expired(changes)
+            _tell("nobody renewed them in time", changes)
+        if is_done and self._locks.is_due(now_ms):
+            self._writer.post(self._tick)
+        else:
+            self._writer.lane.call_later(TICK_MS, self._tick)
+
     def _lock(self, call: Call, request: LockQueuesRequest) -> None:
         keys = [self._key(request.consumer_group, queue) for queue in request.queues]
         there = [key for key in keys if key is not None]
@@ -122,6 +132,7 @@ class QueueLockService:
             now_ms = self._clock.monotonic_ms()
             changes, owners = self._locks.take(there, request.client_id, request.nonce, now_ms)
             self._append(changes)
+            self._locks.on_granted(len(changes))
         except Exception as error:
             self._answer(call, None, error)
             return
@@ -166,9 +177,14 @@ class QueueLockService:
         self._answer(call, response.SerializeToString(), None)
 
     def _free(self, group: str, client_id: str, nonce: int) -> None:
-        changes = self._locks.gone(group, client_id, nonce)
-        if self._append_or_log(changes):
-            _tell(f"{client_id} is gone", changes)
+        all_changes = self._locks.gone(group, client_id, nonce)
+        changes = all_changes[:SLICE_COUNT]
+        if not changes or not self._append_or_log(changes):
+            return
+        self._locks.on_freed(len(changes))
+        _tell(f"{client_id} is gone", changes)
+        if len(changes) < len(all_changes):
+            self._writer.post(partial(self._free, group, client_id, nonce))
 
     def _key(self, group: str, queue: QueueName) -> LockKey | None:
         """None: such a queue is not here."""
@@ -178,17 +194,17 @@ class QueueLockService:
         return LockKey(group, queue.topic, topic.incarnation, queue.queue_id)
 
     def _append(self, changes: Changes) -> None:
-        if changes:
-            self._writer.append(LOCKS_TOPIC, [locks_record(changes)])
+        for start in range(0, len(changes), SLICE_COUNT):
+            self._writer.append(LOCKS_TOPIC, [locks_record(changes[start : start + SLICE_COUNT])])
 
     def _append_or_log(self, changes: Changes) -> bool:
-        """Whether something changed. What the log does not take now comes again: a lock that is over stays so."""
+        """Whether it is in the log. What the log does not take now comes again: a lock that is over stays so."""
         try:
             self._append(changes)
         except Exception as error:
             log.warning("%d queues cannot be unlocked now, trying again: %s", len(changes), error)
             return False
-        return bool(changes)
+        return True
 
     def _answer_when_stored(self, call: Call, answer: bytes) -> None:
         """Also where nothing has changed: the record that says so may not be stored yet."""

@@ -17,15 +17,21 @@ The writer's thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .store.state.locks import LockKey, LockOwner, LockTable
 
 LOCK_MS: Final = 60_000
 """RocketMQ's rocketmq.broker.rebalance.lockMaxLiveTime."""
+LOCKS_MAX: Final = 100_000
+"""Locks of a broker, one for each queue of each group that consumes in order: as many as popped queues. RocketMQ has no maximum; here names of groups are free, and a start and a cache go through all locks."""
+RETRY_DELAY_MS: Final = 1_000
+SLICE_COUNT: Final = 500
+"""Locks that one record changes, and that are looked at in one turn of the send lane: some 20 ms."""
 
 Changes = list[tuple[LockKey, LockOwner | None]]
 """Who has a queue from now on; None: nobody."""
@@ -50,21 +56,27 @@ class QueueLocks:
         is_member: Callable[[str, str, int], bool],
         draw: Callable[[], int],
         lock_ms: int = LOCK_MS,
+        count_max: int = LOCKS_MAX,
     ) -> None:
         self._table = table
         self._is_member = is_member
         self._draw = draw
         self.lock_ms = lock_ms
+        self._count_max = count_max
         self._deadlines_ms: dict[LockKey, tuple[int, int]] = {}
-        """Token of the lock, and when it ends."""
+        """Token of the lock, and when it ends; the earliest first, since all hold equally long, and who renews goes to the end."""
         self._granted = self._expired = self._freed = 0
         self.refused_commit_count = 0
         """Commits that did not have the token of their queue's lock."""
 
     def take(
-        self, keys: Iterable[LockKey], client_id: str, nonce: int, now_ms: int
+        self, keys: Sequence[LockKey], client_id: str, nonce: int, now_ms: int
     ) -> tuple[Changes, list[LockOwner]]:
-        """What changes when a member asks for queues; who has each of them then."""
+        """What changes when a member asks for queues; who has each of them then. Raises ServiceError TOO_MANY: then nothing changes."""
+        free_count = sum(1 for key in keys if self._table.owner(key) is None)
+        if free_count and self._table.count + free_count > self._count_max:
+            text = f"{self._count_max} queues of groups are locked at most: unlock what nobody needs, or delete groups that nobody needs"
+            raise too_many("locked queues", self._count_max, text, retry_delay_ms=RETRY_DELAY_MS)
         changes: Changes = []
         owners: list[LockOwner] = []
         for key in keys:
@@ -72,9 +84,8 @@ class QueueLocks:
             if owner is None:
                 owner = LockOwner(self._draw(), client_id, nonce)
                 changes.append((key, owner))
-                self._granted += 1
-            if (owner.client_id, owner.nonce) == (client_id, nonce):
-                self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
+            if owner[1:] == (client_id, nonce):
+                self._renew(key, owner, now_ms)
             owners.append(owner)
         return changes, owners
 
@@ -94,29 +105,48 @@ class QueueLocks:
         """What changes when a member is gone, unless it has come back since."""
         if self._is_member(group, client_id, nonce):
             return []
-        changes = self.give_up((), group, client_id, nonce)
-        self._freed += len(changes)
-        return changes
+        return self.give_up((), group, client_id, nonce)
+
+    def begin(self, now_ms: int) -> None:
+        """Gives owners that have not asked here their time. To be called soon after a start or a promotion: it walks all locks."""
+        for key, owner in self._table.all().items():
+            if self._deadlines_ms.get(key, (0, 0))[0] != owner.token:
+                self._renew(key, owner, now_ms)
 
     def expired(self, now_ms: int) -> Changes:
-        """What changes since nobody renewed it in time. To be called from time to time, the first time soon after a start."""
-        known = self._deadlines_ms
-        table = self._table.all()
+        """What changes since nobody renewed it in time, of SLICE_COUNT locks whose time is over at most. To be called from time to time,
+        and again at once while `is_due`. It comes again until it is appended."""
         changes: Changes = []
-        deadlines_ms: dict[LockKey, tuple[int, int]] = {}
-        for key, owner in table.items():
-            token, deadline_ms = known.get(key, (0, 0))
-            if token != owner.token:
-                deadline_ms = now_ms + self.lock_ms
-            elif deadline_ms <= now_ms:
-                if not self._is_member(key.group, owner.client_id, owner.nonce):
-                    changes.append((key, None))
-                    continue
-                deadline_ms = now_ms + self.lock_ms
-            deadlines_ms[key] = (owner.token, deadline_ms)
-        self._deadlines_ms = deadlines_ms
-        self._expired += len(changes)
+        for key, (token, deadline_ms) in list(islice(self._deadlines_ms.items(), SLICE_COUNT)):
+            if deadline_ms > now_ms:
+                break
+            owner = self._table.owner(key)
+            if owner is None or owner.token != token:
+                del self._deadlines_ms[key]
+            elif self._is_member(key.group, owner.client_id, owner.nonce):
+                self._renew(key, owner, now_ms)
+            else:
+                changes.append((key, None))
         return changes
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether the time of a lock is over."""
+        first = next(iter(self._deadlines_ms.values()), None)
+        return first is not None and first[1] <= now_ms
+
+    def on_granted(self, count: int) -> None:
+        """So many locks are appended."""
+        self._granted += count
+
+    def on_expired(self, changes: Changes) -> None:
+        """It is appended what `expired` gave."""
+        for key, _ in changes:
+            del self._deadlines_ms[key]
+        self._expired += len(changes)
+
+    def on_freed(self, count: int) -> None:
+        """It is appended that so many queues of members that are gone are free."""
+        self._freed += count
 
     def left_ms(self, key: LockKey, now_ms: int) -> int:
         """For how long a lock holds unless it is renewed."""
@@ -127,6 +157,10 @@ class QueueLocks:
         """Whether a commit with this token, 0 for none, is taken."""
         owner = self._table.owner(key)
         return token == (owner.token if owner is not None else 0)
+
+    def _renew(self, key: LockKey, owner: LockOwner, now_ms: int) -> None:
+        self._deadlines_ms.pop(key, None)
+        self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
 
     def counts(self) -> LockCounts:
         """What metrics show. Any thread."""

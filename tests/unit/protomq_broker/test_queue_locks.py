@@ -20,9 +20,12 @@ from protomq.v1.queue_lock_service_pb2 import (
     QueueName,
     UnlockQueuesRequest,
 )
-from protomq_broker.queue_locks import LOCK_MS
-from protomq_broker.store.state.locks import LockTable
+from protomq.v1.state_pb2 import LocksRecord
+from protomq.wire.topics import LOCKS_TOPIC
+from protomq_broker.queue_locks import LOCK_MS, SLICE_COUNT, QueueLocks
+from protomq_broker.store.state.locks import LockKey, LockOwner, LockTable, locks_record
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, LOCKS, FakeBroker
@@ -241,7 +244,9 @@ def test_a_topic_that_is_made_again_has_no_locks() -> None:
 def test_a_group_that_is_deleted_has_no_locks() -> None:
     broker = filled()
     lock(broker, "a", Q0)
-    broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="g", force=True)).response()
+    broker.call(
+        ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="g", force=True)
+    ).response()
     assert listed(broker) == {}
     assert LockTable.topic == "%SYS%LOCKS"
 
@@ -254,6 +259,75 @@ def test_under_sync_flush_an_answer_waits_for_the_disk() -> None:
     broker.store.flush()
     broker.server.run()
     assert call.response().queues[0].token == 1
+
+
+def fill_locks(broker: FakeBroker, count: int, client_id: str = "a") -> None:
+    owner = LockOwner(7, client_id, 1)
+    keys = [LockKey("g", "other", 1, queue_id) for queue_id in range(count)]
+    broker.store.append_state(LOCKS_TOPIC, [locks_record((key, owner) for key in keys)])
+
+
+def test_one_lock_too_many_is_refused_and_what_is_held_is_renewed() -> None:
+    broker = filled()
+    fill_locks(broker, 2)
+    locks = QueueLocks(broker.store.locks, lambda *_: False, lambda: 1, count_max=3)
+    new = [LockKey("h", "other", 1, queue_id) for queue_id in range(2)]
+    with pytest.raises(ServiceError, match="delete groups") as raised:
+        locks.take(new, "b", 1, 0)
+    assert (raised.value.reason, raised.value.metadata["limit"]) == ("TOO_MANY", "3")
+    assert len(locks.take(new[:1], "b", 1, 0)[0]) == 1
+    assert locks.take([LockKey("g", "other", 1, 0)], "a", 1, 0) == ([], [LockOwner(7, "a", 1)])
+
+
+def test_what_ends_together_is_appended_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = filled()
+    fill_locks(broker, SLICE_COUNT + 1)
+    broker.locks.arm()
+    sizes: list[int] = []
+    append = broker.store.append_state
+
+    def count(topic: str, bodies: Sequence[bytes]) -> int:
+        sizes.extend(len(LocksRecord.FromString(body).locks) for body in bodies)
+        return append(topic, bodies)
+
+    monkeypatch.setattr(broker.store, "append_state", count)
+    broker.advance(LOCK_MS + 1_000)
+    assert sizes == [SLICE_COUNT, 1]
+    fill_locks(broker, SLICE_COUNT + 1)
+    sizes.clear()
+    broker.locks.gone("g", "a", 1)
+    broker.server.run()
+    assert sizes == [SLICE_COUNT, 1]
+    assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (501, 501)
+
+
+def test_a_member_that_goes_while_its_first_lock_is_on_its_way_leaves_none() -> None:
+    broker = filled()
+    request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0]))
+    broker.server.call(LOCKS + "LockQueues", request)
+    broker.locks.gone("g", "a", 1)
+    broker.server.run()
+    assert listed(broker) == {}
+
+
+def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0)
+
+    def fail(topic: str, bodies: Sequence[bytes]) -> int:
+        raise OSError("no")
+
+    monkeypatch.setattr(broker.store, "append_state", fail)
+    broker.advance(LOCK_MS + 1_000)
+    broker.locks.gone("g", "a", 1)
+    broker.server.run()
+    assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (0, 0)
+    monkeypatch.undo()
+    broker.advance(2_000)
+    assert (listed(broker), broker.queue_locks.counts().expired) == ({}, 1)
 
 
 @pytest.mark.parametrize(

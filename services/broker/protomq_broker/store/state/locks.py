@@ -63,6 +63,7 @@ class LockTable:
         self._files = SnapshotFiles(disk, path)
         self._lock = threading.Lock()  # of what is below: held while it changes and is copied
         self._owners: dict[LockKey, LockOwner] = {}
+        self._groups: dict[str, dict[LockKey, LockOwner]] = {}
         self._positions: dict[LockKey, int] = {}
         self._change_count = self._saved_count = 0
         self._end_position = 0  # behind the start of the last record that was applied
@@ -82,7 +83,7 @@ class LockTable:
     def of_group(self, group: str) -> dict[LockKey, LockOwner]:
         """The locks of a group."""
         with self._lock:
-            return {key: owner for key, owner in self._owners.items() if key.group == group}
+            return dict(self._groups.get(group, ()))
 
     @property
     def count(self) -> int:
@@ -105,17 +106,18 @@ class LockTable:
             return ()
         with self._lock:
             if record.deleted_groups:
-                deleted = set(record.deleted_groups)
-                for key in [key for key in self._owners if key.group in deleted]:
-                    del self._owners[key], self._positions[key]
+                for group in set(record.deleted_groups):
+                    for key in self._groups.pop(group, ()):
+                        del self._owners[key], self._positions[key]
             for said in record.locks:
                 key = LockKey(said.consumer_group, said.topic, said.topic_incarnation, said.queue_id)
                 if said.token:
-                    self._owners[key] = LockOwner(said.token, said.client_id, said.nonce)
+                    owner = LockOwner(said.token, said.client_id, said.nonce)
+                    self._owners[key] = owner
+                    self._groups.setdefault(key.group, {})[key] = owner
                     self._positions[key] = position
                 else:
-                    self._owners.pop(key, None)
-                    self._positions.pop(key, None)
+                    self._forget(key)
             self._change_count += 1
             self._end_position = position + 1
         return ()
@@ -145,6 +147,15 @@ class LockTable:
 
     # Parts.
 
+    def _forget(self, key: LockKey) -> None:
+        if self._owners.pop(key, None) is None:
+            return
+        del self._positions[key]
+        of_group = self._groups[key.group]
+        del of_group[key]
+        if not of_group:
+            del self._groups[key.group]
+
     def _carried(self, keys: Sequence[LockKey], cut: int) -> bytes:
         """A record that says again those of the locks whose newest record stands in front of `cut`. The writer."""
         alive = [key for key in keys if self._positions.get(key, cut) < cut]
@@ -158,6 +169,9 @@ class LockTable:
             owners[key] = LockOwner(int(token), str(client_id), int(nonce))
             positions[key] = int(position)
         self._owners, self._positions = owners, positions
+        self._groups = {}
+        for key, owner in owners.items():
+            self._groups.setdefault(key.group, {})[key] = owner
 
 
 def locks_record(changes: Iterable[tuple[LockKey, LockOwner | None]]) -> bytes:
