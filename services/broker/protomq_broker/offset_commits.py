@@ -320,6 +320,7 @@ class _Record:
             elif epoch and offset.HasField("reset_epoch") and offset.reset_epoch != epoch:
                 assert current is not None, "only a committed offset has been reset"
                 offset.queue_offset, offset.reset_epoch = current, epoch
+                offset.lock_token = 0
                 resets.append(offset)
                 continue
             elif epoch:
@@ -339,20 +340,22 @@ class _Record:
             if not offsets.has_room_for(group, new_count):
                 self.commits.pop()
                 raise TooManyGroupsError
+        # The tokens have served.
+        for offset in taken:
+            offset.lock_token = 0
         data = request.SerializeToString()
         self._groups.add(group)
         self._parts.append(_COMMITS_TAG + encode_varint(len(data)) + data)
         self.size_bytes += len(data)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> None:
-        """Raises ServiceError QUEUE_NOT_OWNED if a queue is not the committer's; else the tokens have served."""
+        """Raises ServiceError QUEUE_NOT_OWNED if a queue is not the committer's."""
         refused: list[tuple[LockKey, int]] = []
         for offset in offsets:
             topic = existing_topic(self._store, offset.topic)
             key = LockKey(group, offset.topic, topic.incarnation, offset.queue_id)
             if not self._locks.may_commit(key, offset.lock_token):
                 refused.append((key, offset.queue_id))
-            offset.lock_token = 0
         if refused:
             self._locks.refused_commit_count += 1
             first = refused[0][0]

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 ENDS_MAX: Final = 4_096
 """Decisions of one request."""
 LISTED_MAX: Final = 100
+"""Open transactions that one answer lists."""
 LOOKED_AT_MAX: Final = 2_000
 """Open transactions that one answer looks at, on the send lane: sends wait a millisecond or two for it."""
-"""Transactions that are looked at for one answer: a few milliseconds."""
 _ENDINGS: Final = {
     TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
     TransactionDecision.TRANSACTION_DECISION_ROLL_BACK: Ending.ROLLED_BACK,

@@ -214,6 +214,18 @@ def test_tokens_do_not_go_into_the_log_with_offsets() -> None:
     assert broker.store.appended_position == position, "it says nothing new"
 
 
+def test_the_tokens_of_a_commit_that_is_refused_stay_as_the_caller_gave_them() -> None:
+    broker = filled()
+    offsets = [QueueOffset(topic="topic", queue_id=0, queue_offset=3, lock_token=9)]
+    request = CommitOffsetsRequest(consumer_group="g", offsets=offsets)
+    first = broker.call(CONSUMER + "CommitOffsets", request)
+    call = FakeCall(broker.server.lanes[first.bound.method.lane], first.bound, request)
+    broker.commits.commit(request, call)
+    broker.server.run()
+    assert call.error is not None
+    assert request.offsets[0].lock_token == 9
+
+
 def test_a_start_finds_the_owners_and_gives_them_their_time() -> None:
     broker = filled()
     ((token, _),) = lock(broker, "a", Q0)
