@@ -28,7 +28,8 @@ from .store.state.locks import LockKey, LockOwner, LockTable
 LOCK_MS: Final = 60_000
 """RocketMQ's rocketmq.broker.rebalance.lockMaxLiveTime."""
 LOCKS_MAX: Final = 100_000
-"""Locks of a broker, one for each queue of each group that consumes in order: as many as popped queues. RocketMQ has no maximum; here names
+"""Locks of a broker, one for each queue of each group that consumes in order: as many as popped queues. RocketMQ has no
+maximum; here names
 of groups are free, and a start and a cache go through all locks."""
 RETRY_DELAY_MS: Final = 1_000
 SLICE_COUNT: Final = 500
