@@ -4,29 +4,31 @@ Rules:
 - What comes together is one record, and one append: an acknowledgement costs no record.
 - It is looked at and appended on the one thread that applies records, so nothing comes in between. The pop lane is not asked; a plan of
   its own that holds no more is void (`pop_pipeline.py`).
+- What takes long is done in parts, each in a turn of the lane of its own, in the order in which it came: a send waits for one part.
 - An answer waits for what SEND_OK waits for: a stale receipt is known by a record, too, that may not be stored yet.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
 from protomq.wire.topics import POP_TOPIC
-from protomq_runtime.errors import unparsable
+from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
 from .pop_receipts import stale_receipt
 from .store.log.move import cut_error
-from .store.state.popped_queue import QueueOfGroup, change_of, offsets_in, runs_of
+from .store.state.popped_queue import QueueOfGroup, count_in
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import Call
+    from protomq_runtime.call import Call, CallLane
 
     from .config import BrokerConfig
     from .pop_requests import PopRequests
@@ -35,12 +37,30 @@ if TYPE_CHECKING:
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
 
+PART_COST_MAX: Final = 10_000
+"""After this a part ends: messages, and RECEIPT_COST for each receipt. Some 5 ms; a call is not parted, so it may be twice as long."""
+RECEIPT_COST: Final = 40
+"""What reading a receipt and answering costs, in messages of a long run."""
+WAITING_SIZE_MAX_BYTES: Final = 16 << 20
+"""Of calls that wait for their part; more are refused as by a full lane, unless nothing waits."""
+WAITING_CALL_BYTES: Final = 1_000
+"""What a waiting call takes besides its payload."""
+BUSY_RETRY_DELAY_MS: Final = 100
+
 
 class _Settled(NamedTuple):
     """A call, and what becomes of it: an error, or an encoded answer."""
 
     call: Call
     outcome: Exception | bytes
+
+
+class _Wait(NamedTuple):
+    """A call that is not looked at yet, and what it brings and gets."""
+
+    call: Call
+    request_class: type[Any]
+    response_class: type[Any]
 
 
 class PopSettler:
@@ -64,15 +84,44 @@ class PopSettler:
         self._time = pop_time
         self._requests = requests
         self._on_freed = on_freed
+        self._waits: deque[_Wait] = deque()
+        self._waiting_bytes = 0
 
     def settle(
         self, calls: Sequence[Call], request_class: type[Any], response_class: type[Any]
     ) -> None:
-        """Does what the calls ask for, and answers them when that is stored."""
+        """Does what the calls ask for, and answers them when that is stored; more than a part of them goes on in the lane's next turns."""
+        lane = calls[0].lane
+        is_idle = not self._waits
+        for call in calls:
+            size_bytes = len(call.payload)
+            if self._waits and self._waiting_bytes + size_bytes > WAITING_SIZE_MAX_BYTES:
+                call.fail(system_busy(lane.pool_name, BUSY_RETRY_DELAY_MS))
+                continue
+            self._waiting_bytes += size_bytes + WAITING_CALL_BYTES
+            self._waits.append(_Wait(call, request_class, response_class))
+        if is_idle:
+            self._settle_part(lane)
+
+    def _settle_part(self, lane: CallLane) -> None:
+        """Of what waits, the first that are enough for a turn. The rest goes on in the next turn, in the order in which it came."""
+        try:
+            self._settle_some()
+        finally:
+            if self._waits:
+                lane.post(partial(self._settle_part, lane))
+
+    def _settle_some(self) -> None:
         turn = _Turn(self._time.now_ms())
         settled: list[_Settled] = []
-        for call in calls:
+        while self._waits and turn.cost < PART_COST_MAX:
+            call, request_class, response_class = self._waits.popleft()
+            self._waiting_bytes -= len(call.payload) + WAITING_CALL_BYTES
+            if call.answered:
+                continue
             try:
+                if call.is_late:
+                    raise DEADLINE_EXCEEDED
                 try:
                     request = request_class.FromString(bytes(call.payload))
                 except DecodeError:
@@ -82,8 +131,10 @@ class PopSettler:
                 call.fail(to_service_error(error))
                 continue
             settled.append(_Settled(call, outcome))
-        if not settled:
-            return
+        if settled:
+            self._store_and_answer(turn, settled)
+
+    def _store_and_answer(self, turn: _Turn, settled: Sequence[_Settled]) -> None:
         position = self._store.appended_position
         if turn.told:
             try:
@@ -112,34 +163,32 @@ class PopSettler:
             invisible_ms = self._requests.invisible_ms_of(request)
             error = cut_error(request.error)
         group, topic = request.consumer_group, request.topic
-        done_count = 0
-        stale: list[tuple[int, list[int]]] = []
+        is_any_held = False
+        stale: list[tuple[int, Sequence[int]]] = []
         for index, (receipt, runs) in enumerate(messages):
+            turn.cost += RECEIPT_COST + count_in(runs)
             key = QueueOfGroup(group, topic, receipt.queue_id)
-            held: list[int] = []
-            lost: list[int] = []
+            held, lost, holds_back = [], runs, False
             with self._state.lock:
                 known = self._state.find(key, receipt.incarnation)
-                holds_back = known is not None and known.holds_back
-                for offset in offsets_in(runs):
-                    is_held = known is not None and known.is_held(
-                        offset, receipt.number, receipt.time_ms
-                    )
-                    (held if is_held else lost).append(offset)
+                if known is not None:
+                    held, lost = known.held_and_lost(runs, receipt.number, receipt.time_ms)
+                    holds_back = known.holds_back
             if held:
                 told = turn.queue(key, receipt.incarnation)
                 if invisible_ms is None:
-                    told.acked_runs.extend(runs_of(held))
+                    told.acked_runs.extend(held)
                 else:
-                    told.changes.append(change_of(turn.record.time_ms + invisible_ms, held))
+                    deadline_ms = turn.record.time_ms + invisible_ms
+                    told.changes.add(deadline_ms=deadline_ms, runs=held)
                     if error:
-                        told.errors.add(error=error, runs=runs_of(held))
-                done_count += len(held)
+                        told.errors.add(error=error, runs=held)
+                is_any_held = True
                 if holds_back or invisible_ms is not None:
                     turn.freed[group, topic] = None
             if lost:
-                stale.append((index, runs_of(lost)))
-        if stale and not done_count:
+                stale.append((index, lost))
+        if stale and not is_any_held:
             index, runs = stale[0]
             return stale_receipt(topic, messages[index][0].queue_id, runs[0])
         response = response_class()
@@ -154,13 +203,15 @@ class _Turn:
     Attributes:
         record: is appended.
         told: its queues.
+        cost: of looking at all that, as of PART_COST_MAX.
         freed: groups and topics of which others may get messages then.
     """
 
-    __slots__ = ("freed", "record", "told")
+    __slots__ = ("cost", "freed", "record", "told")
 
     def __init__(self, time_ms: int) -> None:
         self.record = PopRecord(time_ms=time_ms)
+        self.cost = 0
         self.told: dict[QueueOfGroup, PoppedQueue] = {}
         self.freed: dict[tuple[str, str], None] = {}
 

@@ -151,6 +151,11 @@ class Call:
         """The answer is an error."""
         raise NotImplementedError
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its caller has stopped waiting."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
     def hold_time_ms(self, wanted_ms: float) -> float:
         """How long the call may be held if it asks for `wanted_ms`: less where its caller would not wait for the answer."""
         if self.deadline is None:

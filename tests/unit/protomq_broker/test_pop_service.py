@@ -22,7 +22,7 @@ from protomq.v1.pop_service_pb2 import (
 )
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
-from protomq_broker import pop_planner
+from protomq_broker import pop_planner, pop_settling
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
@@ -192,6 +192,48 @@ def test_a_held_pop_gets_what_an_ack_makes_room_for(monkeypatch: pytest.MonkeyPa
     assert (len(first), len(messages_of(other)), call.answered) == (4, 4, False)
     group.ack(first[:1])
     assert [message.body for message in messages_of(call)] == [b"4"]
+
+
+def ack_request(messages: Sequence[Popped]) -> AckRequest:
+    request = AckRequest(consumer_group="group", topic="topic")
+    for message in messages:
+        request.messages.add(receipt=message.receipt, offset_runs=[message.offset, 1])
+    return request
+
+
+def test_acks_of_many_messages_leave_the_lane_between_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_settling, "PART_COST_MAX", 100)  # two receipts and a half
+    broker = filled(8)
+    messages = Group(broker).pop()
+    requests = [ack_request(messages[at : at + 2]) for at in (0, 2, 4)]
+    calls = broker.server.call_together(POP + "Ack", requests)
+    assert [call.answered for call in calls] == [True, True, False]
+    # What comes meanwhile stands behind what waits.
+    (twice,) = broker.server.call_together(POP + "Ack", [ack_request(messages[5:6])])
+    (late,) = broker.server.call_together(POP + "Ack", [ack_request(messages[6:7])], timeout_s=-1)
+    assert not twice.answered
+    broker.server.lanes["send"].posted.popleft()()
+    assert [call.answered for call in (calls[2], twice, late)] == [True, True, False]
+    broker.server.run()
+    assert [call.response() for call in calls] == [AckResponse()] * 3
+    assert twice.response() == AckResponse()  # both were looked at in one part, as in one turn
+    with pytest.raises(ServiceError, match="deadline"):
+        late.response()
+    with pytest.raises(ServiceError, match="not held"):
+        Group(broker).ack(messages[5:6])
+    assert Group(broker).ack(messages[6:]) == AckResponse()
+
+
+def test_acks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_settling, "PART_COST_MAX", 40)
+    monkeypatch.setattr(pop_settling, "WAITING_SIZE_MAX_BYTES", 3_000)
+    broker = filled(6)
+    messages = Group(broker).pop()
+    calls = broker.server.call_together(POP + "Ack", [ack_request([message]) for message in messages])
+    broker.server.run()
+    assert [call.error is None for call in calls] == [True, True, True, False, False, False]
+    assert told(calls[3].error) == ("RESOURCE_EXHAUSTED", "SYSTEM_BUSY", {"lane": "send"})  # type: ignore[arg-type]
+    assert Group(broker).ack(messages[3:]) == AckResponse()
 
 
 def test_a_stale_receipt_is_told_so_and_changes_nothing() -> None:

@@ -13,7 +13,6 @@ from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
-    change_of,
     count_in,
     offsets_in,
     runs_of,
@@ -122,7 +121,7 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
         model.next_offset += len(fresh)
         told.next_offset = model.next_offset
         if changed:
-            told.changes.append(change_of(now_ms + 5, changed))
+            told.changes.add(deadline_ms=now_ms + 5, runs=runs_of(changed))
             for offset in changed:
                 model.open[offset].deadline_ms = now_ms + 5
             if data.draw(st.booleans(), "failed"):
@@ -182,7 +181,11 @@ def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
     assert known.due(9, 10) == []
     assert known.due(10, 10) == [(0, 1), (1, 1), (2, 1)]
     assert known.due(10, 1) == [(0, 1)]
-    assert [known.is_held(0, *number_and_time) for number_and_time in ((1, 0), (2, 0), (1, 5))] == [True, False, False]
+    assert known.held_and_lost([0, 3], 1, 0) == ([0, 3], [])
+    assert known.held_and_lost([0, 3], 2, 0) == known.held_and_lost([0, 3], 1, 5) == ([], [0, 3])
+    known.take(PoppedQueue(acked_runs=[1, 1]), 1)
+    assert known.held_and_lost([0, 4], 1, 0) == ([0, 1, 2, 1], [1, 1, 3, 1])
+    assert known.held_and_lost([0, 1, 1, 1, 2, 1], 1, 0) == ([0, 1, 2, 1], [1, 1])
 
 
 def test_a_message_that_waits_for_one_that_is_settled_in_its_own_record_is_ready() -> None:

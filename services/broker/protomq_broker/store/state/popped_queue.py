@@ -15,19 +15,21 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from protomq.v1.state_pb2 import HandOut, PopChange, PopError, PoppedQueue
+from protomq.v1.state_pb2 import HandOut, PopError, PoppedQueue
 
 OPEN_MAX: Final = 10_000
 """Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
 ERRORS_MAX: Final = 1_000
 """Open messages of one queue and group of which it is known what they failed of: of more, what was said first is forgotten. So a statement
 of the queue stays well below what a record takes."""
+_LONG_RUN: Final = 8
+"""Messages of a run from which it is cheaper to settle it as one."""
 
 
 class QueueOfGroup(NamedTuple):
@@ -138,7 +140,14 @@ class OpenMessages:
 
     def _settle(self, runs: Sequence[int]) -> None:
         known, hashes, moved, errors = self.open, self._hashes, self.moved, self.errors
+        is_plain = not (hashes or moved or errors)
         for first, end in _bounds(runs):
+            if is_plain and end - first >= _LONG_RUN:
+                holdings = Counter(map(known.pop, range(first, end), repeat(None)))
+                for holding, count in holdings.items():
+                    if holding is not None:
+                        holding.left -= count
+                continue
             for offset in range(first, end):
                 holding = known.pop(offset, None)
                 if holding is None:
@@ -218,10 +227,28 @@ class OpenMessages:
         """Whether messages may wait for open ones to be done: for the first of their group, or since there is no room."""
         return bool(self._hashes) or len(self.open) >= OPEN_MAX
 
-    def is_held(self, offset: int, number: int, time_ms: int) -> bool:
-        """Whether the hand-out of this number and time has the message."""
-        holding = self.open.get(offset)
-        return holding is not None and holding.number == number and holding.time_ms == time_ms
+    def held_and_lost(
+        self, runs: Sequence[int], number: int, time_ms: int
+    ) -> tuple[list[int], list[int]]:
+        """The runs, parted: what the hand-out of this number and time has, and what it has not. Both in their order."""
+        held: list[int] = []
+        lost: list[int] = []
+        holding_of = self.open.get
+        for first, end in _bounds(runs):
+            offsets = range(first, end)
+            # Most runs are held as one: so the hand-outs are compared, not the messages.
+            is_held = {
+                holding: holding is not None
+                and holding.number == number
+                and holding.time_ms == time_ms
+                for holding in set(map(holding_of, offsets))
+            }
+            if len(set(is_held.values())) == 1:
+                _add_run(held if is_held.popitem()[1] else lost, first, end - first)
+                continue
+            for offset in offsets:
+                _add_run(held if is_held[holding_of(offset)] else lost, offset, 1)
+        return held, lost
 
     def is_group_open(self, sharding_hash: int) -> bool:
         """Whether a message of this group is open: then others wait."""
@@ -319,11 +346,6 @@ class OpenMessages:
         return told
 
 
-def change_of(deadline_ms: int, offsets: Iterable[int]) -> PopChange:
-    """Messages that are held until another time."""
-    return PopChange(deadline_ms=deadline_ms, runs=runs_of(offsets))
-
-
 def runs_of(offsets: Iterable[int]) -> list[int]:
     """Offsets as runs, in their order."""
     if isinstance(offsets, range) and offsets.step == 1:
@@ -348,6 +370,14 @@ def offsets_in(runs: Sequence[int]) -> Iterator[int]:
 def count_in(runs: Sequence[int]) -> int:
     """How many the runs name."""
     return sum(runs[1::2])
+
+
+def _add_run(runs: list[int], first: int, count: int) -> None:
+    """The last run becomes longer where this one goes on from it."""
+    if runs and runs[-2] + runs[-1] == first:
+        runs[-1] += count
+    else:
+        runs += (first, count)
 
 
 def _bounds(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
