@@ -19,6 +19,7 @@ from protomq import (
     OutgoingMessage,
     Producer,
     PullConsumer,
+    SimpleConsumer,
 )
 from protomq._methods import PULL
 from protomq._transport import SyncTransport
@@ -132,9 +133,8 @@ async def test_the_async_consumer_filters_too(
         while len(got) < 2:
             got |= {message.body for message in await consumer.poll(5)}
         assert got == {b"flight 18", b"flight 19"}
-        await consumer.subscribe(protomq_topic, sql="delay >")
         with pytest.raises(IllegalFilterError, match="line 1, column 8"):
-            [_ async for _ in consumer]
+            await consumer.subscribe(protomq_topic, sql="delay >")
 
 
 @TRANSPORTS
@@ -144,14 +144,22 @@ def test_a_wrong_expression_is_told_with_its_place(
     with PullConsumer(
         namesrv=address_of(protomq_server, transport), transport=transport
     ) as consumer:
-        consumer.subscribe(protomq_topic, sql="delay > 5 AND\n  carrier == 'UA'")
         with pytest.raises(IllegalFilterError, match="line 2, column 12") as caught:
-            list(consumer)
+            consumer.subscribe(protomq_topic, sql="delay > 5 AND\n  carrier == 'UA'")
+        assert consumer.assignment() == ()
     known = caught.value.metadata
     assert (known["language"], known["line"], known["column"], known["position"]) == (
         "SQL92", "2", "12", "25",
     )  # fmt: skip
     assert "a text in single quotes" in known["expected"]
+
+
+def test_a_simple_consumer_is_told_what_is_wrong_with_its_filter(protomq_server: Broker, protomq_topic: str) -> None:
+    with SimpleConsumer("g", namesrv=protomq_server.namesrv) as consumer:
+        with pytest.raises(IllegalFilterError, match="line 1, column 8"):
+            consumer.receive(protomq_topic, sql="delay >")
+        with pytest.raises(IllegalFilterError, match="line 1, column 8"):
+            consumer.handle(protomq_topic, print, sql="delay >")
 
 
 def test_wrong_requests(pull: Puller) -> None:

@@ -19,7 +19,7 @@ from protomq import (
     Retry,
     Suspend,
 )
-from protomq.errors import ConfigurationError, NoRouteError
+from protomq.errors import ConfigurationError, IllegalFilterError, NoRouteError
 from protomq.testing import Broker
 from tests.support.push import Push, committed, dead_letters, group_of, send
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -416,6 +416,17 @@ def test_run_ends_when_a_listener_asks_for_it(
     assert "would wait for itself" in refused[0]
     with pytest.raises(ConfigurationError, match="started once"):
         consumer.start()
+
+
+@pytest.mark.parametrize("topic", ["there", "not there"])
+def test_a_start_with_a_wrong_filter_is_refused_and_says_where(push: Push, protomq_topic: str, topic: str) -> None:
+    settings: Any = {"namesrv": push.namesrv}
+    consumer = (PushConsumer if push.kind == "threads" else AsyncPushConsumer)("g", **settings)
+    consumer.subscribe(protomq_topic if topic == "there" else "NotThere", print, sql="delay > 5 AND")
+    start = consumer.start if isinstance(consumer, PushConsumer) else lambda: asyncio.run(consumer.start())
+    with pytest.raises(IllegalFilterError, match="line 1, column 14"):
+        start()
+    assert not consumer.is_running
 
 
 def test_a_start_without_a_server_is_refused_at_once() -> None:

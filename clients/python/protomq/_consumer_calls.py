@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from . import _methods
 from ._call_steps import call_broker, decoded
+from ._filters import MessageFilter
 from ._late_imports import fork_waits
 from ._retry import CALL, Retries
 from ._steps import Steps
 from ._types import MessageQueue, MethodInfo, QueueRange
 
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
+BEYOND_ALL_OFFSETS: Final = 2**62
+"""A pull from there finds nothing, and searches for nothing."""
 
 
 class Limits(NamedTuple):
@@ -128,6 +131,23 @@ class ConsumerCalls:
         )  # fmt: skip
         answer = decoded(data, pb.SearchOffsetResponse.FromString)
         return FoundOffset(answer.queue_offset, answer.topic_incarnation)
+
+    def try_filter(self, limits: Limits, queue: MessageQueue, wanted: MessageFilter) -> Steps[None]:
+        """Has the queue's broker read a filter, and no message. Raises IllegalFilterError, UnsupportedError, and what any pull raises."""
+        with fork_waits:
+            from .v1 import pull_service_pb2 as pb
+
+        request = pb.PullRequest(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=BEYOND_ALL_OFFSETS,
+            record_count_max=1,
+            filter_type=cast(Any, wanted.type_number),
+            filter=wanted.expression,
+        )
+        yield from self._call(
+            limits, queue.topic, queue.broker_name, _methods.PULL, request.SerializeToString()
+        )
 
     def commit(
         self,

@@ -42,13 +42,15 @@ from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
-from ._steps import ForgetRoute, GetRoute, Steps, Tell
+from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import (
+    InvalidArgumentError,
     NoRouteError,
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
+    UnsupportedError,
 )
 
 logger = logging.getLogger("protomq")
@@ -108,8 +110,12 @@ class ConsumerSteps:
     def subscribe(
         self, topic: str, tags: tuple[str, ...], wanted_filter: MessageFilter
     ) -> Steps[list[Route]]:
-        """All queues of a topic, or the share of a member of a group. The routes that may be doubted."""
+        """All queues of a topic, or the share of a member of a group. The routes that may be doubted.
+
+        Raises what a broker has against the filter, and nothing is subscribed to then.
+        """
         route: Route = yield GetRoute(topic, self.options.request_timeout_s)
+        yield from self._try_filter([route], wanted_filter)
         self._tags[topic], self._filters[topic] = tags, wanted_filter
         self.subscriptions[topic] = route
         yield from self._forget_gone([topic])
@@ -132,8 +138,9 @@ class ConsumerSteps:
         tags: tuple[str, ...],
         wanted_filter: MessageFilter,
     ) -> Steps[list[Route]]:
-        """Exactly these queues, beside subscribed topics. The routes that may be doubted. Raises QueueNotFoundError."""
+        """Exactly these queues, beside subscribed topics. The routes that may be doubted. Raises as `subscribe`, and QueueNotFoundError."""
         routes = yield from self._routes_of(queues)
+        yield from self._try_filter(routes, wanted_filter)
         self.assigned = queues
         for queue in queues:
             self._tags[queue.topic], self._filters[queue.topic] = tags, wanted_filter
@@ -144,6 +151,23 @@ class ConsumerSteps:
     def doubts(self, routes: Iterable[Route]) -> list[str]:
         """What the user may not have meant; each is told once."""
         return doubtful_topics(routes, self._exists, self._told_of)
+
+    def _try_filter(self, routes: Iterable[Route], wanted: MessageFilter) -> Steps[None]:
+        """Asks all brokers of these topics what they have against a filter. Raises the first answer that another try does not change.
+
+        A broker that is away says it later, to a pull.
+        """
+        if wanted.type_number:
+            queues = {queue[:2]: queue for route in routes for queue in route.read_queues}
+            yield Each([self._try_filter_at(queue, wanted) for queue in queues.values()])
+
+    def _try_filter_at(self, queue: MessageQueue, wanted: MessageFilter) -> Steps[None]:
+        try:
+            yield from self._calls.try_filter(self._limits._replace(retries=ONCE), queue, wanted)
+        except (InvalidArgumentError, UnsupportedError):
+            raise
+        except ProtomqError as error:
+            logger.debug("%s: its broker has not read the filter yet: %r", queue, error)
 
     def _routes_of(self, queues: Sequence[MessageQueue]) -> Steps[list[Route]]:
         """The routes of the topics of queues that are to be assigned. Raises QueueNotFoundError where one is not there."""

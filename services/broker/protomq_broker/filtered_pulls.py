@@ -76,7 +76,7 @@ class FilteredPulls:
 
             self._search(call.lane, request, filter_, request.queue_offset, is_over, end)
 
-        self._topic_of(request)
+        # The filter first: who begins to consume learns what is wrong with it, also before the topic's first message.
         self._searches.find(call, key, use)
 
     def search_for(

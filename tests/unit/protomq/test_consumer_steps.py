@@ -13,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from protomq import MessageQueue
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
-from protomq._filters import NO_FILTER
+from protomq._filters import NO_FILTER, MessageFilter
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
 from protomq._types import MethodInfo
 from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
+    IllegalFilterError,
     NotPermittedError,
     OffsetOutOfRangeError,
     ProtomqError,
@@ -26,6 +27,7 @@ from protomq.errors import (
     RequestTimeoutError,
     SystemBusyError,
     TopicNotFoundError,
+    UnsupportedError,
 )
 from protomq.v1 import consumer_service_pb2 as pb
 from protomq.v1 import pull_service_pb2
@@ -146,6 +148,43 @@ def test_each_broker_is_asked_once_for_all_its_queues(world: FakeWorld, brokers:
     assert calls(world, GET_OFFSETS) == ["a", "b"]
     assert calls(world, GET_QUEUE_RANGE) == ["a"]  # At b all queues have a committed offset.
     assert {queue: consumer.steps.state.position(queue) for queue in (A0, A1, B0)} == {A0: 4, A1: 0, B0: 0}
+
+
+BAD = IllegalFilterError("SQL92 filter, line 1, column 8: what is here")
+
+
+@pytest.mark.parametrize("error", [BAD, UnsupportedError("no CEL here")])
+def test_what_a_broker_has_against_a_filter_is_raised_and_nothing_is_subscribed(
+    world: FakeWorld, brokers: Brokers, error: ProtomqError
+) -> None:
+    world.failures["a"].append(ConnectFailedError("down"))
+    world.failures["b"].append(error)
+    steps = Consumer(world).steps
+    with pytest.raises(type(error)) as caught:
+        world.driver.run(steps.subscribe("T", (), MessageFilter(2, "delay >")))
+    assert caught.value is error
+    assert calls(world, PULL) == ["a", "b"]
+    assert (steps.subscriptions, steps.state.queues) == ({}, ())
+    world.failures["a"].append(error)
+    with pytest.raises(type(error)):
+        world.driver.run(steps.assign((A0,), (), MessageFilter(2, "delay >")))
+    assert (steps.assigned, steps.state.queues) == ((), ())
+
+
+def test_a_filter_that_no_broker_can_read_now_is_told_by_the_pulls(world: FakeWorld, brokers: Brokers) -> None:
+    for name, error in (("a", ConnectFailedError("down")), ("b", TopicNotFoundError("not yet"))):
+        world.failures[name].append(error)
+    consumer = Consumer(world)
+    world.driver.run(consumer.steps.subscribe("T", (), MessageFilter(2, "delay >")))
+    assert consumer.steps.state.queues == (A0, A1, B0, B1)
+    world.failures["b"].append(BAD)
+    with pytest.raises(IllegalFilterError):
+        consumer.poll()
+
+
+def test_tags_need_no_broker_to_be_read(world: FakeWorld, brokers: Brokers) -> None:
+    Consumer(world).subscribe("en")
+    assert calls(world, PULL) == []
 
 
 @pytest.mark.parametrize(("begin", "position"), [("earliest", 0), ("latest", 9), (datetime(2026, 1, 1, tzinfo=UTC), 3)])

@@ -107,6 +107,16 @@ def test_a_wrong_filter_changes_nothing_and_says_where(broker: FakeBroker) -> No
     assert broker.state() == before
 
 
+def test_a_filter_is_read_before_its_topic_is_there(broker: FakeBroker) -> None:
+    for text, reason in (("n = 2 AND", "ILLEGAL_FILTER"), ("n = 2", "TOPIC_NOT_FOUND")):
+        request = PullRequest(topic="none", queue_offset=2**62, filter_type=FilterType.FILTER_TYPE_SQL92, filter=text)
+        call = broker.server.call(PULL, request)
+        while not call.answered:
+            broker.server.run()
+        assert call.error is not None
+        assert told(call.error)[1] == reason
+
+
 def test_a_hold_is_answered_by_what_matches_and_by_nothing_else(broker: FakeBroker) -> None:
     calls = [pull(broker, hold_ms=10_000), pull(broker, hold_ms=10_000), pull(broker, "n = 3", hold_ms=10_000)]
     broker.fill([b"x"], properties={"n": "1"})
