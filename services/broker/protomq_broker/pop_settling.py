@@ -168,7 +168,8 @@ class PopSettler:
         for index, (receipt, runs) in enumerate(messages):
             turn.cost += RECEIPT_COST + count_in(runs)
             key = QueueOfGroup(group, topic, receipt.queue_id)
-            held, lost, holds_back = [], runs, False
+            held: Sequence[int] = ()
+            lost, holds_back = runs, False
             with self._state.lock:
                 known = self._state.find(key, receipt.incarnation)
                 if known is not None:
