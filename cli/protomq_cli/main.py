@@ -26,6 +26,7 @@ from protomq_cli import (
     group_offsets,
     group_settings,
     groups,
+    health,
     leading,
     logs,
     messages,
@@ -113,6 +114,8 @@ def build_app() -> typer.Typer:
     app.command("consume", rich_help_panel=MESSAGES)(messages.consume)
     app.command("pop", rich_help_panel=MESSAGES)(pops.pop)
     app.command("worker", rich_help_panel=MESSAGES)(worker.worker)
+
+    app.command("health", rich_help_panel=SERVERS)(health.health)
 
     def group(name: str, help_text: str, panel: str, **commands: Any) -> None:
         child = _new_app(help=help_text)

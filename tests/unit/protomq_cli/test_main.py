@@ -14,7 +14,8 @@ import pytest
 from protomq_cli.main import main
 
 COMMANDS = [
-    "standalone", "namesrv", "broker", "send", "recall", "pull", "consume", "pop", "worker", "completion", "version", "topic list",
+    "standalone", "namesrv", "broker", "health",
+    "send", "recall", "pull", "consume", "pop", "worker", "completion", "version", "topic list",
     "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete",
     "group lag", "group reset", "group clone", "message query", "cluster list",
     "request", "message track", "trace show", "backup", "restore",
