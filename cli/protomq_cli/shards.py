@@ -22,6 +22,7 @@ from types import FrameType
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import run_broker
 from protomq_cli.environment import SHARD_VARIABLE
+from protomq_runtime import service_manager
 from protomq_runtime.addresses import parse_listen_address
 from protomq_runtime.config import load_config
 
@@ -87,6 +88,8 @@ class _Supervisor:
             signal.signal(number, self._on_signal)
         for shard in range(self._shard_count):
             environment = {**os.environ, SHARD_VARIABLE: str(shard)}
+            # systemd is told by the supervisor, when all are ready.
+            environment.pop(service_manager.VARIABLE, None)
             # A process group of its own: Ctrl-C reaches a child through the supervisor only, once.
             self._children.append(
                 subprocess.Popen(
@@ -102,6 +105,7 @@ class _Supervisor:
             addresses = " ".join(line.removeprefix("ready ").strip() for line in ready)
             sys.stdout.write(f"ready {addresses}\n")
             sys.stdout.flush()
+            service_manager.notify(service_manager.READY)
             self._wait_first_end()
         self._stop_all()
         codes = [child.wait() for child in self._children]

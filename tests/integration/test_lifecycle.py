@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,22 @@ def process(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[subprocess.
     finally:
         child.kill()
         child.communicate()
+
+
+def test_systemd_is_told_when_it_is_ready_and_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with process() as child:
+            assert manager.recv(100) == b"READY=1"
+            assert child.stdout is not None
+            assert child.stdout.readline().startswith("ready ")
+            child.terminate()
+            assert manager.recv(100) == b"STOPPING=1"
+            assert child.wait(30) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

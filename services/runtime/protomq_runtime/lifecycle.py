@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT stops gracefully, the second one exits at once. A thread of the server that fails ends the process: a
 broker that still answers pings but appends nothing is worse than one that is gone. One line that starts with `ready` says that work
-is taken; it is the only thing written to stdout. A ports file says the same to programs.
+is taken; it is the only thing written to stdout. A ports file says the same to programs, and systemd is told (service_manager.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import aiofiles.os
 from google.protobuf.internal import api_implementation
 
 from . import telemetry_setup
+from .service_manager import READY, STOPPING, notify
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,9 @@ async def _run(
         " ".join(["ready", *(f"{name}={value}" for name, value in words.items())]) + "\n"
     )
     sys.stdout.flush()
+    notify(READY)
     await over.wait()
+    notify(STOPPING)
     await process.stop(grace_s)
     if ports_file is not None:
         await aiofiles.os.remove(ports_file)
