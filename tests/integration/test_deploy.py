@@ -18,11 +18,12 @@ from protomq.errors import ProtomqError
 from protomq_broker.config import BrokerConfig
 from protomq_namesrv.config import NamesrvConfig
 from protomq_runtime.config import load_config
+from tests.support.cli import run
 from tests.support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-LAYOUTS = ("1m", "2m", "2m-2s-async", "2m-2s-sync", "3r-etcd")
+LAYOUTS = ("1m", "2m", "2m-2s-async", "2m-2s-etcd", "2m-2s-sync", "3r-etcd")
 SMALL = {
     "PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "4MiB",
     "PROTOMQ_STORE_DISK_DELETE_RATIO": "0.97",
@@ -83,6 +84,12 @@ def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None
             assert len(masters) == (1 if layout == "1m" else 2)
             if layout == "1m":
                 assert producer.send("flights", b"x").status is SendStatus.SEND_OK
+                address = str(admin.cluster_info()[0].grpc_address)
+                assert "serving" in run("health", address).stdout
+                assert "serving" in run("health", address, "--service", "protomq.v1.SendService").stdout
+                assert "has no service x" in run("health", address, "--service", "x", code=4).stderr
+                os.kill(int(words["broker-a"]), signal.SIGKILL)
+                assert address in run("health", address, code=3).stderr
                 return
             wait_for(lambda: all_in_sync(admin), PATIENCE_S)
             for _ in range(4):
@@ -98,15 +105,21 @@ def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None
             wait_for(said, PATIENCE_S)
 
 
-def test_three_replicas_elect_their_master_and_all_are_in_sync(tmp_path: Path) -> None:
-    with cluster("3r-etcd", tmp_path) as words, Admin(namesrv=words["namesrv"]) as admin:
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [("3r-etcd", [3, 0, 0]), pytest.param("2m-2s-etcd", [2, 2, 0, 0], marks=pytest.mark.long)],
+)
+def test_replicas_elect_their_masters_and_all_are_in_sync(
+    layout: str, counts: list[int], tmp_path: Path
+) -> None:
+    with cluster(layout, tmp_path) as words, Admin(namesrv=words["namesrv"]) as admin:
 
         def is_whole() -> bool:
             try:
                 states = admin.ha_status()
             except ProtomqError:
                 return False
-            return [each.in_sync_count for each in states] == [3, 0, 0]
+            return sorted((each.in_sync_count for each in states), reverse=True) == counts
 
         wait_for(is_whole, PATIENCE_S)
         with Producer(namesrv=words["namesrv"]) as producer:
