@@ -23,6 +23,7 @@ ENV := .venv/.installed
 CODEGEN := .venv-codegen/.installed
 SPARK := .venv/.installed-spark
 KAFKA := .venv-kafka/.installed
+DEPLOY := .venv-deploy/.installed
 PYPROJECTS := pyproject.toml $(wildcard clients/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 
 # A suite without tests is an error, never a silent success.
@@ -59,6 +60,9 @@ $(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
 $(KAFKA): tests/bench/spark/requirements.txt tools/make_env.py
 	@$(make_env) kafka
 
+$(DEPLOY): tools/deploy-requirements.txt tools/make_env.py
+	@$(make_env) deploy
+
 need_python = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }
 make_env = $(need_python); $(PYTHON) tools/make_env.py
 
@@ -70,8 +74,8 @@ demo: $(ENV) ## real messages through a real broker: 336,776 flights
 	@$(BIN)/python -m protomq_cli.demo
 
 .PHONY: cluster
-cluster: $(ENV) ## 2 masters, 2 slaves, 2 name servers on this machine, until Ctrl-C; LAYOUT=deploy/3r-etcd: another one
-	@$(BIN)/python tools/cluster.py $(or $(LAYOUT),deploy/2m-2s-sync)
+cluster: etcd $(ENV) ## 2 masters, 2 slaves, etcd, 2 name servers on this machine, until Ctrl-C; LAYOUT=deploy/3r-etcd: another one
+	@$(BIN)/python tools/cluster.py $(or $(LAYOUT),deploy/2m-2s-etcd)
 
 .PHONY: demo-failover
 demo-failover: etcd $(ENV) ## the flights through three brokers, whose master is killed with -9 on the way: the count, the time without service
@@ -146,6 +150,11 @@ soak: $(ENV) $(CODEGEN) ## faults and load for an hour or more
 	@$(call need_tests,tests/chaos)
 	$(PYTEST) tests/chaos -m soak --timeout 0 -rP
 
+.PHONY: deploy-check
+deploy-check: etcd $(ENV) $(DEPLOY) ## the files of deploy/: linters, helm (or Go, to build one), the compose layout started natively
+	@$(BIN)/python tools/deploy_check.py
+	$(PYTEST) tests/unit/test_deploy_files.py tests/integration/test_deploy.py tests/integration/test_compose.py
+
 # --- the contract -----------------------------------------------------------------------------------
 
 .PHONY: proto
@@ -194,5 +203,5 @@ bench-spark: $(SPARK) $(KAFKA) ## Spark with protomq against the SDK and against
 
 .PHONY: clean
 clean: ## remove what was built, the environments too
-	rm -rf build .venv .venv-codegen .venv-kafka .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build .venv .venv-codegen .venv-kafka .venv-deploy .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@
     make_env.py spark      .venv, once more with the dependency group `spark`
     make_env.py codegen    .venv-codegen: what generates the stubs (see codegen-requirements.txt)
     make_env.py kafka      .venv-kafka: the Spark of Kafka's connector, for `make bench-spark`
+    make_env.py deploy     .venv-deploy: linters, for `make deploy-check`
 
 The stamp `.installed` is written last and holds a digest of all that the environment was made from. So an
 interrupted run is repeated, an unchanged environment is left alone, and of two runs at once (a lock) the
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = {
     "codegen": "tools/codegen-requirements.txt",
     "kafka": "tests/bench/spark/requirements.txt",
+    "deploy": "tools/deploy-requirements.txt",
 }
 
 

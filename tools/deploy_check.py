@@ -1,0 +1,201 @@
+"""`make deploy-check`: judges the files of deploy/ by the tools of those who will read them.
+
+    YAML          yamllint
+    systemd       systemd-analyze verify, and security: what a unit leaves open
+    Dockerfile    hadolint
+    compose       the schema of compose files
+    Helm          helm lint --strict and helm template, with several values; wrong values have to be refused;
+                  what comes out has to be valid for Kubernetes, and each broker.yaml in it for a broker
+
+The tools are those of .venv-deploy, except systemd-analyze (Debian: systemd), and helm: the one on PATH, else it is built by Go into
+build/tools, once, which takes some minutes. Prints a line for each check; exit code 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from protomq_broker.config import BrokerConfig
+from protomq_namesrv.config import NamesrvConfig
+from protomq_runtime.config import load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm/protomq"
+TOOLS = ROOT / ".venv-deploy/bin"
+HELM = "helm.sh/helm/v3/cmd/helm@v3.19.5"
+KUBERNETES = ("1.29", "1.34")
+"""The oldest that the chart is for, and a later one."""
+EXPOSURE_MAX = "25"
+"""In tenths, as systemd counts what a unit leaves open: 0 nothing, 100 everything."""
+YAML_RULES = (
+    "{extends: default, rules: {line-length: {max: 140}, document-start: disable,"
+    " comments: {min-spaces-from-content: 1}, braces: {max-spaces-inside: 1}}}"
+)
+VALUES = {
+    "three replicas": ("etcd.endpoints={http://etcd:2379}",),
+    "two names, other settings": (
+        "etcd.endpoints={http://etcd-0:2379,http://etcd-1:2379}",
+        "broker.names={broker-a,broker-b}",
+        "broker.config.store.retention_hours=24",
+        "namesrv.replicas=3",
+        "namesrv.config.route_threads=2",
+        "broker.storage.storageClassName=local",
+        "imagePullSecrets[0].name=registry",
+    ),
+    "single masters": ("broker.replicas=1", "broker.metricsPort=0", "podDisruptionBudget.enabled=false"),
+}
+WRONG_VALUES = {
+    "replicas without etcd": ("broker.replicas=3",),
+    "a misspelled value": ("etcd.endpoints={http://etcd:2379}", "broker.replica=3"),
+    "more copies than there are": ("etcd.endpoints={http://etcd:2379}", "broker.minInSyncReplicas=4"),
+    "a broker called namesrv": ("broker.replicas=1", "broker.names={namesrv}"),
+    "a path behind etcd's URL": ("etcd.endpoints={http://etcd:2379/v3}",),
+}
+
+
+class Failure(Exception):
+    """A check failed; the text says why."""
+
+
+def run(*command: str | Path, **options: object) -> str:
+    """stdout; Failure with all that it said if the exit code is not 0."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}".strip())
+    return str(done.stdout)
+
+
+def check_yaml() -> None:
+    files = [path for path in DEPLOY.rglob("*.yaml") if "templates" not in path.parts]
+    run(TOOLS / "yamllint", "--strict", "-d", YAML_RULES, *sorted(files))
+
+
+def check_units() -> None:
+    if shutil.which("systemd-analyze") is None:
+        raise Failure("there is no systemd-analyze (Debian, Ubuntu: apt-get install systemd)")
+    with tempfile.TemporaryDirectory() as folder:
+        for unit in sorted([*DEPLOY.glob("systemd/*.service"), *DEPLOY.glob("*.service")]):
+            # Nothing is installed here where the units expect it, and their users do not exist.
+            text = "\n".join(_as_here(line) for line in unit.read_text().splitlines())
+            copy = Path(folder) / unit.name
+            copy.write_text(text)
+            said = subprocess.run(
+                ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+            ).stderr
+            ours = [line for line in said.splitlines() if unit.stem.rstrip("@") in line]
+            if ours:
+                raise Failure("\n".join(ours))
+            if unit.parent.name == "systemd":
+                run("systemd-analyze", "security", "--no-pager", "--offline=true", f"--threshold={EXPOSURE_MAX}", copy)
+
+
+def _as_here(line: str) -> str:
+    if line.startswith("Exec"):
+        name, _, command = line.partition("=")
+        return f"{name}=/bin/true {command.partition(' ')[2]}"
+    return "" if line.startswith(("User=", "Group=", "WorkingDirectory=/opt")) else line
+
+
+def check_dockerfile() -> None:
+    run(TOOLS / "hadolint", DEPLOY / "Dockerfile")
+
+
+def check_compose() -> None:
+    run(TOOLS / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose/compose.yaml")
+
+
+def check_chart() -> None:
+    helm = find_helm()
+    for name, settings in VALUES.items():
+        given = [word for setting in settings for word in ("--set", setting)]
+        run(helm, "lint", "--strict", CHART, *given)
+        rendered = run(helm, "template", "r", CHART, "--namespace", "n", *given)
+        check_objects(rendered)
+        print(f"    {name}: {rendered.count('kind: ')} objects", flush=True)
+    for name, settings in WRONG_VALUES.items():
+        given = [word for setting in settings for word in ("--set", setting)]
+        try:
+            run(helm, "template", "r", CHART, *given)
+        except Failure:
+            continue
+        raise Failure(f"helm took values that are wrong: {name}")
+
+
+def check_objects(rendered: str) -> None:
+    """They are valid for Kubernetes, and what they configure is valid for a broker and a name server."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "all.yaml"
+        file.write_text(rendered)
+        for version in KUBERNETES:
+            run(TOOLS / "kubernetes-validate", "--strict", "--kubernetes-version", version, file)
+        objects = [each for each in yaml.safe_load_all(rendered) if each]
+        pods = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "StatefulSet"}
+        for each in objects:
+            if each["kind"] != "ConfigMap":
+                continue
+            workload = pods[each["metadata"]["name"]]
+            for name, text in each["data"].items():
+                settings = Path(folder) / name
+                settings.write_text(text)
+                kind: type = NamesrvConfig if name == "namesrv.yaml" else BrokerConfig
+                load_config(kind, settings, environment=dict(environment_of(workload)))
+
+
+def environment_of(workload: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of the first pod; its name and number stand for what Kubernetes fills in."""
+    start = workload.get("ordinals", {}).get("start", 0)
+    for variable in workload["template"]["spec"]["containers"][0].get("env", ()):
+        if variable["name"] != "POD_NAME":
+            yield variable["name"], variable.get("value", str(start)).replace("$(POD_NAME)", "pod-1")
+
+
+def find_helm() -> Path:
+    """The one on PATH, or one that is built; Failure if there is neither."""
+    found = shutil.which("helm")
+    if found is not None:
+        return Path(found)
+    built = ROOT / "build/tools/helm"
+    if not built.exists():
+        if shutil.which("go") is None:
+            raise Failure("there is no helm, and no go to build one: install helm 3 (https://helm.sh)")
+        print(f"    building {HELM}", flush=True)
+        built.parent.mkdir(parents=True, exist_ok=True)
+        run("go", "install", HELM, env={**os.environ, "GOBIN": str(built.parent)}, cwd=built.parent)
+    return built
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "YAML": check_yaml,
+    "systemd units": check_units,
+    "Dockerfile": check_dockerfile,
+    "compose file": check_compose,
+    "Helm chart": check_chart,
+}
+
+
+def main(names: Sequence[str]) -> int:
+    failed = 0
+    for name, check in CHECKS.items():
+        if names and name not in names:
+            continue
+        try:
+            check()
+            print(f"ok      {name}", flush=True)
+        except Failure as failure:
+            failed += 1
+            print(f"FAILED  {name}\n{failure}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
