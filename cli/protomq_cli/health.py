@@ -5,7 +5,7 @@ The request and the answer are one field each, so their few bytes stand here and
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -49,7 +49,7 @@ def is_serving(address: str, service: str, timeout_s: float) -> bool:
         raise CliError(ExitCode.USAGE, "USAGE", "--service is longer than the name of any service")
     request = bytes((0x0A, size)) + service.encode() if service else b""
     with grpc.insecure_channel(address) as channel:
-        check = channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
+        check: Any = channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
         try:
             answer: bytes = check(request, timeout=timeout_s)
         except grpc.RpcError as error:
