@@ -8,8 +8,8 @@ from protomq.wire.record import FLAG_KIND_HALF
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 
 from .store.log.record_region import set_kind
+from .store.state.half_messages import region_keys
 from .store.state.send_errors import ProducerIdTakenError
-from .store.state.transactions import Ending, TransactionKey, Verdict
 
 if TYPE_CHECKING:
     from .store.log.append import AppendRequest, RecordRegion
@@ -51,8 +51,9 @@ class HalfSends:
             raise _full("open transactions", self._count_max)
         if transactions.size_bytes + len(region.data) > self._size_max_bytes:
             raise _full("bytes of half messages", self._size_max_bytes)
-        for key in _keys_of(region):
-            if transactions.decide(key, Ending.COMMITTED).verdict is not Verdict.UNKNOWN:
+        knows = transactions.knows
+        for key in region_keys(region):
+            if knows(key):
                 raise ProducerIdTakenError(
                     f"sequence {key.sequence} of producer {key.producer_id:016X} with epoch {key.producer_epoch} belongs to another"
                     " transaction: two producers have this id, or one was started again with its old epoch. Give each an id of its own,"
@@ -66,16 +67,7 @@ class HalfSends:
 
     def handles_at(self, position: int, region: RecordRegion) -> list[str]:
         """Of half messages that stand from a position on, or stood there when they were sent."""
-        encode = self._handles.encode
-        return [encode(position, key) for key in _keys_of(region)]
-
-
-def _keys_of(region: RecordRegion) -> list[TransactionKey]:
-    first = region.first_sequence
-    return [
-        TransactionKey(region.producer_id, region.producer_epoch, sequence)
-        for sequence in range(first, first + region.count)
-    ]
+        return self._handles.encode_all(position, region_keys(region))
 
 
 def _full(what: str, limit: int) -> ServiceError:

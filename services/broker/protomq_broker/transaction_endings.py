@@ -57,6 +57,11 @@ class Outcome(NamedTuple):
     repeated: bool = False
 
 
+ENDED_NOW: Final = Outcome()
+"""It is taken: the usual one, and recognised by `is`."""
+_ENDED_BEFORE: Final = Outcome(repeated=True)
+
+
 class TransactionEndings:
     """The send lane."""
 
@@ -67,20 +72,22 @@ class TransactionEndings:
 
     def end(self, decisions: Sequence[Wanted]) -> list[Outcome]:
         """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
-        outcomes: list[Outcome | None] = [None] * len(decisions)
+        outcomes = [ENDED_NOW] * len(decisions)
         wanted: dict[TransactionKey, Ending] = {}
-        first: dict[TransactionKey, int] = {}
         halves: list[HalfMessage] = []
+        repeats: list[int] = []  # decided in this turn before: known when that is appended
+        decide = self._store.transactions.decide
         for number, (handle, ending) in enumerate(decisions):
-            if handle.key in wanted:  # decided in this turn: known when that is appended
+            key = handle.key
+            if key in wanted:
+                repeats.append(number)
                 continue
-            verdict, half, known = self._store.transactions.decide(handle.key, ending)
+            verdict, half, known = decide(key, ending)
             if half is not None and handle.names(half):
-                wanted[handle.key] = ending
-                first[handle.key] = number
+                wanted[key] = ending
                 halves.append(half)
             elif verdict is Verdict.REPEATED:
-                outcomes[number] = Outcome(repeated=True)
+                outcomes[number] = _ENDED_BEFORE
             elif known is not None:
                 outcomes[number] = Outcome(_ended(handle, known))
             else:
@@ -89,17 +96,16 @@ class TransactionEndings:
         size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
         for part in _parts(halves, size_max_bytes):
             failures |= self._append(part, wanted)
-        for number, (handle, ending) in enumerate(decisions):
-            if outcomes[number] is not None:
-                continue
-            failure = failures.get(handle.key)
-            if failure is not None:
-                outcomes[number] = Outcome(failure)
-            elif wanted[handle.key] is not ending:
-                outcomes[number] = Outcome(_ended(handle, wanted[handle.key]))
-            else:
-                outcomes[number] = Outcome(repeated=first[handle.key] != number)
-        return [outcome for outcome in outcomes if outcome is not None]
+        if failures:
+            for number, (handle, _) in enumerate(decisions):
+                if handle.key in failures and outcomes[number] is ENDED_NOW:
+                    outcomes[number] = Outcome(failures[handle.key])
+        for number in repeats:
+            handle, ending = decisions[number]
+            first = wanted[handle.key]
+            if handle.key not in failures:
+                outcomes[number] = _ENDED_BEFORE if first is ending else Outcome(_ended(handle, first))
+        return outcomes
 
     def _append(
         self, halves: Sequence[HalfMessage], wanted: dict[TransactionKey, Ending]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import struct
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from protomq.wire.record import encode_message_id
@@ -13,6 +13,8 @@ from protomq_runtime.errors import ServiceError, invalid_argument
 from .store.state.transactions import HalfMessage, TransactionKey
 
 _HANDLE: Final = struct.Struct("<BQQIQ")
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 _VERSION: Final = 2
 """1 is a recall handle's."""
 
@@ -49,16 +51,29 @@ class Handles:
 
     def encode(self, position: int, key: TransactionKey) -> str:
         """Text of letters, digits, - and _."""
-        octets = _HANDLE.pack(_VERSION, position, *key) + self._tail
-        return base64.urlsafe_b64encode(octets).decode().rstrip("=")
+        return self.encode_all(position, (key,))[0]
+
+    def encode_all(self, position: int, keys: Iterable[TransactionKey]) -> list[str]:
+        """The handles of half messages that were sent together."""
+        tail = self._tail
+        return [
+            b2a_base64(_HANDLE.pack(_VERSION, position, *key) + tail, newline=False)
+            .translate(_TO_URL)
+            .rstrip(b"=")
+            .decode()
+            for key in keys
+        ]
 
     def decode(self, text: str) -> TransactionHandle:
         """Raises ServiceError for what is no handle, or another broker's."""
         try:
-            octets = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            version, position, *key = _HANDLE.unpack_from(octets)
-            broker_name = octets[_HANDLE.size :].decode()
-        except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
+            octets = a2b_base64(
+                (text.encode() + b"=" * (-len(text) % 4)).translate(_FROM_URL), strict_mode=True
+            )
+            version, position, producer_id, epoch, sequence = _HANDLE.unpack_from(octets)
+            tail = octets[_HANDLE.size :]
+            broker_name = self._broker_name if tail == self._tail else tail.decode()
+        except (struct.error, ValueError):  # that of base64 and of UTF-8 are ValueErrors
             raise _no_handle() from None
         if version != _VERSION:
             raise _no_handle()
@@ -67,7 +82,9 @@ class Handles:
                 "transaction_handle",
                 f"is of broker {broker_name!r}, this is {self._broker_name!r}: ask that one",
             )
-        return TransactionHandle(broker_name, position, TransactionKey(*key))
+        return TransactionHandle(
+            broker_name, position, TransactionKey(producer_id, epoch, sequence)
+        )
 
 
 def _no_handle() -> ServiceError:

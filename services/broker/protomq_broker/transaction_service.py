@@ -18,7 +18,7 @@ from protomq.v1.transaction_service_pb2 import (
     TransactionEnded,
     WaitForChecksRequest,
 )
-from protomq.wire.record import decode_message_id, encode_message_id
+from protomq.wire.record import MESSAGE_ID_LENGTH, decode_message_id, encode_message_id
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
@@ -28,7 +28,7 @@ from .store.state.transactions import Ending
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name, check_topic_name
 from .transaction_checks import record_of
-from .transaction_endings import Outcome, Wanted
+from .transaction_endings import ENDED_NOW, Outcome, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,6 +55,13 @@ _ENDINGS: Final = {
     TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
     TransactionDecision.TRANSACTION_DECISION_ROLL_BACK: Ending.ROLLED_BACK,
 }
+
+_ID_HEAD: Final = bytes((TransactionEnded.MESSAGE_ID_FIELD_NUMBER << 3 | 2, MESSAGE_ID_LENGTH))
+_TAKEN_HEAD: Final = (
+    bytes((EndTransactionResponse.RESULTS_FIELD_NUMBER << 3 | 2, len(_ID_HEAD) + MESSAGE_ID_LENGTH))
+    + _ID_HEAD
+)
+"""What stands in front of the message's id in the result of a decision that was taken: two fields with a length each."""
 
 M = TypeVar("M", bound=Message)
 
@@ -123,23 +130,14 @@ class TransactionService:
         if len(outcomes) == 1 and outcomes[0].error is not None:
             call.fail(outcomes[0].error)
             return
-        response = EndTransactionResponse()
-        for each, (error, repeated) in zip(wanted, outcomes, strict=True):
-            response.results.append(
-                TransactionEnded(
-                    error_reason=error.reason if error is not None else "",
-                    error_message=error.message if error is not None else "",
-                    repeated_decision=repeated,
-                    message_id=each.handle.message_id if isinstance(each, Wanted) else "",
-                )
-            )
+        payload = b"".join(map(_result_field, wanted, outcomes))
         # Of a decision that came twice, the first may not be on the disk yet.
         position = self._store.appended_position
         if self._waiting.is_stored(position):
-            call.answer(response.SerializeToString())
+            call.answer(payload)
             return
         wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
-        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, response))
+        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, payload))
 
     @raw
     def wait_for_checks(self, call: Call) -> None:
@@ -238,11 +236,25 @@ def _parse(call: Call, kind: type[M]) -> M:
         raise unparsable(kind.DESCRIPTOR.full_name) from None
 
 
-def _answer(call: Call, response: EndTransactionResponse, failure: Exception | None) -> None:
+def _result_field(wanted: Wanted | ServiceError, outcome: Outcome) -> bytes:
+    """A field of EndTransactionResponse. Nearly all decisions are taken, and have an id: for those no message object is made."""
+    if outcome is ENDED_NOW and isinstance(wanted, Wanted):
+        return _TAKEN_HEAD + wanted.handle.message_id.encode()
+    error, repeated = outcome
+    result = TransactionEnded(
+        error_reason=error.reason if error is not None else "",
+        error_message=error.message if error is not None else "",
+        repeated_decision=repeated,
+        message_id=wanted.handle.message_id if isinstance(wanted, Wanted) else "",
+    )
+    return EndTransactionResponse(results=[result]).SerializeToString()
+
+
+def _answer(call: Call, payload: bytes, failure: Exception | None) -> None:
     """The decisions are stored, or are not known to be."""
     if call.answered:  # its time was up before
         return
     if failure is not None:
         call.fail(to_service_error(failure))
         return
-    call.answer(response.SerializeToString())
+    call.answer(payload)

@@ -21,6 +21,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.state import fresh_halves
 from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -211,6 +212,7 @@ def test_an_answer_waits_for_what_an_answer_to_a_send_waits_for() -> None:
 
 def test_a_damaged_half_message_is_not_committed_and_can_be_rolled_back(world: World) -> None:
     handles = [world.half(b"x" * 100) for _ in range(2)]
+    world.restart()  # or else what was sent just now need not be read
     at = world.store.transactions.open_transactions()[0].half.position
     real = world.store.read_records
 
@@ -224,6 +226,35 @@ def test_a_damaged_half_message_is_not_committed_and_can_be_rolled_back(world: W
     world.end((handles[0], ROLL_BACK))
     assert world.open() == []
     assert world.delivered() == [b"x" * 100]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 600, 1 << 20])
+@pytest.mark.parametrize("forwards", [True, False])
+def test_commits_are_the_same_whether_or_not_their_half_messages_are_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, forwards: bool
+) -> None:
+    monkeypatch.setattr(fresh_halves, "FRESH_SIZE_MAX_BYTES", kept_bytes)
+    handles = [world.half(b"%d" % n * 100, queue_id=n % 2) for n in range(6)]
+    reads = []
+    real = world.store.read_records
+    world.store.read_records = lambda *at: reads.append(at) or real(*at)  # type: ignore[method-assign]
+    world.end(*[(handle, COMMIT) for handle in (handles if forwards else handles[::-1])])
+    assert world.delivered(queue_id=0) == [b"%d" % n * 100 for n in (0, 2, 4)]
+    assert world.delivered(queue_id=1) == [b"%d" % n * 100 for n in (1, 3, 5)]
+    assert bool(reads) == (kept_bytes < 1 << 20)
+    assert world.store.transactions.open_count == 0
+    world.restart()
+    assert world.delivered() == [b"%d" % n * 100 for n in (0, 2, 4)]
+    world.store.close()
+    assert verify("/s", disk=world.disk) == []
+
+
+def test_of_decisions_of_one_turn_that_cannot_be_stored_all_are_told(world: World) -> None:
+    handles = [world.half() for _ in range(2)]
+    world.store._log.fail("no disk")
+    ends = [(handles[0], COMMIT), (handles[1], ROLL_BACK), (handles[0], ROLL_BACK)]
+    results = world.end(*ends, ("x" * 40, COMMIT))
+    assert [result.error_reason for result in results] == ["STORE_FAILED"] * 3 + ["INVALID_ARGUMENT"]
 
 
 # Sends.

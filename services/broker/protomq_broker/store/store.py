@@ -1155,7 +1155,11 @@ class Store:
         now_ms: int = 0,
         topic: str = "",
     ) -> HalfCopies:
-        """Copies of half messages; see `half_copies`."""
+        """Copies of half messages; see `half_copies`. Those that are committed: the writer thread."""
+        if halves and not is_half and not topic:
+            fresh = self._files.halves.fresh.copies(halves)
+            if fresh is not None:
+                return HalfCopies(fresh, list(halves), [])
         return half_copies(halves, self.read_records, is_half=is_half, now_ms=now_ms, topic=topic)
 
     def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool:

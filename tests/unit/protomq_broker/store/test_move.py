@@ -25,6 +25,7 @@ from protomq.wire.record import (
     front_end,
 )
 from protomq_broker.store.log.append import RecordRegion
+from protomq_broker.store.log.first_copies import first_copies
 from protomq_broker.store.log.move import LAST_ERROR_SIZE_MAX_BYTES, move_record, move_records
 from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
 from protomq_broker.store.log.record_scan import scan_records
@@ -182,6 +183,32 @@ def test_one_by_one_gives_the_bytes_of_the_batch(
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
     ]
     assert bytearray().join(alone) == together.data
+
+
+FIRST_MOVES = MESSAGES.map(lambda m: m._replace(keys=m.keys[:1], due_time_ms=None))
+
+
+@given(st.lists(FIRST_MOVES, min_size=1, max_size=5), TOPICS)
+def test_the_short_way_of_a_first_move_gives_what_the_long_one_gives(
+    messages: list[Message], topic: str
+) -> None:
+    data = stored(messages, topic, FLAG_KIND_HALF, -1)
+    starts, sizes = places(data)
+    fields = [
+        data[start : start + size]
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
+    long = move_records(data, starts, sizes, topic)
+    short = first_copies(topic, 3, fields, [77] * len(fields))
+    for region in (long, short):
+        stamp_region(region, 3, 88, 5, 3000)
+    assert short.data == long.data
+    for name in ("starts", "sizes", "tag_codes", "key_hashes", "identities"):
+        wanted, given_ = getattr(long, name), getattr(short, name)
+        assert type(given_) is type(wanted)
+        assert np.array_equal(given_, wanted)
+    for name in ("topic", "count", "producer_id", "flags", "due_times_ms"):
+        assert getattr(short, name) == getattr(long, name)
 
 
 def test_attempts_add_up_and_the_last_error_stays_until_there_is_another() -> None:

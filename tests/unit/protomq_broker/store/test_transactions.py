@@ -60,6 +60,15 @@ def test_a_check_comes_after_the_immunity_and_again_after_the_interval_and_then_
     assert machine.next_due_ms() is None
 
 
+def test_what_has_ended_leaves_nothing_that_waits_to_be_due() -> None:
+    machine = opened(*range(1, 1_000))
+    machine.apply(checked_record([key(999)], 50), 0)
+    machine.apply(ended_record([(key(n), Ending.COMMITTED) for n in range(1, 998)]), 0)
+    assert len(machine._first_due) + len(machine._due) == 3  # that of 999 before it was asked about, too
+    assert [h.key.sequence for h in machine.due(5_000, 10).to_check] == [998, 999]
+    assert machine.next_due_ms() == 100
+
+
 @pytest.mark.parametrize("first", [Ending.COMMITTED, Ending.ROLLED_BACK])
 def test_a_decision_is_repeated_contradicted_or_unknown(first: Ending) -> None:
     machine = opened(1)

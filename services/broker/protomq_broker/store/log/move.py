@@ -39,10 +39,11 @@ ReadRecords = Callable[
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512
 """In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
 
-_KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
+KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
+"""What of a record's flags stays when it moves."""
 _IS_FRONT: Final = np.zeros(256, np.bool_)
 _IS_FRONT[list(layout.FRONT_TAGS)] = True
-_ORIGIN: Final = np.dtype(
+ORIGIN: Final = np.dtype(
     [
         ("queue_id_tag", "u1"),
         ("queue_id", "<u4"),
@@ -53,7 +54,7 @@ _ORIGIN: Final = np.dtype(
     ]
 )
 """Transit behind its first field, of a message that is moved for the first time before anybody got it; zeros are written too."""
-_ORIGIN_TAGS: Final = {
+ORIGIN_TAGS: Final = {
     "queue_id_tag": 0x15,
     "queue_offset_tag": 0x19,
     "store_time_tag": 0x29,
@@ -165,10 +166,10 @@ class _Pieces:
         """The next copy; without `transit` the message has not been moved before."""
         tail_size = self._tail_size
         if transit is None:
-            at = row * _ORIGIN.itemsize
-            transit = _transit_head(origin_topic) + self._origins[at : at + _ORIGIN.itemsize]
+            at = row * ORIGIN.itemsize
+            transit = transit_head(origin_topic) + self._origins[at : at + ORIGIN.itemsize]
         size = front_end - front_start + len(transit) + tail_size
-        head = _record_head(size)
+        head = record_head(size)
         self.parts += (
             head,
             self._data[front_start:front_end],
@@ -265,7 +266,7 @@ def _tails(
     tails["topic_field"] = np.void(topic_field_of(topic_bytes))
     for name in FIXED_TRAILER_DTYPE.names or ():
         tails[name] = trailers[name]
-    flags = trailers["flags"] & _KEPT_FLAGS | kind | layout.FLAG_TRANSIT
+    flags = trailers["flags"] & KEPT_FLAGS | kind | layout.FLAG_TRANSIT
     if due_times_ms is not None:
         tails["due_time_tag"] = layout.DUE_TIME_TAG
         tails["due_time_ms"] = due_times_ms
@@ -276,8 +277,8 @@ def _tails(
 
 def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
     """For messages that are moved for the first time: where they stand, for all that the topic does not say."""
-    origins = np.zeros(len(trailers), _ORIGIN)
-    for name, tag in _ORIGIN_TAGS.items():
+    origins = np.zeros(len(trailers), ORIGIN)
+    for name, tag in ORIGIN_TAGS.items():
         origins[name] = tag
     for name in ("queue_id", "queue_offset", "store_time_ms"):
         origins[name] = trailers[name]
@@ -331,13 +332,14 @@ def cut_error(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _transit_head(topic: bytes) -> bytes:
-    """The field `transit` of a first move up to where `_ORIGIN` begins."""
+def transit_head(topic: bytes) -> bytes:
+    """The field `transit` of a first move up to where `ORIGIN` begins."""
     first = b"\x0a" + layout.encode_varint(len(topic)) + topic
-    size = len(first) + _ORIGIN.itemsize
+    size = len(first) + ORIGIN.itemsize
     return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(size) + first
 
 
 @lru_cache(maxsize=4096)
-def _record_head(size: int) -> bytes:
+def record_head(size: int) -> bytes:
+    """Tag and length of a record field."""
     return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)

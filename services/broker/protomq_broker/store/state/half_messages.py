@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from protomq.wire.record import FLAG_KIND_HALF, FLAG_KIND_MASK
 from protomq.wire.topics import TRANSACTIONS_TOPIC
 from protomq_broker.store.files.disk import Disk, remove_file
-from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.log.append import AppendRequest, RecordRegion, ScannedRecords
 
+from .fresh_halves import FreshHalves
 from .machine import Carrier, Snapshot
 from .transaction_files import load_transactions, save_transactions
 from .transactions import HalfMessage, TransactionKey, Transactions
@@ -42,6 +43,8 @@ class HalfMessages:
         self._folder = folder
         self._transactions = transactions
         self._replayed: list[ScannedRecords] = []
+        self.fresh = FreshHalves()
+        """What of them need not be read again."""
 
     def load(self, log_start: int) -> None:
         """Takes over what the file holds. The log begins at `log_start`."""
@@ -103,7 +106,9 @@ class HalfMessages:
         """Takes the half messages."""
         for request in requests:
             if request.region.flags & FLAG_KIND_MASK == FLAG_KIND_HALF:
-                self._transactions.open(halves_of(request))
+                halves = halves_of(request)
+                self._transactions.open(halves)
+                self.fresh.note(request, halves)
 
     def remove_topic(self, topic: str) -> None:
         """See `Derived`."""
@@ -171,17 +176,22 @@ def halves_of(request: AppendRequest) -> list[HalfMessage]:
     if region.identities is not None:
         keys = [TransactionKey(*row) for row in region.identities.tolist()]
     else:
-        keys = [
-            TransactionKey(region.producer_id, region.producer_epoch, region.first_sequence + index)
-            for index in range(region.count)
-        ]
+        keys = region_keys(region)
     starts = [0] if region.starts is None else region.starts.tolist()
     sizes = [len(region.data)] if region.sizes is None else region.sizes.tolist()
+    topic, queue_id, store_time_ms = region.topic, request.queue_id, request.store_time_ms
     return [
-        HalfMessage(
-            key, at + start, size, region.topic, request.queue_id, request.store_time_ms
-        )
+        HalfMessage(key, at + start, size, topic, queue_id, store_time_ms)
         for key, start, size in zip(keys, starts, sizes, strict=True)
+    ]
+
+
+def region_keys(region: RecordRegion) -> list[TransactionKey]:
+    """Names of the transactions that a request of half messages begins."""
+    producer_id, epoch, first = region.producer_id, region.producer_epoch, region.first_sequence
+    return [
+        TransactionKey(producer_id, epoch, sequence)
+        for sequence in range(first, first + region.count)
     ]
 
 

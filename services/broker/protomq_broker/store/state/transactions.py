@@ -22,6 +22,7 @@ import enum
 import heapq
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -48,6 +49,7 @@ class Ending(enum.IntEnum):
     EXPIRED = 3
 
 
+_ENDINGS: Final = {int(ending): ending for ending in Ending}
 _CHECKED: Final = 4
 _CARRIED: Final = 5
 """Stand where an ending would: the transaction was checked, or carried forward with its half message, and stays open."""
@@ -144,6 +146,8 @@ class Transactions:
         self._open: dict[TransactionKey, OpenTransaction] = {}
         # (due, whose): one that is due at another time by now, or has ended, is left out when it comes up.
         self._due: list[tuple[int, TransactionKey]] = []
+        # The same of those that are due for the first time, which come in their order: a heap would keep each for its six seconds.
+        self._first_due: deque[tuple[int, TransactionKey]] = deque()
         self._ended = EndedTransactions(ENDED_MAX)
         self._end_position = 0
         self.size_bytes = 0
@@ -153,16 +157,18 @@ class Transactions:
 
     def open(self, halves: Iterable[HalfMessage]) -> None:
         """Half messages, in the order of the log. One that is open already was carried forward: it stands elsewhere now."""
-        for half in halves:
-            with self._lock:
-                known = self._open.pop(half.key, None)
+        immunity_ms, all_open, first_due = self._plan.immunity_ms, self._open, self._first_due
+        with self._lock:
+            for half in halves:
+                key = half.key
+                known = all_open.pop(key, None)
                 if known is not None:
-                    self._open[half.key] = known._replace(half=half)
+                    all_open[key] = known._replace(half=half)
                     self.size_bytes += half.size_bytes - known.half.size_bytes
                 else:
-                    due_ms = half.store_time_ms + self._plan.immunity_ms
-                    self._open[half.key] = OpenTransaction(half, 0, due_ms)
-                    heapq.heappush(self._due, (due_ms, half.key))
+                    due_ms = half.store_time_ms + immunity_ms
+                    all_open[key] = OpenTransaction(half, 0, due_ms)
+                    first_due.append((due_ms, key))
                     self.size_bytes += half.size_bytes
                 self._end_position = half.position + half.size_bytes
 
@@ -178,21 +184,19 @@ class Transactions:
             log.error("the record of %s at position %d is damaged", TRANSACTIONS_TOPIC, position)
             return ()
         carried = zip(record.check_counts, record.due_times_ms, strict=True)
+        keys = map(TransactionKey, record.producer_ids, record.producer_epochs, record.sequences)
         with self._lock:
-            for producer_id, epoch, sequence, event in zip(
-                record.producer_ids,
-                record.producer_epochs,
-                record.sequences,
-                record.events,
-                strict=True,
-            ):
-                key = TransactionKey(producer_id, epoch, sequence)
+            for key, event in zip(keys, record.events, strict=True):
                 if event == _CHECKED:
                     self._wait(key, None, record.time_ms + self._plan.interval_ms)
                 elif event == _CARRIED:
                     self._wait(key, *next(carried))
                 else:
-                    self._end(key, Ending(event), position)
+                    self._end(key, _ENDINGS[event], position)
+            # Those at the front that have ended: what has ended costs no memory.
+            first_due = self._first_due
+            while first_due and first_due[0][1] not in self._open:
+                first_due.popleft()
             self._end_position = position + 1
         return ()
 
@@ -241,6 +245,10 @@ class Transactions:
         with self._lock:
             return list(self._open.values())
 
+    def knows(self, key: TransactionKey) -> bool:
+        """Whether it is open, or is remembered as ended."""
+        return key in self._open or self._ended.get(key) is not None
+
     def find(self, key: TransactionKey) -> OpenTransaction | None:
         """An open one."""
         return self._open.get(key)
@@ -278,12 +286,15 @@ class Transactions:
 
     def next_due_ms(self) -> int | None:
         """When `due` gives something next; None if nothing is open."""
-        while self._due:
-            due_ms, key = self._due[0]
+        others, first = self._due, self._first_due
+        while others or first:
+            if first and (not others or first[0] < others[0]):
+                heapq.heappush(others, first.popleft())
+            due_ms, key = others[0]
             known = self._open.get(key)
             if known is not None and known.due_ms == due_ms:
                 return due_ms
-            heapq.heappop(self._due)
+            heapq.heappop(others)
         return None
 
     def below(self, position: int) -> list[HalfMessage]:
@@ -351,5 +362,5 @@ def _holds(record: TransactionsRecord) -> bool:
     return (
         len(record.producer_epochs) == len(record.sequences) == len(record.events) == count
         and len(record.check_counts) == len(record.due_times_ms) == carried
-        and all(1 <= event <= _CARRIED for event in record.events)
+        and (not count or 1 <= min(record.events) <= max(record.events) <= _CARRIED)
     )
