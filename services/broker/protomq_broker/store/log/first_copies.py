@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from protomq.wire import record as layout
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 
 from .append import RecordRegion
 from .move import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, record_head, transit_head
+from .record_arrays import U32, opaque, windows
 from .record_scan import record_field_at
 
 _KIND: Final = layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT
-_unpack_trailer: Final = layout.FIXED_TRAILER.unpack_from
-# Where `FIXED_TRAILER.unpack` has values: tags stand between them.
-_TAG_CODE, _KEY_HASH, _PRODUCER_ID, _PRODUCER_EPOCH, _SEQUENCE, _FLAGS = 1, 3, 7, 9, 11, 17
 
 
 def first_copies(
@@ -36,48 +35,45 @@ def first_copies(
     """
     topic_bytes = topic.encode()
     tail_size = layout.trailer_size_bytes(topic_bytes)
-    parts: list[Any] = []
+    parts: list[bytes] = []
     sizes: list[int] = []
-    tag_codes: list[int] = []
-    key_hashes: list[int] = []
-    identities: list[tuple[int, int, int]] = []
-    for field, store_time_ms in zip(fields, store_times_ms, strict=True):
-        whole = len(field)
-        size, head_size = record_field_at(field, 0, whole)
-        values = _unpack_trailer(field, whole - layout.FIXED_TRAILER_SIZE_BYTES)
-        transit = _transit(topic_bytes, queue_id, store_time_ms)
-        flags = values[_FLAGS] & KEPT_FLAGS | _KIND
-        size += len(transit)
-        head = record_head(size)
-        flags_at = whole + layout.FLAGS_AT
-        parts += (
-            head,
-            field[head_size : whole - tail_size],
-            transit,
-            field[whole - tail_size : flags_at],
-            flags.to_bytes(4, "little"),
-            field[flags_at + 4 :],
-        )
-        sizes.append(len(head) + size)
-        tag_codes.append(values[_TAG_CODE])
-        key_hashes.append(values[_KEY_HASH])
-        identities.append((values[_PRODUCER_ID], values[_PRODUCER_EPOCH], values[_SEQUENCE]))
-    is_one = len(sizes) == 1
+    whole = store_time_ms = -1
+    for field, time_ms in zip(fields, store_times_ms, strict=True):
+        if len(field) != whole or time_ms != store_time_ms:  # most are as the one before
+            whole, store_time_ms = len(field), time_ms
+            transit = _transit(topic_bytes, queue_id, time_ms)
+            front_end = whole - tail_size
+            size, head_size = record_field_at(field, 0, whole)
+            head = record_head(size + len(transit))
+            copied_size = len(head) + size + len(transit)
+        parts += (head, field[head_size:front_end], transit, field[front_end:])
+        sizes.append(copied_size)
+    data = bytearray().join(parts)
     lengths = np.array(sizes, np.int64)
+    ends = np.cumsum(lengths)
+    trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[
+        ends - layout.FIXED_TRAILER_SIZE_BYTES
+    ].view(FIXED_TRAILER_DTYPE)
+    windows(data, U32)[ends + layout.FLAGS_AT] = trailers["flags"] & KEPT_FLAGS | _KIND
+    identities = np.empty((len(sizes), 3), np.uint64)
+    for place, name in enumerate(("producer_id", "producer_epoch", "sequence")):
+        identities[:, place] = trailers[name]
+    tag_codes, key_hashes = trailers["tag_code"].copy(), trailers["key_hash"].copy()
+    is_one = len(sizes) == 1
     return RecordRegion(
         topic,
-        bytearray().join(parts),
+        data,
         len(sizes),
-        None if is_one else np.cumsum(lengths) - lengths,
+        None if is_one else ends - lengths,
         None if is_one else lengths,
-        tag_codes[0] if is_one else np.array(tag_codes, np.int64),
-        key_hashes[0] if is_one else np.array(key_hashes, np.uint64),
+        int(tag_codes[0]) if is_one else tag_codes,
+        int(key_hashes[0]) if is_one else key_hashes,
         producer_id=0,
         producer_epoch=0,
         first_sequence=0,
         stride=0 if is_one or min(sizes) != max(sizes) else sizes[0],
         flags=layout.FLAG_KIND_COPY,
-        identities=np.array(identities, np.uint64),
+        identities=identities,
     )
 
 
