@@ -146,11 +146,12 @@ class AsyncTransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
-        transaction = await self.begin(topic, body, **settings)
-        half, timeout_s = transaction.half, settings.get("timeout_s")
+        half, timeout_s = await self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             returned = execute(half)
-            decision = decision_of(await returned if inspect.isawaitable(returned) else returned)
+            if returned is not None and inspect.isawaitable(returned):
+                returned = await returned
+            decision = decision_of(returned)
         except Exception:
             await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
@@ -164,11 +165,16 @@ class AsyncTransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> AsyncTransaction:
         """See TransactionProducer.begin."""
+        return AsyncTransaction(self, await self._begin(topic, body, settings))
+
+    async def _begin(
+        self, topic: str | OutgoingMessage, body: Body, settings: SendSettings
+    ) -> HalfResult:
         self._follow()
         half = await self._producer.send(topic, body, **settings)
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
-        return AsyncTransaction(self, half)
+        return half
 
     async def end(
         self,
@@ -183,7 +189,8 @@ class AsyncTransactionProducer:
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
         queue = half.queue
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, half.message_id)
+        message_id = half.message_id if self._producer._hooks.end else ""
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
         return await self._end(end, timeout_s)
 
     async def _end(self, end: End, timeout_s: float | None) -> bool:

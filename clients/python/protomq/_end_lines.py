@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ._lines import CHAINS
 from ._transactions import ENDS_MAX, PAUSE_S, End
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
 
@@ -25,7 +26,7 @@ def _late() -> RequestTimeoutError:
 class _Entry:
     """A decision of one caller."""
 
-    __slots__ = ("deadline_s", "end", "leads", "outcome", "wakeup")
+    __slots__ = ("deadline_s", "end", "leads", "next_to_wake", "outcome", "wakeup")
 
     def __init__(self, end: End, deadline_s: float) -> None:
         self.end = end
@@ -33,6 +34,13 @@ class _Entry:
         self.outcome: bool | BaseException | None = None
         self.leads = False
         self.wakeup = threading.Lock()
+        self.next_to_wake: _Entry | None = None
+
+    def pass_on(self) -> None:
+        """Wakes the next caller of the chain; first thing after being woken."""
+        follower, self.next_to_wake = self.next_to_wake, None
+        if follower is not None:
+            follower.wakeup.release()
 
 
 class EndLine:
@@ -53,17 +61,48 @@ class EndLine:
                 self._waiting.append(entry)
             else:
                 self._is_busy = entry.leads = True
-        if not entry.leads and not entry.wakeup.acquire(timeout=timeout_s + PAUSE_S):
-            with self._lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
-                    raise _late()
-            entry.wakeup.acquire()
         if entry.leads:
             self._lead(entry)
+        else:
+            self._follow(entry, timeout_s)
         if isinstance(entry.outcome, BaseException):
             raise entry.outcome
         return bool(entry.outcome)
+
+    def _follow(self, entry: _Entry, timeout_s: float) -> None:
+        """Waits until the decision has its outcome, or this thread is to lead. Raises RequestTimeoutError if it was not told in time."""
+        try:
+            is_woken = entry.wakeup.acquire(timeout=timeout_s + PAUSE_S)
+        except BaseException:
+            # Interrupted: others may depend on this thread to wake them or to lead them.
+            if not self._withdraw(entry):
+                threading.Thread(
+                    target=self._finish_following,
+                    args=(entry,),
+                    name="protomq-interrupted",
+                    daemon=True,
+                ).start()
+            raise
+        if not is_woken and self._withdraw(entry):
+            raise _late()
+        self._finish_following(entry)
+
+    def _finish_following(self, entry: _Entry) -> None:
+        while not entry.leads and entry.outcome is None:
+            entry.wakeup.acquire(timeout=0.1)
+        if entry.leads:
+            self._lead(entry)
+        else:
+            entry.pass_on()
+
+    def _withdraw(self, entry: _Entry) -> bool:
+        """Takes back a decision that still waits in line; False if it is on its way, or its caller is to lead."""
+        with self._lock:
+            try:
+                self._waiting.remove(entry)
+            except ValueError:
+                return False
+            return True
 
     def _lead(self, own: _Entry) -> None:
         """Tells what has gathered, and hands the lead over."""
@@ -90,8 +129,12 @@ class EndLine:
             next_.wakeup.release()
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.outcome = outcome
-            if entry is not own:
-                entry.wakeup.release()
+        # In chains, as senders are: threads that are all woken at once only fight for the GIL.
+        others = entries[1:]
+        for entry, follower in zip(others, others[CHAINS:], strict=False):
+            entry.next_to_wake = follower
+        for entry in others[:CHAINS]:
+            entry.wakeup.release()
 
 
 class _AsyncEntry:

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from ._batching import PreparedRecord, RecordEncoder
 from ._hook_points import HookPoints
-from ._outgoing import SendResult, Stored
+from ._outgoing import SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
 from ._send_core import SendCore
 from ._send_request import Request
+from ._types import MessageQueue
 from .errors import ProtocolError
-from .v1.send_service_pb2 import SendResponse
 from .wire.record import encode_varint
 
 _HALF_FIELD: Final = b"\x58\x01"
@@ -99,23 +99,23 @@ class HalfCore(SendCore):
         body, first_key, tag, front, flags, born_time_ms, sharding_hash = found
         return body, first_key, tag, front + self._group_field, flags, born_time_ms, sharding_hash
 
-    def store_result(self, request: Request, answer: bytes) -> Stored:
-        """See `SendCore`."""
-        stored = super().store_result(request, answer)
-        handles = list(SendResponse.FromString(answer).transaction_handles)
-        if len(handles) != stored.count:
+    def _stored(
+        self, request: Request, status: SendStatus, queue: MessageQueue, response: Any
+    ) -> Stored:
+        count, handles = response.record_count, list(response.transaction_handles)
+        if len(handles) != count:
             raise ProtocolError(
-                f"{stored.count} half messages were sent, the broker answered {len(handles)} handles: it is of an earlier version"
+                f"{count} half messages were sent, the broker answered {len(handles)} handles: it is of an earlier version"
             )
         half = HalfStored(
-            stored.status,
-            stored.queue,
-            stored.first_offset,
-            stored.physical_offset,
-            stored.repeated_send,
-            stored.identity,
-            stored.first_sequence,
-            stored.count,
+            status,
+            queue,
+            -1,
+            response.physical_offset,
+            response.repeated_send,
+            request.identity,
+            request.first_sequence,
+            count,
         )
         half.handles = handles
         return half

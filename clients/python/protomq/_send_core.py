@@ -369,6 +369,11 @@ class SendCore:
         if response.queue_id != queue.queue_id:
             # A repeated send stands where it was stored the first time.
             queue = queue._replace(queue_id=response.queue_id)
+        return self._stored(request, status, queue, response)
+
+    def _stored(
+        self, request: Request, status: SendStatus, queue: MessageQueue, response: Any
+    ) -> Stored:
         return Stored(
             status,
             queue,
@@ -377,7 +382,7 @@ class SendCore:
             response.repeated_send,
             request.identity,
             request.first_sequence,
-            count,
+            response.record_count,
             None if request.delay_field is None else places_of(request, response.recall_handle),
         )
 

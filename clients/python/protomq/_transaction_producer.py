@@ -177,8 +177,7 @@ class TransactionProducer:
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
         TransactionEndedError if somebody else ended it otherwise.
         """
-        transaction = self.begin(topic, body, **settings)
-        half, timeout_s = transaction.half, settings.get("timeout_s")
+        half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             decision = decision_of(execute(half))
         except BaseException:
@@ -194,10 +193,15 @@ class TransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> Transaction:
         """Sends a half message, to be committed or rolled back by the caller. Takes and raises what `Producer.send` does."""
+        return Transaction(self, self._begin(topic, body, settings))
+
+    def _begin(
+        self, topic: str | OutgoingMessage, body: Body, settings: SendSettings
+    ) -> HalfResult:
         half = self._producer.send(topic, body, **settings)
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
-        return Transaction(self, half)
+        return half
 
     def end(
         self,
@@ -215,7 +219,8 @@ class TransactionProducer:
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
         queue = half.queue
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, half.message_id)
+        message_id = half.message_id if self._producer._hooks.end else ""
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
         return self._end(end, timeout_s)
 
     def _end(self, end: End, timeout_s: float | None) -> bool:

@@ -23,6 +23,7 @@ from ._steps import CallServer, Steps
 from ._types import BrokerAddress, MessageQueue
 from .errors import ProtocolError, ProtomqError, WrongTypeError, error_from_status
 from .v1 import transaction_service_pb2 as pb
+from .wire.record import encode_varint
 from .wire.status import RpcStatus
 
 logger = logging.getLogger("protomq.producer")
@@ -82,10 +83,15 @@ class TransactionResult:
     is_ended: bool
 
 
+_DECISIONS: Final = {decision: bytes((0x10, decision)) for decision in TransactionDecision}
+"""The field of a decision; none of those that are told is the default."""
+
+
 class End(NamedTuple):
     """A decision on its way.
 
-    `topic`: one that the broker has, by which its address is known. `is_check`: the broker had asked.
+    `topic`: one that the broker has, by which its address is known. `message_id`: only where hooks are told. `is_check`: the broker had
+    asked.
     """
 
     topic: str
@@ -101,6 +107,8 @@ def decision_of(returned: object) -> TransactionDecision:
 
     Raises WrongTypeError for a coroutine: nobody awaits it, so nothing was done.
     """
+    if returned is None:  # nearly all
+        return TransactionDecision.COMMIT
     if inspect.iscoroutine(returned):
         returned.close()
         raise WrongTypeError(
@@ -138,15 +146,20 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
     """Tells one broker of decisions; of each, whether the transaction had ended so before, or why it was refused. Raises what the call
     raises. It is tried until the time is over: a decision that comes twice is answered as the first time.
     """
-    request = pb.EndTransactionRequest()
-    for end in ends:
-        request.ends.add(transaction_handle=end.handle, decision=int(end.decision))
-    payload = [request.SerializeToString()]
+    payload = [b"".join([_end_field(end.handle, end.decision) for end in ends])]
     topic, broker_name = ends[0].topic, ends[0].broker_name
     answer = yield from call_broker(
         topic, broker_name, END_TRANSACTION, payload, timeout_s, UNTIL_THE_END
     )
     return _outcomes(ends, answer)
+
+
+def _end_field(handle: str, decision: TransactionDecision) -> bytes:
+    """A field of EndTransactionRequest: what a message object would give, at a third of the time."""
+    octets = handle.encode()
+    head = b"\x0a" + encode_varint(len(octets))
+    size = len(head) + len(octets) + 2
+    return b"".join((b"\x0a", encode_varint(size), head, octets, _DECISIONS[decision]))
 
 
 def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:

@@ -1,0 +1,119 @@
+"""Decisions of many threads on transactions of one broker: who tells them, and who wakes whom."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from protomq._end_lines import EndLine
+from protomq._lines import CHAINS
+from protomq._transactions import End, TransactionDecision
+from protomq.errors import ConnectionLostError, ProtomqError
+from tests.support.waiting import wait_for
+
+
+class Broker:
+    """Answers once it may; knows which decisions came together."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.may_answer = threading.Semaphore(0)
+        self.fails = False
+
+    def end(self, ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+        self.told.append([end.handle for end in ends])
+        assert self.may_answer.acquire(timeout=30)
+        if self.fails:
+            raise ConnectionLostError("gone")
+        return [end.handle.endswith("again") for end in ends]
+
+
+def end_of(handle: str) -> End:
+    return End("T", "a", handle, TransactionDecision.COMMIT)
+
+
+class Callers:
+    """Threads with a decision each; `outcomes` by handle."""
+
+    def __init__(self, line: EndLine) -> None:
+        self.line = line
+        self.outcomes: dict[str, object] = {}
+        self.threads: list[threading.Thread] = []
+
+    def begin(self, *handles: str) -> None:
+        for handle in handles:
+            thread = threading.Thread(target=self._call, args=(handle,), daemon=True)
+            self.threads.append(thread)
+            thread.start()
+            wait_for(partial(self._is_under_way, handle), pause_s=0.001)
+
+    def _call(self, handle: str) -> None:
+        try:
+            self.outcomes[handle] = self.line.end(end_of(handle), 30.0)
+        except ProtomqError as error:
+            self.outcomes[handle] = error
+
+    def _is_under_way(self, handle: str) -> bool:
+        waiting = [entry.end.handle for entry in list(self.line._waiting)]
+        return handle in waiting or (self.line._is_busy and not waiting)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_what_gathers_while_a_request_is_on_its_way_is_told_together() -> None:
+    broker = Broker()
+    callers = Callers(EndLine(broker.end))
+    callers.begin("first")
+    handles = [f"{n}" for n in range(3 * CHAINS)] + ["again"]
+    callers.begin(*handles)
+    broker.may_answer.release(2)
+    callers.join()
+    assert broker.told == [["first"], handles]
+    assert callers.outcomes == dict.fromkeys(["first", *handles], False) | {"again": True}
+
+
+def test_a_request_that_fails_is_an_error_of_its_own_to_each_caller() -> None:
+    broker = Broker()
+    callers = Callers(EndLine(broker.end))
+    callers.begin("first")
+    callers.begin("a", "b", "c")
+    broker.fails = True
+    broker.may_answer.release(2)
+    callers.join()
+    assert len({id(error) for error in callers.outcomes.values()}) == 4
+    assert all(isinstance(error, ConnectionLostError) for error in callers.outcomes.values())
+
+
+@pytest.mark.parametrize("place", [1, 4])
+def test_a_caller_that_is_interrupted_leaves_nobody_waiting(place: int) -> None:
+    broker = Broker()
+    line = EndLine(broker.end)
+    callers = Callers(line)
+    callers.begin("first")
+    before = [f"before {n}" for n in range(place)]
+    callers.begin(*before)
+
+    def interrupt() -> None:
+        wait_for(lambda: len(line._waiting) == place + 1, pause_s=0.001)
+        callers.begin(*(f"behind {n}" for n in range(3 * CHAINS)))
+        broker.may_answer.release()  # those behind the first are on their way now
+        wait_for(lambda: len(broker.told) == 2, pause_s=0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        line.end(end_of("interrupted"), 30.0)
+    interrupter.join()
+    broker.may_answer.release(8)
+    callers.join()
+    assert not line._is_busy
+    assert set(callers.outcomes.values()) == {False}
+    assert len(callers.outcomes) == 1 + place + 3 * CHAINS
