@@ -103,6 +103,7 @@ THREADS: Final = {
     "protomq._daemon_threads": "functions that may never return",
     "protomq._loop_watch": "what blocks an event loop",
     "protomq._send_lines": "lines and their senders",
+    "protomq._end_lines": "goes on in the place of a caller that was interrupted",
     "protomq._member_thread": "the calls of a member of a group",
     "protomq._pull_multiplexer": "pulls of a consumer",
     "protomq._push_consumer": "its poll, its listeners, what goes back",
