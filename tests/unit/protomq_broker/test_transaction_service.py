@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -235,13 +236,12 @@ def test_commits_are_the_same_whether_or_not_their_half_messages_are_read_again(
 ) -> None:
     monkeypatch.setattr(fresh_halves, "FRESH_SIZE_MAX_BYTES", kept_bytes)
     handles = [world.half(b"%d" % n * 100, queue_id=n % 2) for n in range(6)]
-    reads = []
-    real = world.store.read_records
-    world.store.read_records = lambda *at: reads.append(at) or real(*at)  # type: ignore[method-assign]
+    reading = Mock(side_effect=world.store.read_records)
+    world.store.read_records = reading  # type: ignore[method-assign]
     world.end(*[(handle, COMMIT) for handle in (handles if forwards else handles[::-1])])
     assert world.delivered(queue_id=0) == [b"%d" % n * 100 for n in (0, 2, 4)]
     assert world.delivered(queue_id=1) == [b"%d" % n * 100 for n in (1, 3, 5)]
-    assert bool(reads) == (kept_bytes < 1 << 20)
+    assert reading.called == (kept_bytes < 1 << 20)
     assert world.store.transactions.open_count == 0
     world.restart()
     assert world.delivered() == [b"%d" % n * 100 for n in (0, 2, 4)]

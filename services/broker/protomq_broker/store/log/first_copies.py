@@ -37,7 +37,8 @@ def first_copies(
     tail_size = layout.trailer_size_bytes(topic_bytes)
     parts: list[bytes] = []
     sizes: list[int] = []
-    whole = store_time_ms = -1
+    whole = store_time_ms = head_size = front_end = copied_size = -1
+    head = transit = b""
     for field, time_ms in zip(fields, store_times_ms, strict=True):
         if len(field) != whole or time_ms != store_time_ms:  # most are as the one before
             whole, store_time_ms = len(field), time_ms

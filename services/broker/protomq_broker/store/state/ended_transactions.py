@@ -31,7 +31,7 @@ class EndedTransactions:
 
     def __init__(self, count_max: int) -> None:
         self._rows = np.zeros(count_max, ENDED_ROW)
-        self._octets = memoryview(self._rows.view(np.uint8))
+        self._octets = self._rows.view(np.uint8).data
         self._start = 0
         self._endings: dict[Key, int] = {}
 
