@@ -91,8 +91,8 @@ _LOOK_UP_TOO_LONG = ServiceError(
 class AdminService:
     """Implements protomq.v1.AdminService, on the admin lane.
 
-    `lane_status` gives the state of all lanes; `announce` returns when the name servers know the topics as they are, or do not hurry;
-    `write_refusal` says why no writes are taken, "" if they are; topics change when the `permit` is given.
+    `lane_status` gives the state of all lanes. `announce` waits until the name servers know the present topics, or until it gives up.
+    `write_refusal` says why the broker takes no writes; "" if it takes them. Topics change only after the `permit` is given.
     """
 
     def __init__(
@@ -124,9 +124,10 @@ class AdminService:
 
     @drained
     def create_topic(self, calls: list[Call]) -> None:
-        """Creates or changes topics; the same again is no error; another configuration needs `update`.
+        """Creates or changes topics. Creating a topic again with the same configuration is no error; another configuration needs `update`.
 
-        All that have arrived by now are one change: each one rewrites the table of topics and registers all of them again.
+        The service makes one change of all calls that have arrived, since each change rewrites the table of topics and registers all topics
+        again.
         """
         self._permit.when_given(calls, self._create_topics)
 
@@ -192,7 +193,7 @@ class AdminService:
 
     @tells_store_errors
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
-        """A page of topics by name; the token is the last name of the page before."""
+        """Returns a page of topics, sorted by name. The page token is the last name of the previous page."""
         size = page_size_of(request.page_size)
         check_page_token(request.page_token, require_known_name)
         topics = sorted(
@@ -212,7 +213,7 @@ class AdminService:
 
     @tells_store_errors
     def list_groups(self, request: ListGroupsRequest, context: CallContext) -> ListGroupsResponse:
-        """A page of consumer groups by name; the token is the last name of the page before."""
+        """Returns a page of consumer groups, sorted by name. The page token is the last name of the previous page."""
         size = page_size_of(request.page_size)
         check_page_token(request.page_token, require_group_name)
         if request.topic:
@@ -233,7 +234,7 @@ class AdminService:
 
     @raw
     def delete_group(self, call: Call) -> None:
-        """Has a group's offsets and settings, and what it has popped, forgotten by a record of the log; answered when that is stored."""
+        """Appends a record by which the broker forgets a group's offsets, settings and pops. The answer comes when the record is stored."""
         try:
             request = DeleteGroupRequest.FromString(bytes(call.payload))
             self._check_unused(request)
@@ -245,7 +246,7 @@ class AdminService:
             self._commits.delete_group(request.consumer_group, call)
 
     def _check_unused(self, request: DeleteGroupRequest) -> None:
-        """Raises ServiceError if there is no such group, or if it is in use and the request does not say that it shall go all the same."""
+        """Raises ServiceError if the group does not exist, or if it is in use and the request does not set `force`."""
         group = request.consumer_group
         check_group_name(group)
         store = self._store
@@ -313,7 +314,7 @@ class AdminService:
 
     @tells_store_errors
     def get_stats(self, request: GetStatsRequest, context: CallContext) -> GetStatsResponse:
-        """Counters since the start; a topic nobody used since has zeros."""
+        """Returns counters since the start; a topic that nobody has used since then has zeros."""
         if len(set(request.topics)) < len(request.topics):
             raise invalid_argument("topics", "names a topic twice")
         names = request.topics or sorted(topic.name for topic in self._store.topics.all())
@@ -337,7 +338,8 @@ class AdminService:
     def query_messages(self, call: Call) -> None:
         """Messages by key or id: candidates come from the index, and are compared here.
 
-        Records go out as they stand in the log: rewritten, maps would come in another order, and their CRC would not hold.
+        The answer has the records as the log has them. A rewritten record could have its map entries in another order, and its CRC would
+        fail.
         """
         try:
             request = QueryMessagesRequest.FromString(bytes(call.payload))
@@ -349,9 +351,9 @@ class AdminService:
     def _find_messages(
         self, request: QueryMessagesRequest, size_max_bytes: int, deadline: float | None
     ) -> list[bytes]:
-        """Record fields, newest first, up to a total of bytes, but at least one. The first that does not fit ends it.
+        """Returns record fields, newest first, at least one. The first one that would exceed `size_max_bytes` in total ends the list.
 
-        Where the next one may be damaged: CORRUPT_LOG, with the number of those that were found before it.
+        Raises ServiceError CORRUPT_LOG where the next record may be damaged; the error says how many records were found before it.
         """
 
         def check_time() -> None:
@@ -408,7 +410,9 @@ class AdminService:
         return found
 
     def _read_create(self, call: Call, wanted: Mapping[str, TopicConfig]) -> TopicConfig:
-        """The topic that a call asks for, if it may be had; `wanted` are those of the calls before. Raises ServiceError."""
+        """Returns the topic that a call asks for. `wanted` has the topics of earlier calls of the same change. Raises ServiceError if it is
+        refused.
+        """
         try:
             request = CreateTopicRequest.FromString(bytes(call.payload))
         except DecodeError as error:
@@ -461,7 +465,7 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
 
 
 def check_read_queues(topic: TopicConfig, existing: TopicConfig | None) -> None:
-    """Raises ServiceError if a queue that is or was written until now could not be read: nobody would get what is acknowledged there."""
+    """Raises ServiceError if the change makes a queue unreadable that is written now or was until now: its messages would reach nobody."""
     written = max(topic.write_queues, existing.write_queues if existing is not None else 0)
     if topic.read_queues >= written:
         return
@@ -494,7 +498,7 @@ def page_size_of(asked: int) -> int:
 
 
 def check_page_token(token: str, require_name: Callable[[str], None]) -> None:
-    """A token is the name with which the page before ended; empty for the first page. Raises ServiceError."""
+    """Checks a page token: the last name of the previous page, or empty for the first page. Raises ServiceError."""
     try:
         if token:
             require_name(token)

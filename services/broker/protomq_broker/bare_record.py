@@ -1,7 +1,7 @@
-"""The request of a client in any language at its plainest: one record that is a body and nothing else, a topic, perhaps a queue.
+"""The plainest request of a client in any language: a topic, perhaps a queue, and one record that has only a body.
 
-Rewritten without parsing it field by field: `send_request.py` does the same for any request, at four times the cost, and the tests
-show that both give the same bytes.
+This module rewrites such a request without parsing each field. `send_request.py` does the same for any request at four times the cost; the
+tests show that both give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FIELDS_MAX: Final = 8
 
 
 def bare_body_of(payload: bytes) -> bytes | None:
-    """The body of the one record of a SendRequest that parses; None if there is anything but that and the request's header."""
+    """Returns the body of the only record in a SendRequest that parses. None if the request has more than its header and that body."""
     end = len(payload)
     size, head = record_field_at(payload, 0, end)
     if size < 0:
         return None
     record_end = head + size
-    # Field 1 of a record is tagged as a record is in its request.
+    # A record and its body have the same tag: both are field 1.
     body_size, body_head = record_field_at(payload, head, record_end)
     if body_size < 0 or body_head + body_size != size or body_size > layout.BODY_SIZE_MAX_BYTES:
         return None
@@ -44,7 +44,8 @@ def write_bare(
 
 
 def _is_header(payload: bytes, position: int, end: int) -> bool:
-    """Whether there are only fields of the header up to `end`, in their shortest form: no other tag could be that of a record."""
+    """Whether all bytes up to `end` are fields of the header in their shortest encoding. A longer encoding could hide the tag of a record.
+    """
     for _ in range(_FIELDS_MAX):
         if position == end:
             return True

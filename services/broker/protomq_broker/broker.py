@@ -105,25 +105,25 @@ log = logging.getLogger("protomq.broker")
 ANNOUNCED_COUNT_MAX = 500
 ANNOUNCE_TIMEOUT_S = 0.5
 REGISTER_TIMEOUT_S = 2.0
-"""How long a start waits for the name servers; a broker whose name servers are down serves all the same."""
+"""How long a start waits for the name servers. A broker serves without them when they are down."""
 SEND_LANE = "send"
 HA_LANE = "ha"
 LATE_LANES = (SEND_LANE,)
-"""No send is done before the name servers have been asked whether the name is free."""
+"""These lanes start last: a send waits until the name servers have said whether the broker's name is free."""
 
 
 class Election(NamedTuple):
-    """Of a broker whose master is elected. `epoch`: in which it leads; None: it follows."""
+    """The election that made this process. `epoch`: the epoch in which it leads; None: it follows."""
 
     leadership: LeadershipDriver
     epoch: int | None
 
 
 class Broker:
-    """Opens the store at construction; `add_services` before the server is made, which calls `start`; `register` behind that; `close` at
-    the end.
+    """One broker. Construct it (this opens the store), call `add_services`, make the server (it calls `start`), call `register`, at the end
+    `close`.
 
-    `name_servers` come in addition to the configured ones. Raises what `Store.open` raises.
+    `name_servers` are used in addition to the configured ones. Raises what `Store.open` raises.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Broker:
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
     ) -> None:
-        """`on_truncated`: told on a slave when the store has to be opened again, to become the beginning of its master's. `election`: where
-        the master is elected.
+        """`on_truncated`: called on a slave when its log must be truncated to a prefix of its master's, so its store must be opened again.
+        `election`: given where brokers elect their master.
         """
         self._election = election
         leadership = election.leadership if election is not None else None
@@ -279,14 +279,15 @@ class Broker:
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
-        self._registering = threading.Lock()  # of the next two: a start that is given up may go on for a while
+        # The lock protects the next two fields: a start that was given up may still be running for a while.
+        self._registering = threading.Lock()
         self._registration: BrokerRegistration | None = None
         self._is_unregistered = False
         self._is_starting = True
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
     def add_services(self, table: DispatchTable) -> None:
-        """Puts the broker's services into the table, and its hook behind theirs."""
+        """Puts the broker's services into the table, and adds the broker's hook after the services' hooks."""
         for module, name, service in (
             (send_service_pb2, "SendService", self._send),
             (pull_service_pb2, "PullService", self._pull),
@@ -323,7 +324,7 @@ class Broker:
                     queue_time_interval_ms=2_000,
                 ),
             ),
-            # One thread: it alone plans what is handed out.
+            # One thread: only this thread plans which messages a pop gets.
             "pop": LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max)),
             "consumer": LaneConfig(
                 lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
@@ -337,7 +338,9 @@ class Broker:
         }
 
     def start(self, server: Server) -> None:
-        """The server's hook, before anybody gets in: connects the store's signals to the lanes. The server knows its ports already."""
+        """The server calls this hook before it accepts connections: connects the store's signals to the lanes. The server knows its ports
+        already.
+        """
         self._server = server
         metrics = self.metrics()
         telemetry.publish(lambda: (each for each in metrics.numbers() if each.table is not LANES))
@@ -351,11 +354,12 @@ class Broker:
         self._replication.begin(ha_lane, self._send, self._waiting, self._writer)
 
     def register(self) -> None:
-        """Registers with the name servers, when the ports are open; then the send lane begins, and what else changes something is done.
-        Waits for both, 2 s at most.
+        """Registers with the name servers once the ports are open, then starts the send lane and gives the permit for all other changes.
+        Waits 2 s at most.
 
-        All name servers are asked side by side; one that is silent is waited for no longer than that, one that cannot be reached is not
-        what sends wait for. Raises ServiceError NAME_TAKEN if one of them says that the name is another broker's: nothing was changed.
+        The broker asks all name servers at once. It waits at most these 2 s for one that does not answer, and not at all for one that
+        refuses connections. Raises ServiceError NAME_TAKEN if a name server says that the name belongs to another broker; then nothing has
+        changed.
         """
         server = self._server
         assert server is not None, "start comes first"
@@ -371,7 +375,8 @@ class Broker:
         self._is_starting = False
         for refusal in registration.refusals():
             if self._election is not None and not self._is_slave:
-                break  # the name is that of a later master: etcd says so soon, and sends are refused until then
+                # A later master has the name now. Etcd reports that soon, and until then this broker refuses sends.
+                break
             self._permit.refuse(refusal)
             raise refusal
         if self._is_slave:
@@ -387,7 +392,7 @@ class Broker:
         self._healing.start()
         self._writer.post(self._checks.arm)
         self._writer.post(self._locks.arm)
-        # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
+        # A program that waits for the ready line expects to find the broker. The broker's name servers may be starting at the same time.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 
     def _make_registration(self, server: Server) -> BrokerRegistration:
@@ -421,7 +426,7 @@ class Broker:
         )
 
     def unregister(self) -> None:
-        """Tells the name servers that no new work shall come. The first step of a stop: what waits for the permit is refused."""
+        """Tells the name servers to send no new clients: the first step of a stop. Fails all changes that still wait for the permit."""
         self._permit.refuse(SHUTTING_DOWN)
         with self._registering:
             self._is_unregistered = True
@@ -430,12 +435,12 @@ class Broker:
             registration.stop()
 
     def go_on_following(self) -> None:
-        """Where the master is elected: a slave has another one to follow."""
+        """Follows another master. Used where the master is elected."""
         if self._replication.follower is not None:
             self._replication.follower.go_on()
 
     def stop_following(self) -> None:
-        """The same: nothing is said to any master from now on."""
+        """Stops following: this slave says nothing to any master from now on. Used where the master is elected."""
         if self._replication.follower is not None:
             self._replication.follower.close()
 
@@ -452,13 +457,13 @@ class Broker:
         self.store.close()
 
     def advertised_addresses(self, server: Server) -> AdvertisedAddresses:
-        """What clients are told."""
+        """Returns the addresses under which clients reach this broker."""
         listen: ListenConfig = self.config.listen
         peer = next(iter(self.config.name_server_addresses), None)
         return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
 
     def metrics(self) -> BrokerMetrics:
-        """What it measures, for one thread."""
+        """Returns the broker's metrics; one thread may read them."""
         return BrokerMetrics(
             self.store,
             start_time_ms=self._start_time_ms,
@@ -483,7 +488,7 @@ class Broker:
         self._memberships.topics_changed()
 
     def _read_queues(self, topic: str) -> int:
-        """How many queues members can read."""
+        """Returns how many queues of the topic consumers can read here; 0 if the topic is unknown or not readable."""
         found = self.store.topics.find(topic)
         return found.read_queues if found is not None and found.readable else 0
 
@@ -506,7 +511,9 @@ class Broker:
         return registration.name_server_count, registration.registered_count()
 
     def _note_name_refusal(self, refusal: ServiceError | None) -> None:
-        """On a thread of the registration. Who has lost the name takes no sends: consumers look for them in the other broker."""
+        """Called on a registration thread. A broker that has lost its name takes no sends, since consumers look for its messages at the
+        other broker.
+        """
         self._send.refusal = refusal
         if refusal is not None and self._is_starting:
             return  # `register` raises it: it is said once.
@@ -524,15 +531,15 @@ class Broker:
         return refusal.message if refusal is not None else self.store.write_refusal
 
     def _announce(self) -> None:
-        """Waits until the name servers know the topics: who has created one can ask for its route. Not where there are so many
-        that registering them takes longer than a caller wants to wait.
+        """Waits until the name servers know the topics, so that the creator of a topic can ask for its route. Does not wait above
+        ANNOUNCED_COUNT_MAX topics: registering them takes longer than a caller wants to wait.
         """
         registration = self._registration
         if registration is not None and len(self.store.topics.all()) <= ANNOUNCED_COUNT_MAX:
             registration.wait_announced(ANNOUNCE_TIMEOUT_S)
 
     def _topics(self) -> BrokerTopics:
-        """Built again only when the topics have changed. Called by the threads of the registration."""
+        """Returns the registered topics, rebuilt only after a change. The registration's threads call it."""
         snapshot = self.store.topics.snapshot()
         known = self._announced_topics
         if known is not None and known[0] is snapshot:

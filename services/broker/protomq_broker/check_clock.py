@@ -1,8 +1,8 @@
-"""The time by which producers are asked about their transactions: never behind the store times of half messages. Pure.
+"""The clock that decides when the broker asks producers about transactions. It is never behind the store times of half messages. Pure.
 
-Log time follows a wall clock that was set ahead only slowly; the store times of messages follow it at once. Of a half message that was
-stored then, nobody would be asked for hours. So this clock goes ahead with the store times, and from there on with the monotonic clock.
-A wall clock that is set ahead by an hour has every open transaction asked about once, too early; one that is set back changes nothing.
+When somebody sets the wall clock ahead, store times jump at once, but log time follows slowly. By log time the broker would check such a
+half message hours late. So this clock jumps ahead with the store times, then advances with the monotonic clock. A wall clock that is set
+ahead by an hour makes the broker ask once, too early, about every open transaction. Setting it back changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class CheckClock:
         self._monotonic_ms = monotonic_ms
 
     def now_ms(self, log_time_ms: int, store_time_ms: int, monotonic_ms: int) -> int:
-        """Milliseconds since 1970. `store_time_ms`: of the log's last record. Never less than before."""
+        """Returns milliseconds since 1970, never less than before. `store_time_ms`: store time of the log's last record."""
         elapsed_ms = monotonic_ms - self._monotonic_ms
         self._monotonic_ms = monotonic_ms
         self._now_ms = max(self._now_ms + elapsed_ms, log_time_ms, store_time_ms)

@@ -26,9 +26,9 @@ from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
 INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
-"""A receipt has room for no more than some 49 days."""
+"""A receipt cannot hold a longer time than some 49 days."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
-"""Of a cluster or broker: what name servers take."""
+"""Names of clusters and brokers that name servers accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,17 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """Where brokers of one name elect their master. docs/ha.md, "Fail-over".
+    """The etcd in which brokers of one name elect their master. docs/ha.md, "Fail-over".
 
     Attributes:
         endpoints: URLs of etcd's members, http://host:2379; several in one text are separated by `;`. None: roles are fixed.
         prefix: of all keys; behind it stand the cluster and the broker's name.
-        lease_ttl_ms: how long a master that is not heard of stays the master. Whole seconds, 2 s (the least that etcd grants) to 60 s.
+        lease_ttl_ms: how long a master that does not renew its lease stays the master. Whole seconds, 2 s (the least that etcd grants) to
+          60 s.
         renew_interval_ms: between two renewals of the lease; at most a third of it.
         read_interval_ms: between two looks at etcd.
         member_timeout_ms: a slave that does not keep up for this time leaves the in-sync set, and sends wait for it no more.
-        hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
+        hand_over_timeout_ms: how long a switch may keep sends waiting before the master cancels it.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -126,7 +127,7 @@ class EtcdConfig:
 
     @property
     def urls(self) -> Sequence[str]:
-        """Of `endpoints`, each once."""
+        """The URLs in `endpoints`, without repeats."""
         parts = re.split(r"[;,\s]+", ";".join(self.endpoints))
         return tuple(dict.fromkeys(part for part in parts if part))
 
@@ -147,20 +148,20 @@ class BrokerConfig:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
         connections: how many connections the ports take, and when a silent peer is gone.
         auto_create_topics: create a topic on the first send to it (RocketMQ: autoCreateTopicEnable, on).
-        default_queues: queues of a topic that is created without saying how many (RocketMQ: 8).
+        default_queues: number of queues of a topic whose creator names no number (RocketMQ: 8).
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT, and a commit of offsets before
             it is answered DEADLINE_EXCEEDED (RocketMQ: 5 s).
         hold_max_ms: longest hold that a pull may ask for.
         delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
         pop_invisible_min_ms: shortest time for which a popped message may be invisible (RocketMQ's proxy: 10 s).
-        pop_invisible_max_ms: the longest (RocketMQ's proxy: 12 h).
+        pop_invisible_max_ms: longest such time (RocketMQ's proxy: 12 h).
         delayed_count_max: messages that may wait for their time. Each takes 24 octets of disk besides its record, and no memory.
-        delayed_size_max_bytes: what their records may have together: those that outlive retention are written again.
+        delayed_size_max_bytes: most bytes of their records in total. Retention has to write them again if they are still waiting.
         transaction_timeout_ms: age of a half message when its producer is asked about it first (RocketMQ: transactionTimeOut, 6 s).
         transaction_check_interval_ms: between two such questions (RocketMQ: transactionCheckInterval, 30 s).
-        transaction_check_max: how often it is asked (RocketMQ: transactionCheckMax, 15); an interval later the transaction expires.
+        transaction_check_max: number of questions (RocketMQ: transactionCheckMax, 15); the transaction expires one interval after the last.
         transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
-        transaction_size_max_bytes: what their half messages may have together: those that outlive retention are written again.
+        transaction_size_max_bytes: most bytes of their half messages in total. Retention has to write them again if they are still open.
         member_settle_ms: how long after a start the lists of members count as incomplete: members that a restart has cut off come back.
         member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone: more than 15 s, as members
             hold their calls for up to 15 s.
@@ -295,12 +296,12 @@ class BrokerConfig:
 
     @property
     def name_server_addresses(self) -> Sequence[Address]:
-        """Of `namesrv`, each once."""
+        """The addresses in `namesrv`, without repeats."""
         return parse_address_list(";".join(self.namesrv))
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises ValueError for a name that no name server would take."""
+    """Raises ValueError for a name that name servers refuse. `what`: the name's field, for the message."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"{what} is {name!r}; it must be 1 to 127 characters of A-Z a-z 0-9 _ . - and start with none of the last two"

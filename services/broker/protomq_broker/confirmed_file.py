@@ -1,9 +1,9 @@
-"""What a slave knows to be confirmed, over its restarts: so that it serves readers while its master is away.
+"""Keeps the confirmed position of a slave over restarts, so that the slave can serve readers while its master is away.
 
     config/confirmed.json    {"position": n}: the master said that its log is confirmed up to there
 
-What was confirmed stays so. The file may be old, or gone: then less is readable until the master says more. A truncation of the log below
-the position removes the file, like a snapshot of a state.
+A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
+of the log below the position removes the file, like a snapshot of a state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConfirmedFile:
         self._written = -1
 
     def read(self) -> int:
-        """The position; 0 if there is no file that holds."""
+        """Returns the position; 0 if there is no valid file."""
         try:
             content = read_json_file(self._disk, self._path)
             return 0 if content is None else max(int(content["position"]), 0)
@@ -40,7 +40,7 @@ class ConfirmedFile:
             return 0
 
     def write(self, position: int) -> None:
-        """Replaces the file, durably, if the position is another one. A disk that does not take it is said, and harms nobody."""
+        """Replaces the file durably if the position has changed. A disk error is only logged: the file is not needed for safety."""
         if position == self._written:
             return
         try:

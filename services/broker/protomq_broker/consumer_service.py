@@ -79,7 +79,7 @@ class ConsumerService:
 
     @tells_store_errors
     def get_offsets(self, request: GetOffsetsRequest, context: CallContext) -> GetOffsetsResponse:
-        """Committed offsets; a queue without one is left out."""
+        """Returns committed offsets. A queue without a committed offset is missing from the answer."""
         check_group_name(request.consumer_group)
 
         def read(topic: TopicConfig) -> Mapping[int, int]:
@@ -192,12 +192,12 @@ class ConsumerService:
 
     @raw
     def reset_offsets(self, call: Call) -> None:
-        """Commits another place for a group."""
+        """Commits an offset that the caller chooses for a group."""
         self._commit_made(call, ResetOffsetsRequest, self._reset)
 
     @raw
     def clone_offsets(self, call: Call) -> None:
-        """Commits for one group what another one has."""
+        """Commits for one group the offsets of another group."""
         self._commit_made(call, CloneOffsetsRequest, self._clone)
 
     def _commit_made(
@@ -263,7 +263,7 @@ class ConsumerService:
         return commit
 
     def _check_commit(self, request: CommitOffsetsRequest) -> None:
-        """Raises ServiceError; fills in the incarnations of the topics."""
+        """Checks the request and fills in the incarnations of its topics. Raises ServiceError."""
         check_group_name(request.consumer_group)
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
             raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")

@@ -4,8 +4,8 @@
     send lane                                                    appends them with the record that they were replayed
 
 Rules:
-- The copies and the record are one append: a dead letter is replayed once, whatever happens in between, unless it is asked for again.
-- What was replayed, or deleted, between the reading and the append is looked at again.
+- The copies and the record are one append. So each request replays a dead letter once, also when the broker crashes in between.
+- If something was replayed or deleted between the reading and the append, the service reads the slice again.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
 """
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 SLICE_COUNT_MAX: Final = 256
 SLICE_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of the dead letters that one call looks at: made into copies in some 10 ms, and appended in 1."""
+"""The most bytes of dead letters that one call reads. Copying them takes some 10 ms, appending them 1 ms."""
 IDS_MAX: Final = 256
 QUEUE_ID: Final = 0
 
@@ -88,7 +88,7 @@ class DeadLetterService:
     def list_dead_letters(
         self, request: ListDeadLettersRequest, context: CallContext
     ) -> ListDeadLettersResponse:
-        """A page by name of the group; the token is the last name of the page before."""
+        """Returns a page of groups, sorted by name. The page token is the last name of the previous page."""
         size = page_size_of(request.page_size)
         check_page_token(request.page_token, require_group_name)
         topics = {
@@ -105,7 +105,7 @@ class DeadLetterService:
 
     @raw
     def replay_dead_letters(self, call: Call) -> None:
-        """Replays a slice; answered when that is stored."""
+        """Replays a slice. The answer comes when the copies are stored."""
         self._permit.when_given([call], self._replay)
 
     def _describe(self, group: str, topic: TopicConfig) -> DeadLetters:
@@ -164,7 +164,7 @@ class DeadLetterService:
         topic: TopicConfig,
         response: ReplayDeadLettersResponse,
     ) -> list[_Letter]:
-        """What the request asks for; says in the response how far that goes."""
+        """Returns the dead letters that the request asks for, and notes in the response how far the search went."""
         if request.message_ids:
             return self._find_by_id(request.message_ids, topic, response)
         store = self._store
@@ -210,7 +210,7 @@ class DeadLetterService:
 
 
 class _Replay:
-    """One slice on its way: copies that were made on one thread are appended on another, if nothing has changed."""
+    """One slice to be replayed. One thread makes its copies, another appends them if nothing has changed meanwhile."""
 
     def __init__(
         self,
@@ -228,10 +228,10 @@ class _Replay:
         self._offsets: list[int] = []
         self.copies: list[AppendRequest] = []
         self.end_position = 0
-        """Where they end, once they are appended."""
+        """Log position behind the appended copies; 0 before the append."""
 
     def prepare(self, letters: Sequence[_Letter]) -> None:
-        """Makes copies of those that are to be replayed, and counts the others."""
+        """Copies the dead letters that can be replayed, and counts the others."""
         response, request = self._response, self._request
         by_queue: dict[tuple[str, int], list[_Letter]] = {}
         for letter in letters:
@@ -258,7 +258,7 @@ class _Replay:
         response.replayed_count = len(self._offsets)
 
     def append(self, writer: SystemWriter) -> None:
-        """On the send lane: appends them; does nothing if what they were made from is not as it was."""
+        """Called on the send lane. Appends the copies; does nothing if a topic or a dead letter has changed since they were made."""
         store, request = self._store, self._request
         known = store.groups.replayed(request.consumer_group, self._topic.incarnation)
         if known is not self._known and not (

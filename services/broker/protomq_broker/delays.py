@@ -22,7 +22,7 @@ RETRY_FULL_MS: Final = 10_000
 
 
 class Delays:
-    """What sends may ask for. The send lane."""
+    """Checks the delays that sends ask for. Used on the send lane only."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Delays:
         self._size_max_bytes = size_max_bytes
 
     def due_time_ms(self, header: Any) -> int | None:
-        """When the messages of a request are due by what its header says; None: each says it itself. Raises ServiceError."""
+        """Returns the due time that the request's header gives to all its messages; None if the header gives none. Raises ServiceError."""
         delay = header.WhichOneof("delay")
         if delay is None:
             return None
@@ -58,7 +58,7 @@ class Delays:
         return due_ms
 
     def check(self, region: RecordRegion) -> None:
-        """Raises ServiceError if these messages, of which some have due times, are not taken."""
+        """Raises ServiceError if the broker refuses these messages. At least one of them has a due time."""
         if region.flags == MIXED:
             raise invalid_argument(
                 "records",
@@ -86,7 +86,7 @@ def _full(what: str, limit: int) -> ServiceError:
 
 
 def illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
-    """ILLEGAL_DELAY for the value of the request, and the nearest that can be had."""
+    """Makes an ILLEGAL_DELAY error with the refused value and the nearest allowed one."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "ILLEGAL_DELAY",

@@ -3,9 +3,8 @@
     FOLLOWING   the store is open as a slave's, and follows whoever leads; its id is the configured one
     LEADING     the store is open as a SYNC_MASTER's with id 0, in the epoch of its election
 
-A change of role ends all that serves, closes the store, and opens both again at the same ports. So a broker is a slave or a master from
-its start to its end, and whatever was under way gets no answer from the other role. What to do is said by `leadership_driver`; one task
-does it, one thing after the other.
+A change of role stops the server, closes the store, and opens both again at the same ports. So a `Broker` object is a slave or a master for
+its whole life, and a new role never answers calls of the old one. `leadership_driver` says what to do; one task does it, step by step.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from .tail_file import TailFile, read_boot_id
 log = logging.getLogger("protomq.broker")
 
 CHANGE_GRACE_S: Final = 0.3
-"""For calls that are being answered when the role changes. What waits for other copies is told to try again."""
+"""Time to finish calls when the role changes. Calls that wait for other copies are answered "try again"."""
 HEARTBEATS_OF_A_LEASE: Final = 6
-"""A slave says at least so often in the time of a lease that it is there: its word keeps a master that has lost etcd."""
+"""A slave sends at least this many heartbeats in the time of one lease. They allow a master that has lost etcd to go on."""
 
 
 class ElectedBroker:
-    """For protomq_runtime.lifecycle. Attribute: process, the one that runs now."""
+    """The object that protomq_runtime.lifecycle runs. Attribute: process, the broker process that runs now."""
 
     def __init__(self, config: BrokerConfig) -> None:
         """Raises what BrokerProcess raises."""
@@ -63,7 +62,7 @@ class ElectedBroker:
         self._tail = TailFile(Disk(), self.process.broker.store.root, read_boot_id())
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """As protomq_runtime.lifecycle wants it."""
+        """Implements the hook of protomq_runtime.lifecycle."""
         self._on_fatal = on_fatal
         self.process.set_on_fatal(on_fatal)
 
@@ -92,7 +91,7 @@ class ElectedBroker:
         self._worker = asyncio.create_task(self._work())
 
     async def stop(self, grace_s: float) -> None:
-        """Ends. The lease runs out by itself: whoever is in sync takes over then."""
+        """Stops. The lease expires by itself; then a member in sync takes over."""
         if self._worker is not None:
             self._todo.put_nowait(None)
             await self._worker
@@ -106,7 +105,7 @@ class ElectedBroker:
         """Any thread."""
         if self._loop is None:
             return
-        # A loop may close at any moment: then nobody is there to do it.
+        # The loop may be closed already; then nobody is left to do it.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._todo.put_nowait, item)
 
@@ -128,7 +127,7 @@ class ElectedBroker:
         return process
 
     def _truncated(self) -> None:
-        """On the follower's thread: its store is to be opened again."""
+        """Called on the follower's thread when its store has to be opened again."""
         self._do_soon(self.process)
 
     async def _work(self) -> None:

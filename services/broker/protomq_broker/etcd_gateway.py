@@ -1,7 +1,7 @@
-"""etcd, asked over its JSON gateway: one request, one answer, or none within the time-out.
+"""A client of etcd's JSON gateway: each request gives one answer, or none within the time-out.
 
-Endpoints are tried in turn, the one that answered last goes first. A transaction is handed to another endpoint only where this one cannot
-have seen it: else what became of it is unknown, and leadership.py reads it.
+The client tries endpoints in turn, first the one that answered last. It sends a transaction to a second endpoint only if the first cannot
+have seen it. Otherwise the outcome is unknown, and leadership.py reads the keys to find it out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from protomq_ha.etcd_json import path_and_body, result_of
 from protomq_ha.leadership_values import Request, Result
 
 log = logging.getLogger("protomq.broker")
-# It tells of each request.
+# httpx logs every request at INFO.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 CONNECT_TIMEOUT_S: Final = 0.3
 ANSWER_TIMEOUT_S: Final = 1.0
-"""Of one endpoint. An etcd that elects its own leader answers nothing for as long."""
+"""Time-out of one endpoint. An etcd that is electing its own leader answers nothing for about this long."""
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -30,7 +30,7 @@ class EtcdGateway(Protocol):
     """What leadership needs of etcd."""
 
     def ask(self, request: Request) -> Result:
-        """The answer; None: there is none, or it says nothing. Any thread; may take a second for each endpoint."""
+        """Returns the answer; None if there is none or it cannot be read. Any thread. May take one second for each endpoint."""
         ...
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class EtcdGateway(Protocol):
 
 
 class HttpEtcd:
-    """See the module's docstring. Any thread. Attribute: problem: why the last request was not answered, "" if it was."""
+    """The gateway over HTTP. Any thread. Attribute: problem: why the last request got no answer, "" if it got one."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class HttpEtcd:
         prefix: str,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`endpoints`: URLs; `prefix`: of the keys; `transport`: of tests, in place of the network."""
+        """`endpoints`: URLs. `prefix`: prefix of all keys. `transport`: replaces the network in tests."""
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
         self._prefix = prefix
         self._first = 0
         self.problem = ""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        # No proxy of the environment: etcd stands beside the broker.
+        # Ignores the environment's proxy: etcd stands beside the broker.
         self._client = httpx.Client(timeout=timeout, transport=transport, trust_env=False)
 
     def ask(self, request: Request) -> Result:
@@ -91,7 +91,7 @@ class HttpEtcd:
         return answer
 
     def _complain(self, problem: str) -> None:
-        """Said when it begins and when it ends."""
+        """Logs a problem once when it begins and once when it ends."""
         before, self.problem = self.problem, problem
         if problem and not before:
             log.warning("etcd does not answer: %s", problem)

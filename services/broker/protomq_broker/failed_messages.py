@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
 READ_SIZE_BYTES: Final = 1 << 20
-"""Read at once of messages that stand together."""
+"""Size of one read of neighbouring messages."""
 
 
 class FoundMessage(NamedTuple):
@@ -42,14 +42,14 @@ class FoundMessage(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the record field."""
+        """Size of the record field."""
         return len(self.field)
 
 
 def find_messages(
     store: Store, messages: Sequence[FailedMessage]
 ) -> tuple[list[FoundMessage], list[tuple[str, int]]]:
-    """The messages, and their topics with the incarnations in which they were found. Raises ServiceError, StoreError."""
+    """Returns the messages, and their topics with the incarnations in which they were found. Raises ServiceError, StoreError."""
     topics: dict[str, TopicConfig] = {}
     found: dict[int, FoundMessage] = {}
     places = [(each.topic, each.queue_id, each.queue_offset) for each in messages]
@@ -109,7 +109,7 @@ def copies_for(
 
 
 def _runs(places: Sequence[tuple[str, int, int]]) -> list[list[int]]:
-    """The numbers of the places, those together that follow one another in a queue: they are read at once."""
+    """Groups the numbers of places that follow one another in a queue, so that one read gets each group."""
     runs: list[list[int]] = []
     for number in sorted(range(len(places)), key=places.__getitem__):
         name, queue_id, offset = places[number]

@@ -2,7 +2,7 @@
 
     <root>/config/filters/<name>     "PMQWASM" 01, the module, CRC-32C of both
 
-They are this broker's, like its topics' configuration: whoever deploys one deploys it at every broker of the topic. Any thread.
+Modules belong to one broker, as topics do: a user must deploy a module at every broker of the topic. Any thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FilterModules:
         return found
 
     def read(self, name: str) -> bytes:
-        """A module. Raises FilterError if none of that name is there."""
+        """Returns the bytes of a module. Raises FilterError if no module has that name."""
         module = None
         if is_module_name(name):
             module = read_state_file(self._disk, self._path(name), _MAGIC)
@@ -57,7 +57,7 @@ class FilterModules:
         return module
 
     def write(self, name: str, module: bytes) -> bool:
-        """Stores a module, durably; False if there are as many as there may be."""
+        """Stores a module durably. Returns False if the broker already has its maximum of modules."""
         assert is_module_name(name)
         with self._lock:
             names = self._names()
@@ -70,7 +70,7 @@ class FilterModules:
             return True
 
     def delete(self, name: str) -> bool:
-        """Whether it was there."""
+        """Deletes a module. Returns whether it existed."""
         with self._lock:
             if name not in self._names():
                 return False
@@ -88,5 +88,5 @@ class FilterModules:
 
 
 def is_module_name(name: str) -> bool:
-    """Whether a module can have this name, which is that of its file."""
+    """Whether a module can have this name. The name is also its file's name."""
     return _NAME.fullmatch(name) is not None

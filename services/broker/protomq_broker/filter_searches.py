@@ -1,4 +1,4 @@
-"""Pulls with filters: their filters are made ready, and what they search through is read in turns of their lanes.
+"""Pulls with filters: compiles their filters, and searches their queues slice by slice in turns of the pull's lane.
 
     find      the compiled filter, from the book, or made on the book's thread first
     search    slices of a `FilteredRead`, one a turn, those of a lane one after another, until it answers
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .store.queues.reading import ReadResult
 
 EXPRESSION_SIZE_MAX: Final = 8_192
-"""Characters: more than that is kept by nobody, not even to say that it is wrong."""
+"""Most characters of an expression. The broker does not keep a longer one, not even to remember that it is wrong."""
 RETRY_DELAY_MS: Final = 100
 
 _LANGUAGES: Final = {
@@ -47,7 +47,8 @@ class FilterSearches:
         self._stopping = False
 
     def find(self, call: Call, key: FilterKey, use: Callable[[Filter], None]) -> None:
-        """Has `use` called on the call's lane with the filter, at once if it is known; else the call fails."""
+        """Calls `use` on the call's lane with the compiled filter, at once if it is known. Fails the call if the filter cannot be compiled.
+        """
         made = self._book.find(key)
         if made is not None:
             _use(call, key, made, use)
@@ -66,7 +67,9 @@ class FilterSearches:
         is_over: Callable[[], bool],
         done: Callable[[ReadResult | Exception], None],
     ) -> None:
-        """Goes through a queue by turns. `holds`: whether what was found some turns ago is sound still; `is_over`: nobody waits for it."""
+        """Searches a queue in turns of the lane. `holds`: whether a result that took several turns is still sound. `is_over`: whether
+        nobody waits any more.
+        """
 
         def step() -> bool:
             if is_over():
@@ -93,20 +96,20 @@ class FilterSearches:
         turns.add(step)
 
     def forget(self, key: FilterKey) -> None:
-        """What stands behind the key has changed. Any thread."""
+        """Forgets a compiled filter, because the module of its name has changed. Any thread."""
         self._book.forget(key)
 
     def stop(self) -> None:
-        """Searches answer from now on with what they have. Any thread."""
+        """Makes all searches answer with what they have found so far. Any thread."""
         self._stopping = True
 
     def close(self) -> None:
-        """Ends the thread of its own; no lane runs any more."""
+        """Ends the compiler's thread. Call it when no lane runs any more."""
         self._book.close()
 
 
 def key_of(request: PullRequest) -> FilterKey | None:
-    """The filter that a pull asks for; None: none but tags. Raises ServiceError for what cannot be one."""
+    """Returns the filter that a pull asks for; None if it asks for tags only. Raises ServiceError for an illegal filter."""
     kind = request.filter_type
     if kind in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
         return None
@@ -122,7 +125,7 @@ def key_of(request: PullRequest) -> FilterKey | None:
 
 
 def language_of(request: PullRequest) -> str:
-    """The language of a pull's filter, as a reader knows it."""
+    """Returns the name of the language of a pull's filter, for messages."""
     return _LANGUAGES[request.filter_type]
 
 
@@ -144,7 +147,7 @@ def illegal_filter(error: FilterError, language: str) -> ServiceError:
 
 
 def filter_failure(error: Exception, language: str) -> ServiceError:
-    """What the caller is told whose filter cannot be made, or fails."""
+    """Returns the error for a caller whose filter cannot be compiled, or fails while it runs."""
     if isinstance(error, FilterError):
         return illegal_filter(error, language)
     if isinstance(error, FilterUnavailableError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FilterService:
-    """Implements protomq.v1.FilterService. `changed` is told the name of a module that is another one now, or gone."""
+    """Implements protomq.v1.FilterService. `changed` is called with the name of a module that was replaced or deleted."""
 
     def __init__(self, modules: FilterModules, changed: Callable[[str], None]) -> None:
         self._modules = modules
@@ -53,7 +53,7 @@ class FilterService:
 
     @tells_store_errors
     def list_filters(self, request: ListFiltersRequest, context: CallContext) -> ListFiltersResponse:
-        """A page of modules by name; the token is the last name of the page before."""
+        """Returns a page of modules, sorted by name. The page token is the last name of the previous page."""
         size = page_size_of(request.page_size)
         if request.page_token:
             _check_name("page_token", request.page_token)
@@ -67,7 +67,7 @@ class FilterService:
     def delete_filter(
         self, request: DeleteFilterRequest, context: CallContext
     ) -> DeleteFilterResponse:
-        """Deletes a module; a pull that is under way ends with the one that it began with."""
+        """Deletes a module. A pull that is under way finishes with the module with which it began."""
         _check_name("name", request.name)
         deleted = self._modules.delete(request.name)
         self._changed(request.name)

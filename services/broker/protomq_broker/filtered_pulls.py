@@ -1,7 +1,7 @@
 """Pulls whose messages have to match a filter: SQL92, CEL or a module of a user. Pulls with tags alone are none of these.
 
-What a pull finds is searched for in turns of its lane (`lane_turns.py`), so it comes later than the call; many holds that wait for the same
-are searched for once. Lane thread only.
+A pull searches in turns of its lane (`lane_turns.py`), so its result comes later than its call. Holds that wait for the same messages share
+one search. Lane thread only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FilteredPulls:
-    """See the module's docstring. `topic_of`: the topic that a request may read; raises ServiceError."""
+    """See the module's docstring. `topic_of` returns the topic that a request may read, or raises ServiceError."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FilteredPulls:
         key: FilterKey,
         take: Callable[[Found, Filter], None],
     ) -> None:
-        """Has `take` called with what the pull finds; what is wrong is the call's answer."""
+        """Calls `take` with what the pull finds. An error becomes the call's answer."""
 
         def is_over() -> bool:
             is_late = call.deadline is not None and self._monotonic() > call.deadline
@@ -82,7 +82,7 @@ class FilteredPulls:
     def search_for(
         self, holds: Sequence[Hold], ended: Callable[[Hold, Found | ServiceError], None]
     ) -> None:
-        """Has `ended` called for each of these holds, which wait for the same, with what there is for it behind its offset."""
+        """Searches once for all these holds, which wait for the same messages, and calls `ended` for each with the result."""
         group = []
         for hold in holds:
             if hold.is_searching:
@@ -99,7 +99,7 @@ class FilteredPulls:
             again = []
             for hold in group:
                 hold.is_searching = False
-                if hold.call.answered:  # Its caller has gone.
+                if hold.call.answered:  # The caller has gone.
                     continue
                 ended(hold, found)
                 if hold.is_signalled and not hold.call.answered:
@@ -117,15 +117,15 @@ class FilteredPulls:
         )
 
     def forget_module(self, name: str) -> None:
-        """The module of this name is another one now, or gone. Any thread."""
+        """Forgets a module that was replaced or deleted. Any thread."""
         self._searches.forget(FilterKey(MODULE, name))
 
     def stop(self) -> None:
-        """Searches answer from now on with what they have. Any thread."""
+        """Makes all searches answer with what they have found so far. Any thread."""
         self._searches.stop()
 
     def close(self) -> None:
-        """Ends the thread of its own; no lane runs any more."""
+        """Ends the compiler's thread. Call it when no lane runs any more."""
         self._searches.close()
 
     def _search(

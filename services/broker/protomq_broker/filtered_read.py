@@ -1,12 +1,12 @@
-"""A read of a queue through a filter, slice by slice: what a pull with a filter is answered.
+"""Reads a queue through a filter, slice by slice, to answer a pull with a filter.
 
     queue     a run of records | a run | a run ...           a run is what one look of the store gives: 1,024 records, 512 KiB
     slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
     answer    the regions of the records that match, where they are neighbours put together
 
-It ends when enough was found, at the end of the queue, or when it has examined its maximum: then the caller learns how far it got.
-Between two slices the topic may go, segments may be deleted, the log may turn out to be damaged: each look is a new one. How far
-it got before an error is answered; the next pull meets the error.
+The read ends when it has found enough, at the end of the queue, or when it has examined its maximum; then the caller learns how far it got.
+Between two slices somebody may delete the topic or segments, or find damage, so each look reads anew. If an error comes after some
+progress, the pull answers the progress, and the next pull gets the error.
 
 One lane's thread at a time.
 """
@@ -26,15 +26,15 @@ from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 
 RUN_COUNT: Final = 1_024
 RUN_COUNT_OF_TAGS: Final = 256
-"""Where tags choose them they are scattered: each is read by itself."""
+"""Records of a run that tags select. Such records are scattered, so each one needs its own read."""
 RUN_SIZE_BYTES: Final = 512 << 10
 PIECE_S: Final = 0.000_7
 PIECE_COUNT_MIN: Final = 4
 PIECE_COUNT_FIRST: Final = 256
 SCAN_COUNT_MAX: Final = 262_144
-"""Records that one pull looks at."""
+"""Most records that one pull examines."""
 SCAN_SIZE_MAX_BYTES: Final = 64 << 20
-"""The same in bytes: some 0.1 s of work. Then the caller is told how far it got, with what was found."""
+"""Most bytes that one pull examines: some 0.1 s of work. Then the answer says how far it got, with the matches so far."""
 
 
 class Look(Protocol):
@@ -44,7 +44,7 @@ class Look(Protocol):
 
 
 class _Run(NamedTuple):
-    """Records that were read, and not all of which were looked at yet."""
+    """Records that were read but not all examined yet."""
 
     result: ReadResult
     data: bytes
@@ -56,10 +56,10 @@ class _Run(NamedTuple):
 
 @dataclass
 class FilteredRead:
-    """`advance` until it answers.
+    """Call `advance` until it returns an answer.
 
-    `look` and `read_bytes` may raise anything; so does `advance` then, unless it got somewhere before. `now`: seconds, monotonic;
-    `cpu_now`: those that this thread has computed, so that a busy machine does not pass for a slow filter.
+    `look` and `read_bytes` may raise any error. `advance` passes it on, unless the read has examined records already. `now`: monotonic
+    seconds. `cpu_now`: CPU seconds of this thread, so that a busy machine does not make a filter look slow.
     """
 
     look: Look
@@ -76,7 +76,7 @@ class FilteredRead:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was found, and begins again."""
+        """Discards the matches so far, and begins again at the first offset."""
         self.queue_offset = self._begin_offset
         self._sizes: list[int] = []
         self._starts: list[int] = []
@@ -90,10 +90,10 @@ class FilteredRead:
         self._piece_count = min(PIECE_COUNT_FIRST, self.filter.records_max)
         self._range = (0, 0)
         self.slice_count = 0
-        """How often `advance` was called: between two calls the log may have changed."""
+        """Number of calls of `advance`. The log may have changed between two calls."""
 
     def advance(self, slice_s: float) -> ReadResult | None:
-        """Continues for a time; returns the answer, or None if it takes longer."""
+        """Goes on for `slice_s` seconds. Returns the answer, or None if the read needs more time."""
         self.slice_count += 1
         began = self.now()
         while True:
@@ -113,7 +113,7 @@ class FilteredRead:
                 return None
 
     def so_far(self) -> ReadResult:
-        """The answer as far as it goes."""
+        """Returns the answer with what was found until now."""
         min_offset, end_offset = self._range
         if not self._sizes:
             return ReadResult(
@@ -135,7 +135,7 @@ class FilteredRead:
         )
 
     def _next_run(self) -> ReadResult | None:
-        """Reads the next run, or says what the answer is."""
+        """Reads the next run, or returns the answer if the read is over."""
         if (
             self._scanned_count >= SCAN_COUNT_MAX
             or self._scanned_size_bytes >= SCAN_SIZE_MAX_BYTES
@@ -168,7 +168,7 @@ class FilteredRead:
         return None
 
     def _passed(self, result: ReadResult) -> bool:
-        """What was read has been looked at; False at the end of the queue."""
+        """Counts a run as examined. Returns False at the end of the queue."""
         self._scanned_count += result.next_offset - self.queue_offset
         self._scanned_size_bytes += result.regions_size_bytes
         moved = result.next_offset > self.queue_offset
@@ -176,7 +176,7 @@ class FilteredRead:
         return moved and result.next_offset < result.end_offset
 
     def _look_at_piece(self, run: _Run) -> bool:
-        """Asks the filter about some records of the run. Whether the answer is complete."""
+        """Asks the filter about some records of the run. Returns whether the answer is complete."""
         begin, end = self._at, min(self._at + self._piece_count, len(run.starts))
         began = self.cpu_now()
         found = self.filter.matching(run.data, run.starts[begin:end], run.sizes[begin:end])
@@ -199,7 +199,7 @@ class FilteredRead:
         return not self._passed(run.result)
 
     def _take(self, run: _Run, index: int) -> bool:
-        """Puts a record into the answer; False if it does not fit."""
+        """Puts a record into the answer. Returns False if it does not fit."""
         start, size = run.starts[index], run.sizes[index]
         region_index = int(np.searchsorted(run.region_ends, start, "right"))
         region = run.result.regions[region_index]

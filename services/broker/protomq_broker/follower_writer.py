@@ -1,4 +1,4 @@
-"""The writer of a store that follows: whoever has something to do between two appends takes turns with the thread that fetches."""
+"""The writer of a store that follows a master. It lets other threads run a function between two appends of the thread that fetches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class FollowerWriter:
         self._turn = threading.RLock()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Calls it while nobody else writes; what it gives. Raises what it raises."""
+        """Calls the function while nobody else writes, and returns its result. Raises what the function raises."""
         with self._turn:
             return function()

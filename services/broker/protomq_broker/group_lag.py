@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Lag(NamedTuple):
-    """Of a group in one queue.
+    """The lag of a group in one queue.
 
     Attributes:
-        committed: where it goes on; None: it has committed nothing.
+        committed: the offset at which the group goes on; None: it has committed none.
         end_offset: one past the last readable offset.
-        lag: readable messages that it has not consumed; of a queue that it pops: never handed out, or not acknowledged.
+        lag: readable messages that the group has not consumed. If it pops: those never handed out, and those not acknowledged.
         delay_ms: how long ago the first of them was stored; 0 if there is none.
     """
 
@@ -28,14 +28,14 @@ class Lag(NamedTuple):
 def lag_of(
     store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None, now_ms: int
 ) -> Lag:
-    """Raises StoreError where the queue is being healed, or the message stands in a damaged part of the log."""
+    """Returns the lag. Raises StoreError while the queue is being healed, or if the message stands in a damaged part of the log."""
     _, topic, queue_id = queue
     next_offset = low_offset = committed or 0
     open_count = 0
     with store.popped.lock:
         popped = store.popped.find(queue, incarnation)
         if popped is not None:
-            # A group that went over from pops to pulls goes on at what it commits.
+            # A group that has changed from pops to pulls goes on at its committed offset.
             next_offset = max(next_offset, popped.next_offset)
             open_count = len(popped.open)
             low_offset = min(popped.open, default=next_offset)
@@ -46,6 +46,7 @@ def lag_of(
     if count:
         try:
             delay_ms = max(now_ms - store.store_time_of(topic, queue_id, first), 0)
-        except KeyError:  # retention has taken it meanwhile
+        except KeyError:
+            # Retention has deleted the message meanwhile.
             delay_ms = 0
     return Lag(committed, end_offset, count, delay_ms)

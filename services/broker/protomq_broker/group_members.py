@@ -1,13 +1,13 @@
-"""Who pulls which queue for a group: so that two members that both get everything are told so.
+"""Remembers who pulls which queue for a group, so that the broker can warn two members that both get all messages.
 
-Until a group shares its queues out, each member that subscribes to a topic gets all of it. Here nobody is a member by registration; what
-counts is what is done: two names take turns at one queue, one of them after the other had pulled in between.
+If the members of a group do not share queues, each member that subscribes to a topic gets all its messages. This module knows no
+registrations, only pulls: two names that pull one queue in turns are two members.
 
-And who pulled last for a group at all: one that is in use is not deleted without a word.
+It also remembers who pulled last for each group: the broker refuses to delete a group that is in use.
 
 Rules:
 - A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
-- It is known for a minute after the last turn, and forgotten with a restart. No more than 100,000 queues of groups are remembered.
+- A pair of members is remembered for a minute after its last turn, not over a restart, and for at most 100,000 queues of groups.
 - A group is in use for a minute after the end of the last hold that was asked for. No more than 10,000 groups are remembered.
 
 Any thread.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
 
 REMEMBERED_MS: Final = 60_000
-"""Four holds of the usual length: a member that waits for messages pulls that often."""
+"""Four times the usual hold: a member that waits for messages pulls at least that often."""
 QUEUES_MAX: Final = 100_000
 GROUPS_MAX: Final = 10_000
 MEMBERS_MAX: Final = 8
-"""Of one queue that are remembered."""
+"""Most members that are remembered for one queue."""
 
 Key = tuple[str, str, int]
 """Group, topic, queue id."""
@@ -38,7 +38,7 @@ class _Queue:
     def __init__(self) -> None:
         self.latest = ""
         self.pulled_ms: dict[str, int] = {}
-        """When each member pulled last, the latest at the end."""
+        """When each member pulled last; the latest pull stands last."""
         self.shared_until_ms = 0
 
 
@@ -49,7 +49,7 @@ class GroupMembers:
         self._clock = clock
         self._queues: dict[Key, _Queue] = {}
         self._groups: dict[str, tuple[str, int]] = {}
-        """Who pulled last, and until when the group is in use; the latest at the end."""
+        """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
         self._lock = threading.Lock()
 
     def pulled(self, key: Key, member: str) -> None:
@@ -71,7 +71,7 @@ class GroupMembers:
                 del queue.pulled_ms[next(iter(queue.pulled_ms))]
 
     def seen(self, group: str, name: str, hold_ms: int) -> None:
-        """A member pulls for a group, and may be held that long."""
+        """Notes that a member pulls for a group and may be held for `hold_ms`."""
         until_ms = self._clock.monotonic_ms() + hold_ms + REMEMBERED_MS
         with self._lock:
             self._groups.pop(group, None)
@@ -80,12 +80,12 @@ class GroupMembers:
                 del self._groups[next(iter(self._groups))]
 
     def user_of(self, group: str) -> str:
-        """Who pulled last for the group, if it is in use; else empty."""
+        """Returns the name of the member that pulled last for the group if the group is in use, else ""."""
         name, until_ms = self._groups.get(group, ("", 0))
         return name if self._clock.monotonic_ms() < until_ms else ""
 
     def other(self, key: Key, member: str) -> str:
-        """The name of another member that pulls the queue at the same time; empty if there is none."""
+        """Returns the name of another member that pulls the queue at the same time; "" if there is none."""
         queue = self._queues.get(key)
         if queue is None or not queue.shared_until_ms:
             return ""

@@ -50,7 +50,7 @@ WITHOUT_LIMIT: Final = -1
 
 
 class GroupService:
-    """Implements protomq.v1.GroupService, on the consumer lane. `changed` is told the name of a group that has other settings now."""
+    """Implements protomq.v1.GroupService on the consumer lane. `changed` is called with the name of a group whose settings have changed."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class GroupService:
 
     @raw
     def put_group(self, call: Call) -> None:
-        """Gives a group its settings; answered when that is stored."""
+        """Stores a group's settings. The answer comes when they are stored."""
         self._permit.when_given([call], self._put_groups)
 
     def _put_groups(self, calls: list[Call]) -> None:
@@ -89,7 +89,7 @@ class GroupService:
 
     @tells_store_errors
     def get_group(self, request: GetGroupRequest, context: CallContext) -> GetGroupResponse:
-        """The settings of a group, and what they come to."""
+        """Returns the settings of a group, and the values that result from them and the defaults."""
         check_group_name(request.consumer_group)
         settings = self._store.groups.find(request.consumer_group)
         limit = settings.retry_limit
@@ -103,7 +103,7 @@ class GroupService:
     def list_group_settings(
         self, request: ListGroupSettingsRequest, context: CallContext
     ) -> ListGroupSettingsResponse:
-        """A page of settings by name of the group; the token is the last name of the page before."""
+        """Returns a page of settings, sorted by the group's name. The page token is the last name of the previous page."""
         size = page_size_of(request.page_size)
         check_page_token(request.page_token, require_group_name)
         found = [each for each in self._store.groups.all() if each.group > request.page_token]
@@ -114,12 +114,12 @@ class GroupService:
 
     @drained
     def send_back(self, calls: list[Call]) -> None:
-        """Has messages delivered again, or put to the dead letters."""
+        """Sends failed messages back: the broker delivers them again, or appends them to the dead letters."""
         self._send_backs.send_back(calls)
 
     @raw
     def create_retry_topic(self, call: Call) -> None:
-        """Makes the topic of a group's retries; answered when that is stored."""
+        """Creates the retry topic of a group. The answer comes when it is stored."""
         self._permit.when_given([call], self._create_retry_topics)
 
     def _create_retry_topics(self, calls: list[Call]) -> None:

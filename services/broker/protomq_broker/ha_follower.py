@@ -1,11 +1,11 @@
 """A slave follows its master: one thread that fetches the log, has each seal checked, and stores the same bytes at the same positions.
 
     find the master    by the configuration, else by the name servers: the broker of the same name with id 0. Where it is elected: as told
-    agree              the master has the point at which our log ends, or our log is truncated to the last point that both have
+    agree              the master has the point at which our log ends; else we truncate our log to the last point that both have
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
 
-What goes wrong ends the connection; another one is made after a pause. A log that was to be truncated needs its store opened again: the
-thread says so and ends.
+Any error ends the connection; the thread makes another one after a pause. After a truncation the store must be opened again, so the thread
+calls `on_truncated` and ends.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
 ELECTED_PAUSE_S: Final = 0.1
-"""Where the master is elected, sends of the new one wait for its slaves."""
+"""Pause before the next try where the master is elected. It is short because sends of a new master wait for its slaves."""
 FETCHES: Final = 2
-"""Under way together: while one is stored, the next one travels."""
+"""Fetches under way at a time. While the slave stores one answer, the next one travels."""
 
 _SERVICE: Final = ha.DESCRIPTOR.services_by_name["HaService"]
 _FETCH, _COMPARE = (
@@ -57,27 +57,27 @@ _FETCH, _COMPARE = (
 
 
 class NoMasterError(Exception):
-    """No name server knows the master."""
+    """No name server knows the master, or nobody leads."""
 
 
 class SilencedError(Exception):
-    """Another master is to be followed, or none."""
+    """The session ended because the slave must follow another master, or none."""
 
 
 class TruncatedError(Exception):
-    """The store is to be opened again: its log was longer than what it shares with the master's."""
+    """The store must be opened again: its log was longer than the part that it shares with the master's."""
 
 
 _EXPECTED: Final = (
     OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, StoreError, DecodeError, ValueError,
 )  # fmt: skip
-"""What ends a session without being a defect."""
+"""Errors that end a session without being a defect."""
 
 
 class MasterView(NamedTuple):
-    """What the slave knows of its master.
+    """What a slave knows of its master.
 
-    Attributes: address; end_position: where its log ended when it last said something, at heard_ms; None: it never has; problem: why the
+    Attributes: address; end_position: end of its log in its last answer, which came at heard_ms (None: there was none); problem: why the
         slave does not follow now, "" if it does.
     """
 
@@ -126,7 +126,9 @@ class HaFollower:
         on_truncated: Callable[[], None],
         leadership: LeadershipDriver | None = None,
     ) -> None:
-        """`on_truncated` is called on the thread when the store has to be opened again. `leadership`: tells whom to follow, if given."""
+        """`on_truncated`: called on the follower's thread when the store has to be opened again. `leadership`, if given, says whom to
+        follow.
+        """
         self._leadership = leadership
         self._target: Follow | None = None
         self._store = store
@@ -143,18 +145,18 @@ class HaFollower:
         self._complaint = ""
         self._thread: threading.Thread | None = None
         self.view = MasterView()
-        """What is known of the master. Replaced, never changed."""
+        """The present view of the master. The follower replaces it, and never changes it in place."""
 
     def start(self, own_address: str) -> None:
-        """Begins to follow; `own_address`: of this broker, for people who look at the master."""
+        """Begins to follow. `own_address`: the address of this broker; the master shows it in its status."""
         self._own_address = own_address
         positions = self._store.positions
-        # Where the log lost its end with the power, what is fetched in its place is for the master to confirm.
+        # If a power cut removed the end of the log, the master has to confirm what is fetched in its place.
         positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
         self._begin()
 
     def go_on(self) -> None:
-        """There is a master to follow, another one than before or the first: begins again where `close` has ended it."""
+        """Begins again after `close`, when the election names a first or another master."""
         if self._thread is not None and not self._stopping.is_set():
             self._wake()
         elif self._own_address:
@@ -171,7 +173,7 @@ class HaFollower:
             client.wake()
 
     def close(self) -> None:
-        """Ends the thread; what is being stored is stored."""
+        """Ends the thread, after it has stored what it was storing."""
         self._stopping.set()
         self._wake()
         thread = self._thread
@@ -203,7 +205,7 @@ class HaFollower:
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
     def _follow_once(self) -> None:
-        """One session, until it ends; returns if the master has ended it, or when stopped."""
+        """Runs one session. Returns if the master has ended it, or after `close`."""
         address = self._find_master()
         self.view = self.view._replace(address=str(address))
         client_id = f"slave {self._config.broker_id} of {self._broker_name}"
@@ -231,7 +233,7 @@ class HaFollower:
     # Finding the master, and where both logs agree.
 
     def _check_may_speak(self) -> None:
-        """Raises SilencedError where nothing may be said to this master any more."""
+        """Raises SilencedError if this slave may say nothing more to this master."""
         target = self._target
         if self._leadership is not None and not (target and self._leadership.may_speak(target)):
             raise SilencedError("another master is to be followed, or none")
@@ -258,7 +260,7 @@ class HaFollower:
         raise NoMasterError(f"no name server knows the master of {self._broker_name}{why}")
 
     def _truncate(self, client: RemotingClient) -> None:
-        """Always raises: TruncatedError if that is done."""
+        """Truncates the log to the last point that both logs have, then raises TruncatedError."""
         store = self._store
         point = last_agreed(store, RemoteLog(client, self._broker_name), store.epoch)
         kept = self._writer.run(lambda: store.truncate_to(point or START))
@@ -269,7 +271,7 @@ class HaFollower:
     # Fetching.
 
     def _fetch(self, client: RemotingClient, session: FollowSession) -> None:
-        """Until the master ends the session, or stopped."""
+        """Fetches until the master ends the session, or until `close`."""
         self._complaint = ""
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
@@ -295,14 +297,14 @@ class HaFollower:
             self._note(session)
 
     def _heard(self) -> None:
-        """The next fetch follows what the master has said: before it the promise holds."""
+        """Tells the leadership, before the next fetch, that the master has said something and that it is stored."""
         if self._leadership is not None:
             store = self._store
             is_empty = store.appended_position == 0
             self._leadership.heard(store.epochs.highest_epoch, log_is_empty=is_empty)
 
     def _note(self, session: FollowSession) -> None:
-        """The master has said something."""
+        """Updates the view after an answer of the master."""
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
         if now_ms >= self._confirmed_due_ms:
@@ -310,7 +312,7 @@ class HaFollower:
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _complain(self, error: BaseException) -> None:
-        """Notes what is wrong, and logs it once for each kind of trouble in a row."""
+        """Notes what is wrong, and logs a repeated problem once."""
         text = str(error) or type(error).__name__
         self.view = self.view._replace(problem=text)
         if text != self._complaint and not self._stopping.is_set():
