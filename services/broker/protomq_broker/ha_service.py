@@ -1,9 +1,9 @@
 """HaService on a master: gives its log to the slaves that fetch it, and takes what they acknowledge.
 
-A fetch that finds nothing new is held: an entry in a deque, not a thread. It is answered when the log goes on, when slaves are to be told
-that more is confirmed or that the log begins later, and at the heartbeat. Who is in sync is decided in `protomq_ha.replicas`.
+A fetch that finds nothing new is held: an entry in a deque, not a thread. The service answers it when the log grows, when the confirmed
+position or the start of the log has moved, and at the heartbeat. `protomq_ha.replicas` decides who is in sync.
 
-All on the ha lane, one thread, but for `order_lead`, `signal`, `kept_position`, `views` and `verdict`, which any thread may use.
+Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `signal`, `kept_position`, `views` and `verdict`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 FETCHES_MAX: Final = 4
-"""Of one session at a time."""
+"""Most fetches that one session may have under way."""
 GRPC_SIZE_MAX_BYTES: Final = 3 << 20
-"""Of the log in an answer over gRPC, whose clients take 4 MiB."""
+"""Most bytes of the log in an answer over gRPC, whose clients take 4 MiB."""
 TICK_MS: Final = 1_000
 SILENT_HEARTBEATS: Final = 3
-"""Where the master is elected: a slave that says nothing for as many heartbeats does not keep up."""
+"""Where the master is elected: a slave that stays silent for this many heartbeats does not keep up."""
 NEWS_DELAY_MS: Final = 20
-"""How long a slave may wait to be told that more is confirmed, or that the log begins later: what is appended meanwhile takes it along."""
+"""How long a slave may wait for news: a later confirmed position, or a later start of the log. An append in that time carries the news with
+it.
+"""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
 
 ROLES: Final = {
@@ -81,7 +83,7 @@ class _Fetch(NamedTuple):
 
 
 class _Feed:
-    """What a session of a slave is given."""
+    """State of a slave's session on this master."""
 
     __slots__ = ("held", "principal", "session", "told")
 
@@ -90,7 +92,7 @@ class _Feed:
         self.principal = principal
         self.held: deque[_Fetch] = deque()
         self.told = (-1, -1)
-        """(confirmed position, first position) as the slave knows them."""
+        """The last (confirmed position, first position) that the slave was told."""
 
 
 class HaService:
@@ -107,13 +109,13 @@ class HaService:
         master_view: Callable[[], MasterView] | None = None,
         leadership: LeadershipDriver | None = None,
     ) -> None:
-        """`draw` gives random numbers, never 0, for sessions. `on_verdict` is told on the ha lane when something follows for sends.
-        `master_view`: on a slave, what it knows of its master; then nothing but the status is served. `leadership`: where the master is
-        elected, says what is confirmed.
+        """`draw` gives random numbers, never 0, for sessions. `on_verdict` is called on the ha lane when the verdict for sends changes.
+        `master_view`: given on a slave, returns what it knows of its master; a slave serves only the status. `leadership`: given where the
+        master is elected, says what is confirmed.
         """
         self._leadership = leadership
         self.standing = NO_STANDING
-        """What the leadership said last."""
+        """The last standing that the leadership gave."""
         self._store = store
         self._positions = store.positions
         self._config = config.ha
@@ -144,14 +146,14 @@ class HaService:
             if leadership is None
             else self.verdict_of(NO_STANDING)
         )
-        """What follows for sends, as it was judged last."""
+        """The last verdict for sends."""
         self.views: Sequence[ReplicaView] = ()
-        """The slaves that follow, as they were last."""
+        """The slaves that follow, as of the last look."""
         self.kept_position: int | None = None
-        """The log is needed from there on, by slaves that follow; None: by nobody."""
+        """Slaves that follow need the log from this position on; None: no slave needs any."""
 
     def begin(self, lane: CallLane) -> None:
-        """The lanes run."""
+        """Starts the service. The lanes run already."""
         self._lane = lane
         if self._leadership is not None:
             self._leadership.on_standing = self._post_judge
@@ -160,25 +162,25 @@ class HaService:
         lane.post(self._tick)
 
     def stop(self) -> None:
-        """Answers all fetches that are held: this server stops. Any thread."""
+        """Answers all held fetches, because the server stops. Any thread."""
         self._stopping = True
         if self._lane is not None:
             self._lane.post(self._release)
 
     def _post_judge(self) -> None:
-        """The leadership may say something else. Any thread."""
+        """Posts a new judgement, because the leadership may have changed its word. Any thread."""
         if self._lane is not None and not self._stopping:
             self._lane.post(self._judge)
 
     def signal(self, _: int) -> None:
-        """A position of the log has moved. Any thread; costs nothing where no fetch is held."""
+        """Called when a position of the log has moved. Any thread; costs nothing while no fetch is held."""
         if self._held_count and not self._is_posted and self._lane is not None:
             self._is_posted = True
             self._lane.post(self._wake)
 
     @raw
     def fetch(self, call: Call) -> None:
-        """Gives a part of the log, or holds the call."""
+        """Answers with a part of the log, or holds the call."""
         try:
             request = ha.FetchRequest.FromString(bytes(call.payload))
             self._check_sizes(request)
@@ -193,7 +195,7 @@ class HaService:
 
     @raw
     def acknowledge(self, call: Call) -> None:
-        """Notes what a slave has."""
+        """Notes which positions a slave has written and flushed."""
         try:
             request = ha.AcknowledgeRequest.FromString(bytes(call.payload))
             if self._feed_of(request.session, call) is not None:
@@ -214,7 +216,7 @@ class HaService:
     def compare_log(
         self, request: ha.CompareLogRequest, context: CallContext
     ) -> ha.CompareLogResponse:
-        """Where an epoch ends, or which append ends somewhere."""
+        """Returns where an epoch ends, or which append ends at a position."""
         self._check_name(request.broker_name)
         response = ha.CompareLogResponse(first_position=self._store.min_position)
         question = request.WhichOneof("question")
@@ -235,7 +237,7 @@ class HaService:
     def get_ha_status(
         self, request: ha.GetHaStatusRequest, context: CallContext
     ) -> ha.GetHaStatusResponse:
-        """How replication stands."""
+        """Returns the state of replication."""
         positions, now_ms = self._positions, self._now_ms()
         response = ha.GetHaStatusResponse(
             role=ROLES[self._role],
@@ -279,7 +281,7 @@ class HaService:
     def order_lead(
         self, request: ha.OrderLeadRequest, context: CallContext
     ) -> ha.OrderLeadResponse:
-        """Leaves an order in etcd. On the admin lane: etcd may take seconds, for which no fetch waits."""
+        """Writes an order into etcd. Runs on the admin lane: etcd may take seconds, and fetches must not wait for it."""
         self._check_name(request.broker_name)
         leadership = self._leadership
         if leadership is None:
@@ -382,14 +384,14 @@ class HaService:
         self._hold(call, feed, request)
 
     def _feed_of(self, session: int, call: Call) -> _Feed | None:
-        """The session, if it lasts and belongs to the caller."""
+        """Returns the session if it still lasts and belongs to the caller."""
         feed = self._feeds.get(session)
         return feed if feed is not None and feed.principal == call.principal else None
 
     def _note(
         self, session: int, written_position: int, flushed_position: int, heard_ms: int
     ) -> None:
-        """A slave says what it has. Raises ServiceError: nothing has moved."""
+        """Notes which positions a slave has. Raises ServiceError for impossible positions; then nothing has changed."""
         log_end = self._positions.appended
         try:
             self._table.note_heard(session, heard_ms)
@@ -408,11 +410,11 @@ class HaService:
         feed.held.append(fetch)
         self._held_count += 1
         call.hold(lambda: self._lose(feed, fetch))
-        # Between the look and the entry the log may have gone on, which nobody signalled to us.
+        # The log may have grown between the look and the entry into the deque, before anybody signalled this fetch.
         self._give(feed)
 
     def _lose(self, feed: _Feed, fetch: _Fetch) -> None:
-        """The slave has closed its connection: it counts no more."""
+        """Forgets a held fetch: the slave has closed its connection."""
         if fetch in feed.held:
             feed.held.remove(fetch)
             self._held_count -= 1
@@ -449,7 +451,7 @@ class HaService:
         return fetch
 
     def _give(self, feed: _Feed) -> None:
-        """Answers what is held as far as there is something to say."""
+        """Answers held fetches as far as there is more log, and schedules the news."""
         while feed.held and self._has_more(feed):
             fetch = self._take(feed)
             self._answer(fetch.call, feed, fetch.size_max_bytes)
@@ -464,7 +466,7 @@ class HaService:
                 self._expire(feed)
 
     def _expire(self, feed: _Feed) -> None:
-        """The heartbeat is due, or there are news."""
+        """Answers the oldest held fetch without log, because its heartbeat or news are due."""
         if feed.held:
             fetch = self._take(feed)
             self._answer(fetch.call, feed, fetch.size_max_bytes)
@@ -484,7 +486,7 @@ class HaService:
         )
 
     def _answer(self, call: Call, feed: _Feed, size_max_bytes: int) -> None:
-        """The next part of the log, or none."""
+        """Answers with the next part of the log, or with none."""
         replica = self._table.find(feed.session)
         assert replica is not None, "a session that lasts has its slave"
         start, log_end = replica.sent_position, self._positions.appended
@@ -495,7 +497,7 @@ class HaService:
         end = min(start + size_bytes, log_end)
         regions = self._store.log_regions(start, end)
         if sum(region.size_bytes for region in regions) < end - start:
-            # Retention has taken it: the slave begins again where the log begins.
+            # Retention has deleted that part. The slave begins a new session where the log begins.
             call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
             self._end_session(feed.session)
             return
@@ -512,7 +514,7 @@ class HaService:
         call.answer(header, cast("list[Region]", regions), end - start)
 
     def _wake(self) -> None:
-        # Before the look: what moves from here on posts again.
+        # This stands before the look, so that a later move posts again.
         self._is_posted = False
         for feed in list(self._feeds.values()):
             self._give(feed)
@@ -523,7 +525,7 @@ class HaService:
                 self._expire(feed)
 
     def _tick(self) -> None:
-        """Once a second: who is silent is out."""
+        """Runs once a second: takes silent slaves out of the in-sync set."""
         for session in self._table.silent(self._now_ms()):
             replica = self._table.find(session)
             log.warning("slave %d is silent", replica.replica_id if replica is not None else -1)
@@ -533,7 +535,7 @@ class HaService:
             self._lane.call_later(TICK_MS, self._tick)
 
     def _judge(self) -> None:
-        """Publishes what follows from the table."""
+        """Publishes the verdict that follows from the table."""
         now_ms, log_end = self._now_ms(), self._positions.appended
         verdict = self._verdict(log_end, now_ms)
         self.views = self._table.views(log_end, now_ms)
@@ -551,7 +553,7 @@ class HaService:
         return self.verdict_of(self.standing)
 
     def verdict_of(self, standing: Standing) -> Verdict:
-        """What the leadership's word means for sends. Any thread."""
+        """Returns what the leadership's standing means for sends. Any thread."""
         limits = self._table.limits
         return Verdict(
             standing.copies,

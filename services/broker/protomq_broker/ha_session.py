@@ -1,4 +1,4 @@
-"""One session of a slave with its master: what is asked, and what follows from each answer. No socket, clock or thread.
+"""One session of a slave with its master: makes the requests, and acts on each answer. No socket, clock or thread.
 
     begin_request -> began     the session, or why there is none
     fetch_request -> took      what an answer brought is stored, synced where the master counts that, and readable as far as confirmed
@@ -23,11 +23,11 @@ class OtherSegmentsError(Exception):
 
 
 class FollowSession:
-    """Attributes: position: what is stored of the master's log, as the session counts; end_position: where the master's log ended when it
-    said something last."""
+    """Attributes: position: end of the part of the master's log that is stored here; end_position: where the master's log ended at its last
+    answer."""
 
     def __init__(self, store: Store, on_writer: Callable[[Callable[[], int]], int]) -> None:
-        """`on_writer` calls a function while nobody else writes; what it gives."""
+        """`on_writer` calls a function while nobody else writes, and returns its result."""
         self.end_position = 0
         self._store = store
         self._on_writer = on_writer
@@ -43,7 +43,7 @@ class FollowSession:
     def begin_request(
         self, broker_name: str, broker_id: int, address: str, epoch: int = 0
     ) -> ha.FetchRequest:
-        """The first fetch. `epoch`: in which the master leads; 0: roles are fixed."""
+        """Returns the first fetch. `epoch`: the epoch in which the master leads; 0: roles are fixed."""
         store = self._store
         tail = store.positions.tail
         end = LogPoint(tail.position, store.epoch, tail.crc32c) if tail.position else START
@@ -60,7 +60,7 @@ class FollowSession:
         return request
 
     def began(self, response: ha.FetchResponse) -> bool:
-        """Takes the first answer; whether the session lasts. Raises OtherSegmentsError, and what `took` raises."""
+        """Takes the first answer and returns whether the session lasts. Raises OtherSegmentsError, and what `took` raises."""
         own_size_bytes = self._store.config.segment_size_bytes
         if response.segment_size_bytes != own_size_bytes:
             raise OtherSegmentsError(
@@ -68,12 +68,12 @@ class FollowSession:
                 "give both the same store.segment_size_bytes, and this slave an empty folder"
             )
         self._session = response.session
-        # An empty log begins where the master's does.
+        # If this log is empty, it begins where the master's log begins.
         self._intake = Intake(response.position)
         return self.took(response)
 
     def fetch_request(self, hold_ms: int) -> ha.FetchRequest:
-        """The next fetch: it says what is stored by now."""
+        """Returns the next fetch, which reports what is stored by now."""
         position = self._intake.position
         return ha.FetchRequest(
             session=self._session,
@@ -84,7 +84,7 @@ class FollowSession:
         )
 
     def took(self, response: ha.FetchResponse) -> bool:
-        """Stores what an answer has, and notes what it says; whether the session lasts. Raises StoreError, ValueError."""
+        """Stores the log in an answer, notes its positions, and returns whether the session lasts. Raises StoreError, ValueError."""
         if response.status != ha.FETCH_STATUS_OK:
             return False
         store, intake = self._store, self._intake

@@ -1,4 +1,4 @@
-"""Sends of half messages: what is refused, and the handles by which their transactions are ended."""
+"""Sends of half messages: decides which are refused, and makes the handles that end their transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETRY_FULL_MS: Final = 10_000
 
 
 class HalfSends:
-    """What sends may ask for. The send lane."""
+    """Checks and marks half messages. Used on the send lane only."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class HalfSends:
         self._size_max_bytes = size_max_bytes
 
     def mark(self, region: RecordRegion, has_identity: bool) -> None:
-        """Makes the messages of a request half messages. Raises ServiceError if they cannot be."""
+        """Marks the messages of a request as half messages. Raises ServiceError if they cannot be."""
         if not has_identity:
             raise invalid_argument(
                 "records[0].producer_id",
@@ -45,7 +45,7 @@ class HalfSends:
         set_kind(region, FLAG_KIND_HALF)
 
     def check(self, region: RecordRegion) -> None:
-        """Raises ServiceError, ProducerIdTakenError if these new half messages are not taken."""
+        """Raises ServiceError or ProducerIdTakenError if the broker refuses these new half messages."""
         transactions = self._transactions
         if transactions.open_count + region.count > self._count_max:
             raise _full("open transactions", self._count_max)
@@ -62,7 +62,7 @@ class HalfSends:
                 )
 
     def handles_of(self, request: AppendRequest) -> list[str]:
-        """Of half messages that were appended."""
+        """Returns the handles of half messages that were just appended."""
         return self.handles_at(request.physical_offset, request.region)
 
     def handles_at(self, position: int, region: RecordRegion) -> list[str]:

@@ -1,8 +1,8 @@
 """Held pulls: waiting for the arrival of a message without a thread.
 
 Each pull lane has its own `LaneHolds`, touched by that lane's thread only, except for `signal`, which the writer calls. A hold is a small
-object in a dictionary by queue. The order of steps makes it safe without a lock: a lane first enters the hold, then looks once more whether
-the message has arrived meanwhile; the writer first publishes the message, then looks for holds.
+object in a dictionary by queue. The order of steps makes this safe without a lock. A lane first enters the hold, then looks again whether a
+message has arrived. The writer first publishes the message, then looks for holds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Hold:
         call: to be answered.
         request: what was asked for.
         tag_codes: wanted tags, empty for all.
-        queue_offset: where the next look begins: behind what did not match.
+        queue_offset: where the next look begins, behind all messages that did not match.
         began_s: when it began, in seconds of a clock that never goes back.
         timer: ends the hold.
-        filter: what messages have to match besides; the rest is about that: `is_searching`: what came is looked at just now;
-            `is_signalled`: more came meanwhile; `is_expired`: the next answer is the last.
+        filter: what messages have to match besides their tags. Only with a filter: `is_searching`: a search is under way; `is_signalled`:
+            more messages came meanwhile; `is_expired`: the hold's time is up, so the search's result is the answer.
     """
 
     __slots__ = (
@@ -73,11 +73,11 @@ class Hold:
 
 
 WAKE_COUNT_MAX: Final = 500
-"""Holds that are looked at in one turn of the lane: ten thousand at once would keep its other callers waiting for 0.3 s."""
+"""Holds that one turn of the lane examines. Ten thousand at once would keep its other callers waiting for 0.3 s."""
 
 
 class LaneHolds:
-    """The holds of one lane. `post` runs a function on the lane's thread; `wake` gets the holds there whose queues got messages."""
+    """The holds of one lane. `post` runs a function on the lane's thread. There `wake` gets the holds whose queues got messages."""
 
     __slots__ = ("_arrived", "_by_queue", "_due", "_post", "_posted", "_wake")
 
@@ -98,7 +98,7 @@ class LaneHolds:
         self._by_queue.setdefault(hold.key, {})[hold] = None
 
     def remove(self, hold: Hold) -> bool:
-        """Takes a hold out; False if it was not there. Lane only."""
+        """Takes a hold out. Returns False if it was not entered. Lane only."""
         holds = self._by_queue.get(hold.key)
         if holds is None or hold not in holds:
             return False
@@ -112,7 +112,7 @@ class LaneHolds:
         return [hold for holds in self._by_queue.values() for hold in holds]
 
     def signal(self, keys: Iterable[QueueKey]) -> None:
-        """Says that messages of these queues are readable now. Any thread; the lane is woken once however many there are."""
+        """Says that messages of these queues are readable now. Any thread. Many signals wake the lane once."""
         by_queue = self._by_queue
         arrived = [key for key in keys if key in by_queue]
         if not arrived:

@@ -1,4 +1,4 @@
-"""Work of a lane that takes long, done in slices by turns, so that the lane's other calls wait for one slice at most.
+"""Cuts a lane's long work into slices that take turns, so that the lane's other calls wait for one slice at most.
 
     turn of the lane     slice of A | sockets, other calls | slice of B | sockets, other calls | slice of A ...
 
@@ -12,28 +12,29 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_S: Final = 0.001
-"""Of one slice. It ends up to a millisecond later, and two lanes that do such work share the interpreter: a call that comes in between is
-begun within 5 ms."""
+"""Length of one slice. It ends up to a millisecond late, and two lanes that do such work share the interpreter: a call that comes in
+between is begun within 5 ms.
+"""
 
 Step = Callable[[], bool]
-"""Does some work, for SLICE_S at most; whether there is more to do."""
+"""Works for SLICE_S at most, and returns whether there is more to do."""
 
 
 class LaneTurns:
-    """`post` has a function called in the lane's next turn."""
+    """The slices of one lane. `post` calls a function in the lane's next turn."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
         self._steps: deque[Step] = deque()
 
     def add(self, step: Step) -> None:
-        """Has `step` called until it says that it is done."""
+        """Calls `step` once a turn until it returns False."""
         self._steps.append(step)
         if len(self._steps) == 1:
             self._post(self._run)
 
     def _run(self) -> None:
-        # It stays in its place until it is done with its slice: `add` must not post a second turn.
+        # The step stays in the deque until its slice is done; otherwise `add` would post a second turn.
         step = self._steps[0]
         try:
             has_more = step()

@@ -1,4 +1,5 @@
-"""Drives `protomq_ha.leadership` in a broker: asks etcd, ticks, and gives threads of the broker the machine's word. One lock.
+"""Drives the state machine `protomq_ha.leadership` in a broker: sends its requests to etcd, ticks it, and answers the broker's threads from
+it. One lock protects the machine.
 
     ha lane            report: what the slaves have -> what is confirmed, and may be answered
     send lane          confirm_alone: the same after an append, where no other member is waited for
@@ -40,17 +41,17 @@ log = logging.getLogger("protomq.broker")
 
 TICK_S: Final = 0.1
 ASKERS: Final = 4
-"""At most one transaction, one reading and one request about the lease are under way, and an operator's order."""
+"""Threads that ask etcd. At most one transaction, one read, one request about the lease and one operator's order are under way."""
 
 
 class Standing(NamedTuple):
-    """What holds for a master's sends.
+    """The rules that hold for a master's sends now.
 
     Attributes:
-        copies: members of the in-sync set, itself among them.
-        confirmed_position: all of them have the log up to there, and that may be answered.
-        takes_sends: sends may be appended.
-        alone: it waits for nobody.
+        copies: number of members of the in-sync set, with the master itself.
+        confirmed_position: all of them have the log up to this position, and sends below it may be acknowledged.
+        takes_sends: whether sends may be appended.
+        alone: whether the master waits for no other member.
     """
 
     copies: int
@@ -74,15 +75,15 @@ class LeadershipView(NamedTuple):
 
 
 class OrderRefusedError(Exception):
-    """The order was not left: etcd was not reached."""
+    """The order was not left, because etcd cannot be reached."""
 
 
 class OrderPendingError(OrderRefusedError):
-    """The order was not left: another one is there."""
+    """The order was not left, because another order is there."""
 
 
 class OrderUncertainError(OrderRefusedError):
-    """Whether the order was left is not known."""
+    """Nobody knows whether the order was left."""
 
 
 def _pending(what: str) -> OrderPendingError:
@@ -93,12 +94,12 @@ def _pending(what: str) -> OrderPendingError:
 
 
 class LeadershipDriver:
-    """See the module's docstring. `begin` comes first; before it nobody leads and nobody is followed."""
+    """See the module's docstring. Call `begin` first; before it nobody leads and this broker follows nobody."""
 
     def __init__(
         self, etcd: EtcdGateway, now_ms: Callable[[], int], on_effect: Callable[[Effect], None]
     ) -> None:
-        """`now_ms`: CLOCK_BOOTTIME. `on_effect` is called under the lock, on any thread: it only passes on."""
+        """`now_ms`: CLOCK_BOOTTIME. `on_effect` is called under the lock, on any thread, so it must only pass the effect on."""
         self._etcd = etcd
         self.now_ms = now_ms
         self._on_effect = on_effect
@@ -110,12 +111,12 @@ class LeadershipDriver:
         self._askers = ThreadPoolExecutor(ASKERS, "protomq-etcd")
         self._thread = threading.Thread(target=self._run, name="protomq-leadership", daemon=True)
         self.on_standing: Callable[[], None] = lambda: None
-        """Told that `report` may give something else now; any thread. Set by the broker that leads."""
+        """Called on any thread when `report` may return something else. Set by the broker that leads."""
 
     def begin(
         self, settings: Settings, own_epoch: int, *, log_is_empty: bool, tail_may_be_lost: bool
     ) -> None:
-        """The store is open and follows."""
+        """Starts the machine, once the store is open and follows."""
         with self._lock:
             self._machine = Leadership(
                 settings,
@@ -127,7 +128,7 @@ class LeadershipDriver:
         self._thread.start()
 
     def close(self) -> None:
-        """Asks no more, and gives no more effects."""
+        """Stops asking etcd and giving effects."""
         with self._lock:
             self._closing.set()
         if self._thread.is_alive():
@@ -139,24 +140,24 @@ class LeadershipDriver:
 
     @property
     def target(self) -> Follow | None:
-        """Whom to follow."""
+        """Returns whom to follow; None: nobody."""
         return self._target
 
     def may_speak(self, target: Follow) -> bool:
-        """Whether this master may be told now what the slave has."""
+        """Whether this slave may tell this master now which part of the log it has."""
         with self._lock:
             machine = self._machine
             return machine is not None and machine.may_speak and self._target == target
 
     def heard(self, own_epoch: int, *, log_is_empty: bool) -> None:
-        """The master has said something, which is stored; what is said to it from now on binds this slave."""
+        """Notes that the master has said something, which is stored. What the slave says to it from now on binds the slave."""
         with self._lock:
             if self._machine is not None:
                 self._machine.heard(self.now_ms())
                 self._machine.followed(own_epoch, log_is_empty)
 
     def following_stopped(self, own_epoch: int) -> None:
-        """Nothing more is said to a master."""
+        """Notes that this slave says nothing more to a master."""
         with self._lock:
             machine = self._begun
             self._pass_on(machine.following_stopped(own_epoch, self.now_ms()))
@@ -164,19 +165,19 @@ class LeadershipDriver:
     # A master.
 
     def opened(self, epoch: int, end_position: int) -> None:
-        """The log is open to lead."""
+        """Notes that the log is open to lead."""
         with self._lock:
             self._confirmed_position = 0
             self._pass_on(self._begun.opened(epoch, end_position, self.now_ms()))
 
     def report(self, end_position: int, reports: Mapping[str, MemberReport]) -> Standing:
-        """The log ends there, and the slaves stand so; what follows."""
+        """Tells the machine where the log ends and what the slaves have. Returns the standing that follows."""
         with self._lock:
             self._pass_on(self._begun.report(end_position, reports, self.now_ms()))
             return self._standing()
 
     def confirm_alone(self, end_position: int) -> Standing:
-        """The log ends there: the same, if this master waits for nobody; else nothing is confirmed by it."""
+        """Does the same as `report` after an append if this master waits for nobody; otherwise this confirms nothing."""
         with self._lock:
             machine = self._begun
             in_sync = machine.in_sync
@@ -202,12 +203,12 @@ class LeadershipDriver:
 
     @property
     def role(self) -> Role:
-        """What the broker does about the lead."""
+        """What this broker is now: leading, following, or in between."""
         machine = self._machine
         return machine.role if machine is not None else Role.FOLLOWING
 
     def view(self) -> LeadershipView:
-        """See LeadershipView."""
+        """Returns what the broker knows of who leads."""
         with self._lock:
             machine = self._machine
             if machine is None:
@@ -228,7 +229,7 @@ class LeadershipDriver:
             )
 
     def order(self, kind: str, target: str) -> None:
-        """Leaves an order in etcd, unless one is there that nobody has taken yet. Raises OrderRefusedError; takes seconds at worst."""
+        """Writes an order into etcd unless an earlier order is still there. Raises OrderRefusedError. Takes some seconds at worst."""
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
@@ -255,7 +256,7 @@ class LeadershipDriver:
                     self._pass_on(self._begun.tick(self.now_ms()))
                 self._tell_standing()
             except Exception:
-                # Without ticks a lease is not renewed, and its end is not seen.
+                # Without ticks nobody renews the lease or notices its end.
                 log.exception("a tick of the leadership failed")
             self._closing.wait(TICK_S)
 
@@ -264,7 +265,7 @@ class LeadershipDriver:
             self.on_standing()
 
     def _pass_on(self, effects: list[Effect]) -> None:
-        """Under the lock, so that all see the same order."""
+        """Runs under the lock, so that everybody sees the effects in one order."""
         for effect in effects:
             if isinstance(effect, Ask):
                 if not self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Reads the log of another broker, over its remoting port: what a backup copies from, and what damage is healed from."""
+"""Reads the log of another broker over its remoting port. Backups and the healing of damage use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogClient:
     """One connection, one thread. A source of backups (`LogSource`)."""
 
     def __init__(self, address: Address, client_id: str, broker_name: str = "") -> None:
-        """Connects. Raises OSError, ServiceError. `broker_name`: the broker that is meant; "": whoever answers."""
+        """Connects. `broker_name`: name that the broker must have; "": any. Raises OSError, ServiceError."""
         self._broker_name = broker_name
         self._client = RemotingClient(
             address, options_pb2.LANE_ADMIN, client_id, timeout_s=CALL_TIMEOUT_S
@@ -47,7 +47,7 @@ class LogClient:
         self._client.close()
 
     def look(self) -> SourceLook:
-        """How far the log goes. Raises OSError, ServiceError."""
+        """Returns how far the log goes. Raises OSError, ServiceError."""
         answer = self._ask(0, 0)
         return SourceLook(
             answer.broker_name,
@@ -61,7 +61,7 @@ class LogClient:
         return self._ask(position, min(size_max_bytes, PART_SIZE_BYTES)).log
 
     def sealed_path(self, base_position: int) -> str:
-        """See LogSource: the files are elsewhere."""
+        """See LogSource. Returns "" since the files are on another machine."""
         return ""
 
     def _ask(self, position: int, size_max_bytes: int) -> pb.ReadLogResponse:

@@ -1,6 +1,7 @@
-"""LogService: parts of the log as they are, for backups and for healing. On the admin lane: a cold disk must not delay what slaves say.
+"""LogService: gives the bytes of the log for backups and healing. It runs on the admin lane, so that a cold disk does not delay slaves.
 
-What is given is on stable storage and confirmed, so no fail-over takes it back. A call has no session: nothing is kept for its caller.
+It gives only bytes that are on stable storage and confirmed, so no fail-over takes them back. A call has no session: the broker keeps no
+log for its caller.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class LogService:
     """Implements protomq.v1.LogService."""
 
     def __init__(self, store: Store, broker_name: str, transfer_size_bytes: int) -> None:
-        """`transfer_size_bytes`: the most of the log in one answer."""
+        """`transfer_size_bytes`: most bytes of the log in one answer."""
         self._store = store
         self._broker_name = broker_name
         self._transfer_size_bytes = transfer_size_bytes
@@ -57,7 +58,7 @@ class LogService:
             if getattr(request, field) < 0:
                 raise invalid_argument(field, "must be 0 or above")
         store = self._store
-        # In this order: the record that tells of the log's start is in front of the end then.
+        # Read the start before the end: then the record that tells of the log's start is in front of the end.
         first = store.min_position
         end = min(store.readable_position, store.flushed_position)
         header = ReadLogResponse(

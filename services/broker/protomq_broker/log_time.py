@@ -1,4 +1,4 @@
-"""Log time as the parts of a broker ask for it (`store/timer/log_time.py` has the rules)."""
+"""Log time for the parts of a broker. `store/timer/log_time.py` has the rules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class LogTime:
     """Any thread."""
 
     def __init__(self, clock: Clock, floor_ms: int) -> None:
-        """`floor_ms`: the latest log time that the log tells of."""
+        """`floor_ms`: the latest log time that the log contains."""
         self._clock = clock
         self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms)
         self._lock = threading.Lock()
         self._is_off = False
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970; never less than before. A wall clock that is off is said in the log, once."""
+        """Returns milliseconds since 1970, never less than before. Logs one warning when the wall clock is off."""
         with self._lock:
             now_ms = self._log_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
             is_off, offset_ms = self._log_clock.is_off, self._log_clock.offset_ms
@@ -43,5 +43,5 @@ class LogTime:
 
     @property
     def offset_ms(self) -> int:
-        """Wall clock less log time, as of the last look."""
+        """Wall clock minus log time in ms, as of the last call of `now_ms`."""
         return self._log_clock.offset_ms

@@ -25,7 +25,7 @@ from .name_server_connections import NameServer
 log = logging.getLogger("protomq.broker")
 
 REFUSED_GRACE_S = 1.0
-"""For those who have called already when a start is refused: they are told so."""
+"""Time for callers that have called before a start is refused, so that they get an answer."""
 
 
 class BrokerProcess:
@@ -45,7 +45,7 @@ class BrokerProcess:
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
     ) -> None:
-        """Opens the store, unless a port cannot be listened on (OSError): then none is made.
+        """Opens the store, after a test that all ports are free. Raises OSError for a port that is not; then no store is created.
 
         `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`: see Broker.
         """
@@ -71,11 +71,11 @@ class BrokerProcess:
         )
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """As protomq_runtime.lifecycle wants it."""
+        """Implements the hook of protomq_runtime.lifecycle."""
         self.server.set_on_fatal(on_fatal)
 
     async def start(self) -> None:
-        """Serves, registers, and returns when sends are done. Nothing runs any more if it raises."""
+        """Serves and registers, and returns when sends are taken. If it raises, nothing runs any more."""
         try:
             self._open_metrics_page()
             await self.server.start()
@@ -90,7 +90,7 @@ class BrokerProcess:
             raise
 
     async def stop(self, grace_s: float) -> None:
-        """Unregisters, refuses and finishes what is under way, then closes the store."""
+        """Unregisters, refuses new calls, finishes those under way, and closes the store."""
         await asyncio.to_thread(self.broker.unregister)
         await asyncio.to_thread(self._close_metrics_page)
         await self.server.stop(grace_s)
@@ -112,7 +112,7 @@ class BrokerProcess:
 
 
 def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:
-    """Where the process will listen, by what for."""
+    """Returns where the process will listen, by purpose."""
     host = config.listen.host
     addresses = {
         "gRPC": Address(host, config.listen.grpc_port),
@@ -124,7 +124,7 @@ def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:
 
 
 class ReopenedBroker:
-    """A broker whose store is opened again when it asks for that: a slave that has to give up what its master does not have.
+    """A broker that opens its store again on request: a slave asks for it after it has to give up bytes that its master does not have.
 
     For protomq_runtime.lifecycle. Attribute: process, the one that runs now.
     """
@@ -139,7 +139,7 @@ class ReopenedBroker:
         self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """As protomq_runtime.lifecycle wants it."""
+        """Implements the hook of protomq_runtime.lifecycle."""
         self._on_fatal = on_fatal
         self.process.set_on_fatal(on_fatal)
 
@@ -156,7 +156,7 @@ class ReopenedBroker:
             await self.process.stop(grace_s)
 
     def _reopen_soon(self) -> None:
-        """Any thread, behind the start."""
+        """Opens the store again soon. Any thread, after the start."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._begin_reopening)
 
@@ -183,7 +183,7 @@ class ReopenedBroker:
 
 
 def with_ports_of(process: BrokerProcess, config: BrokerConfig) -> BrokerConfig:
-    """A configuration of a process that runs, with the ports that it has got."""
+    """Returns the configuration of a running process, with the ports that it has got in place of 0."""
     server = process.server
     listen = replace(
         config.listen, grpc_port=server.grpc_port, remoting_port=server.remoting_port
@@ -195,10 +195,10 @@ def with_ports_of(process: BrokerProcess, config: BrokerConfig) -> BrokerConfig:
 
 
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
-    """Runs a broker until a signal comes; the exit code. Raises ConfigError and what the start raises."""
+    """Runs a broker until a signal ends it, and returns the exit code. Raises ConfigError and what the start raises."""
     config = load_config(BrokerConfig, config_file, flags=flags)
     if config.etcd.endpoints:
-        # httpx takes 0.1 s to import: not for those who elect nobody.
+        # httpx takes 0.1 s to import. Brokers without an election need not wait for it.
         from .elected_broker import ElectedBroker
 
         broker: ReopenedBroker | ElectedBroker = ElectedBroker(config)
@@ -213,7 +213,7 @@ def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = No
 
 
 def ready_words(process: BrokerProcess, config: BrokerConfig) -> dict[str, str]:
-    """What stands behind `ready`: where the broker listens, its name, and its store."""
+    """Returns what stands behind `ready`: where the broker listens, its name, and its store."""
     server, host = process.server, config.listen.host
     return {
         "grpc": str(Address(host, server.grpc_port)),
@@ -225,12 +225,12 @@ def ready_words(process: BrokerProcess, config: BrokerConfig) -> dict[str, str]:
 
 
 def metrics_words(process: BrokerProcess) -> dict[str, str]:
-    """Where the metrics page is, if there is one."""
+    """Returns the address of the metrics page, if there is one."""
     return {"metrics": process.metrics_address} if process.metrics_address else {}
 
 
 def package_version() -> str:
-    """Of the installed package; "0" where it runs from a source tree that is not installed."""
+    """Version of the installed package; "0" in a source tree that is not installed."""
     try:
         return version("protomq-broker")
     except PackageNotFoundError:

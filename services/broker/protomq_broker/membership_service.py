@@ -1,9 +1,9 @@
-"""MembershipService: holds the calls of members of consumer groups, and answers them when who is there or what they have is news.
+"""MembershipService: holds the calls of members of consumer groups, and answers them when members or their queues change.
 
-What is known stands in `memberships.py`. Here are the calls: each member has one that is held, the latest. News are gathered for a
-moment, so that a hundred members who come together are answered once, not a hundred times each.
+`memberships.py` has the state; this module has the calls. Each member has one held call, its latest. The service gathers news for
+GATHER_MS: a hundred members who come together get one answer each, not a hundred.
 
-On the consumer lane, which may have several threads: a lock covers what is known; a call is answered on its own lane.
+It runs on the consumer lane, which may have several threads. A lock protects the state; each call is answered on its own lane.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 GATHER_MS: Final = 30.0
-"""News are told that long after the first: a member that joins waits so much longer for the others."""
+"""How long the service gathers news before it answers. A member that joins waits this much longer for the others."""
 TICK_MS: Final = 500.0
-"""How often it is looked who was not heard of in time."""
+"""Interval at which the service looks for members that were not heard of in time."""
 
 QUESTIONS_MAX: Final = 64
-"""That wait for what members say of themselves."""
+"""Most questions that may wait for members to describe themselves."""
 DESCRIPTION_MAX_BYTES: Final = 1 << 20
 DESCRIPTION_WAIT_MS: Final = 5_000
 DESCRIPTION_WAIT_MAX_MS: Final = 30_000
@@ -70,7 +70,7 @@ MemberId = tuple[str, MemberKey]
 
 
 class _Question:
-    """Somebody wants to know how a member stands."""
+    """A caller that wants a member to describe itself."""
 
     __slots__ = ("call", "is_asked", "member", "timer", "wants_stacks")
 
@@ -94,7 +94,7 @@ class _Waiter:
 
 
 class _Encoded(NamedTuple):
-    """The list of a group's members, as an answer has it."""
+    """The encoded list of a group's members, as answers contain it."""
 
     version: int
     members: bytes
@@ -102,7 +102,7 @@ class _Encoded(NamedTuple):
 
 
 class MembershipCounts(NamedTuple):
-    """For metrics."""
+    """The counts that the metrics page shows."""
 
     groups: int
     members: int
@@ -134,26 +134,27 @@ class MembershipService:
         self._tell_gone: Callable[[str, str, int], None] = lambda *_: None
 
     def listen_for_gone(self, listener: Callable[[str, str, int], None]) -> None:
-        """Calls it with the group, name and number of a member that is gone; with the lock. Called before the broker runs."""
+        """Registers a listener, called with group, name and number of a member that is gone, under the lock. Call before the broker runs.
+        """
         self._tell_gone = listener
 
     def is_member(self, group: str, client_id: str, nonce: int) -> bool:
-        """Whether such a member is known here. Any thread."""
+        """Whether this broker knows such a member. Any thread."""
         with self._lock:
             known = self._memberships.find(group)
             return known is not None and (client_id, nonce) in known.members
 
     def start(self, server: Server) -> None:
-        """The server's hook, before anybody gets in: its first consumer lane does what is not the answer to a call."""
+        """The server calls this hook before it accepts connections. The first consumer lane gets the work that answers no call."""
         self.use_lane(server.pools["consumer"].lanes[0])
 
     def use_lane(self, lane: CallLane) -> None:
-        """What is not the answer to a call is done there."""
+        """Sets the lane for work that answers no call."""
         self._lane = lane
         lane.post(self._tick)
 
     def stop(self) -> None:
-        """New calls are refused: who waits is answered. Any thread."""
+        """Refuses new calls, and answers the held ones. Any thread."""
         with self._lock:
             self._is_stopping = True
             waiters: list[_Waiter | _Question] = [*self._waiters.values(), *self._questions.values()]
@@ -162,12 +163,12 @@ class MembershipService:
             waiter.call.lane.post(partial(self._refuse, waiter))
 
     def topics_changed(self) -> None:
-        """Topics were made, changed or deleted. Any thread."""
+        """Called when topics were created, changed or deleted. Any thread."""
         if self._lane is not None:
             self._lane.post(self._look_at_topics)
 
     def counts(self) -> MembershipCounts:
-        """What metrics show. Any thread."""
+        """Returns what metrics show. Any thread."""
         with self._lock:
             known = self._memberships
             groups = [group for _, group in known.groups()]
@@ -181,7 +182,7 @@ class MembershipService:
 
     @raw
     def hold_membership(self, call: Call) -> None:
-        """Takes what the member says, and answers when there is something to say."""
+        """Notes what the member says, holds the call, and answers when there is news."""
         try:
             request = HoldMembershipRequest.FromString(bytes(call.payload))
             check_group_name(request.consumer_group)
@@ -197,7 +198,7 @@ class MembershipService:
 
     @raw
     def describe_member(self, call: Call) -> None:
-        """Asks a member, and answers when it has said something, or the time is over."""
+        """Asks a member to describe itself. Answers when it has done so, or when the time is over."""
         try:
             request = DescribeMemberRequest.FromString(bytes(call.payload))
             check_group_name(request.consumer_group)
@@ -271,7 +272,7 @@ class MembershipService:
         question_id = self._question_for(member) if request.hold_ms > 0 else 0
         hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
         is_up_to_date = knows_this_start and request.known_version == group.version
-        # Of news that are being gathered, who asks has part already: it waits for the rest.
+        # A caller that has part of the news which is being gathered waits for the rest.
         if hold_ms > 0 and not question_id and (is_up_to_date or (name in self._news and knows_this_start)):
             waiter = _Waiter(call, request)
             self._waiters[member] = waiter
@@ -309,7 +310,7 @@ class MembershipService:
         question = self._questions[number] = _Question(call, member, request.wants_stacks)
         question.timer = call.lane.call_later(call.hold_time_ms(wait_ms), partial(self._end_question, number))
         call.hold(partial(self._end_question, number, is_gone=True))
-        # A member that holds no call at the moment is asked by the answer to its next one.
+        # A member that holds no call now is asked in the answer to its next call.
         waiter = self._waiters.pop(member, None)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
@@ -317,7 +318,7 @@ class MembershipService:
             waiter.call.lane.post(partial(_answer_all, [(waiter, payload)]))
 
     def _question_for(self, member: MemberId) -> int:
-        """The next question to a member; 0: there is none."""
+        """Returns the number of the next question to a member; 0: there is none."""
         for number, question in self._questions.items():
             if question.member == member and not question.is_asked:
                 question.is_asked = True
@@ -337,14 +338,14 @@ class MembershipService:
         question.call.lane.post(partial(_answer_question, question, response.SerializeToString()))
 
     def _end_waiter(self, member: MemberId) -> None:
-        """The member has called again, or leaves: the call before is over."""
+        """Ends the previous call of a member that has called again, or leaves."""
         waiter = self._waiters.pop(member, None)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             waiter.call.lane.post(partial(self._end, waiter))
 
     def _tell(self, name: str) -> None:
-        """The members of the group are answered in a moment."""
+        """Makes the members of the group get an answer within GATHER_MS."""
         self._news.add(name)
         if not self._is_gathering and self._lane is not None:
             self._is_gathering = True
@@ -440,7 +441,7 @@ class MembershipService:
             lane.post(partial(_answer_all, answers))
 
     def _give_up(self, member: MemberId, waiter: _Waiter) -> None:
-        """Its hold is over."""
+        """Answers a call whose hold is over."""
         with self._lock:
             if self._waiters.get(member) is not waiter:
                 return
@@ -450,7 +451,7 @@ class MembershipService:
         _answer_all([(waiter, payload)])
 
     def _broke(self, member: MemberId, waiter: _Waiter) -> None:
-        """Its caller is gone."""
+        """Notes that the caller of a held call is gone."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         with self._lock:
@@ -462,7 +463,7 @@ class MembershipService:
                 self._tell_gone(member[0], *member[1])
 
     def _end(self, waiter: _Waiter) -> None:
-        """Another call of the member has taken its place."""
+        """Answers a call that a newer call of its member has replaced."""
         with self._lock:
             payload = self._answer(waiter.request)
         _answer_all([(waiter, payload)])
@@ -475,7 +476,7 @@ class MembershipService:
 
 
     def _end_question(self, number: int, is_gone: bool = False) -> None:
-        """The time is over, or nobody wants to know any more."""
+        """Ends a question whose time is over, or whose caller is gone."""
         with self._lock:
             question = self._questions.pop(number, None)
         if question is not None:
@@ -493,7 +494,7 @@ def _answer_question(question: _Question, payload: bytes) -> None:
 
 
 def void(value: object) -> None:
-    """Nothing: for a function of which nobody wants the result."""
+    """Does nothing: a callback for an unwanted result."""
 
 
 def _answer_all(answers: Iterable[tuple[_Waiter, bytes]]) -> None:

@@ -1,14 +1,15 @@
-"""Who is a member of which group, and which queues each has. No I/O, time handed in.
+"""Knows who is a member of which group, and which queues each member has. No I/O; the caller gives the time.
 
-A member says what it is and has with each call (`seen`), holds a call (`held`), and is answered (`answered`). Rules:
+Each call of a member says what it consumes and which queues it has (`seen`). Then the call is held (`held`) and answered (`answered`).
+Rules:
 
 - A member whose held call breaks is gone at once. One that was answered, and does not call again, is gone after `gap_ms`. One that never
   holds a call is gone after `expiry_ms`, RocketMQ's 120 s.
 - Names need not differ: a member is a name and a random number.
-- A group has a version, which grows when what its members need to know has changed: who is there, what they consume, and a queue that two
-  of them have or that none has any more. That a free queue is taken is no news: only one of them wants it.
+- A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
+  When a member takes a free queue, the version stays: no other member wants it.
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
-- Ownerless seconds of a group count its queues that none of its members has, times seconds. They begin when the group has settled.
+- Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
 - Bounded: members of a group, groups, topics of a member, queues that a member has.
 
 Not thread-safe: the service has a lock.
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from protomq.v1.membership_service_pb2 import GroupMember
 
 MEMBERS_MAX: Final = 2_000
-"""Of a group."""
+"""Most members of a group."""
 GROUPS_MAX: Final = 10_000
 TOPICS_MAX: Final = 256
-"""Of a member."""
+"""Most topics of a member."""
 QUEUES_MAX: Final = 16_384
-"""That a member has at one broker."""
+"""Most queues that a member has at one broker."""
 TEXT_MAX_BYTES: Final = 255
 FILTER_MAX_BYTES: Final = 8_192
 
@@ -53,7 +54,7 @@ class Member:
     seen_ms: int
     held_count: int = 0
     expires_ms: int = 0
-    """When it is gone, if it holds no call."""
+    """When the member counts as gone, if it holds no call."""
     queues: frozenset[Queue] = frozenset()
 
 
@@ -64,20 +65,19 @@ class Group:
     version: int
     members: dict[MemberKey, Member] = field(default_factory=dict)
     owners: dict[Queue, int] = field(default_factory=dict)
-    """How many members have a queue; a queue that none has is not in it."""
+    """Number of members that have each queue. A queue that nobody has is not in it."""
     counted_ms: int = 0
     ownerless_queues: int = 0
 
     def said(self) -> list[GroupMember]:
-        """The members, in order of their names."""
+        """The members, sorted by name."""
         return [self.members[key].said for key in sorted(self.members)]
 
 
 class Memberships:
     """The groups of a broker.
 
-    `queue_count` says how many queues of a topic can be read here; `known_groups` had offsets
-    when the broker started.
+    `queue_count` returns how many queues of a topic can be read here. `known_groups`: groups that had offsets when the broker started.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Memberships:
         self._groups: dict[str, Group] = {}
         self._versions = itertools.count(1)
         self.rebalance_count = 0
-        """Changes of who is a member."""
+        """Number of times that a member came or went."""
         self.ownerless_ms = 0
-        """Queues without an owner, times milliseconds, of all groups."""
+        """Queues without an owner times milliseconds, over all groups."""
 
     def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
-        """A call of a member; whether there is news for the group.
+        """Takes a call of a member. Returns whether there is news for the group.
 
-        `rejoins`: it has been a member since this broker started. Raises ServiceError MEMBER_UNKNOWN if it is none any more and others have
-        queues of its by now, TOO_MANY.
+        `rejoins`: the member was known here since this broker started. Raises ServiceError: MEMBER_UNKNOWN if it has expired and others
+        have its queues by now; TOO_MANY above a maximum.
         """
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
@@ -143,19 +143,19 @@ class Memberships:
         return has_news
 
     def held(self, name: str, key: MemberKey) -> None:
-        """A call of the member is held."""
+        """Notes that a call of the member is held."""
         if (member := self._find(name, key)) is not None:
             member.held_count += 1
 
     def answered(self, name: str, key: MemberKey, now_ms: int) -> None:
-        """A held call of the member was answered: it will call again."""
+        """Notes that a held call of the member was answered. The member will call again."""
         if (member := self._find(name, key)) is not None:
             member.held_count -= 1
             member.seen_ms = now_ms
             member.expires_ms = now_ms + self.gap_ms
 
     def broke(self, name: str, key: MemberKey, now_ms: int) -> bool:
-        """A held call of the member broke; whether there is news: it is gone, unless it holds another."""
+        """Notes that a held call of the member broke. The member is gone unless it holds another call. Returns whether there is news."""
         member = self._find(name, key)
         if member is None:
             return False
@@ -165,7 +165,7 @@ class Memberships:
         return self.left(name, key, now_ms)
 
     def left(self, name: str, key: MemberKey, now_ms: int) -> bool:
-        """The member is gone; whether there is news."""
+        """Takes the member out. Returns whether there is news."""
         group = self._groups.get(name)
         if group is None or key not in group.members:
             return False
@@ -179,7 +179,7 @@ class Memberships:
         return True
 
     def expire(self, now_ms: int) -> list[tuple[str, MemberKey]]:
-        """Takes out who was not heard of in time: the members, with their groups."""
+        """Takes out all members that were not heard of in time, and returns them with their groups."""
         late = [
             (name, key)
             for name, group in self._groups.items()
@@ -191,7 +191,7 @@ class Memberships:
         return late
 
     def topics_changed(self, now_ms: int) -> list[str]:
-        """Topics were made, changed or deleted. The groups for which the number of queues may be news."""
+        """Takes a change of topics. Returns the groups for which the number of queues may be news."""
         changed = []
         for name, group in self._groups.items():
             before = group.ownerless_queues
@@ -203,19 +203,19 @@ class Memberships:
         return changed
 
     def find(self, name: str) -> Group | None:
-        """The group, if it has members."""
+        """Returns the group if it has members."""
         return self._groups.get(name)
 
     def groups(self) -> Iterator[tuple[str, Group]]:
-        """All groups with members."""
+        """Yields all groups with members."""
         return iter(list(self._groups.items()))
 
     def settling_ms(self, name: str, now_ms: int) -> int:
-        """For how long the list of a group may still be incomplete."""
+        """Milliseconds for which the list of a group may still be incomplete."""
         return max(self._settled_ms - now_ms, 0) if name in self._known_groups else 0
 
     def ownerless_ms_upto(self, now_ms: int) -> int:
-        """Queues without an owner, times milliseconds, of all groups until now."""
+        """Queues without an owner times milliseconds, over all groups, until now."""
         for name, group in self._groups.items():
             self._count_ownerless(name, group, now_ms)
         return self.ownerless_ms
@@ -225,7 +225,7 @@ class Memberships:
         return group.members.get(key) if group is not None else None
 
     def _change_queues(self, group: Group, member: Member, queues: frozenset[Queue]) -> bool:
-        """What the member has now; whether a queue is free now, or has two owners."""
+        """Sets the queues that the member has now. Returns whether a queue is free now, or has two owners."""
         has_news = False
         owners = group.owners
         for queue in member.queues - queues:
@@ -255,7 +255,7 @@ class Memberships:
 
 
 def check_member(said: GroupMember) -> None:
-    """Raises ServiceError INVALID_ARGUMENT."""
+    """Checks what a member says of itself. Raises ServiceError INVALID_ARGUMENT."""
     if not said.client_id:
         raise invalid_argument("member.client_id", "is missing")
     for name in ("client_id", "allocation", "machine_room", "client_version"):
@@ -280,9 +280,9 @@ def check_member(said: GroupMember) -> None:
 
 
 def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
-    """How the first member that differs from `own` does so, for people; empty: all are alike.
+    """Describes, for people, how the first member that differs from `own` differs; "" if all are alike.
 
-    The topic of the group's retries is no difference: each member subscribes to it when it can, or leaves it to others.
+    The group's retry topic does not count: a member may subscribe to it or leave it to others.
     """
     for other in members:
         if (other.client_id, other.nonce) == (own.client_id, own.nonce):
@@ -312,7 +312,7 @@ def _filters(said: GroupMember) -> dict[str, str]:
 
 
 def interests(said: GroupMember) -> tuple[object, ...]:
-    """What other members need to know of a member, but for its queues."""
+    """What other members need to know of a member, apart from its queues."""
     return (
         said.allocation,
         sorted((topic.topic, topic.filter) for topic in said.topics),

@@ -1,4 +1,4 @@
-"""What became of a message: how it came to each of its places, and what groups have done with it there. Pure."""
+"""Tracks a message: how it came to each place in the log, and what groups have done with it there. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .store.state.popped_queue import OpenMessages
 
 
 class PlaceOrigin(NamedTuple):
-    """How a message came to a place, and of which group that is."""
+    """How a message came to a place, and the group that this belongs to."""
 
     kind: PlaceKind.ValueType
     consumer_group: str = ""
 
 
 def origin_of(record: Record, *, was_committed: bool) -> PlaceOrigin:
-    """How a record came where it is. `was_committed`: its transaction is known, and has ended so."""
+    """Returns how a record came to its place. `was_committed`: its transaction is known, and was committed."""
     if record.flags & FLAG_KIND_MASK != FLAG_KIND_COPY:
         return PlaceOrigin(PlaceKind.PLACE_KIND_SENT)
     topic = record.topic
@@ -37,7 +37,7 @@ def origin_of(record: Record, *, was_committed: bool) -> PlaceOrigin:
 
 
 class GroupState(NamedTuple):
-    """What a group has done with a message. `attempt`: deliveries by pop, of one that is held."""
+    """What a group has done with a message. `attempt`: number of deliveries by pop, if a member holds it."""
 
     state: TrackState.ValueType
     attempt: int = 0
@@ -46,9 +46,9 @@ class GroupState(NamedTuple):
 def state_of(
     queue_offset: int, committed: int | None, popped: OpenMessages | None
 ) -> GroupState | None:
-    """What a group has done with the message at an offset. None: the group does not consume the queue.
+    """Returns what a group has done with the message at an offset; None if the group does not consume the queue.
 
-    `committed`: its offset in the queue; `popped`: what it has popped there. Who pops has no committed offset that counts.
+    `committed`: the group's offset in the queue. `popped`: what it has popped there; then the committed offset does not count.
     """
     if popped is not None:
         holding = popped.open.get(queue_offset)

@@ -1,7 +1,7 @@
-"""What a broker measures: its tables, and how they are read. Nothing is counted for it but durations; the rest is there anyway.
+"""The metrics of a broker: their tables, and how to read them. Only durations are counted for metrics; all other numbers exist anyway.
 
-The number of series is bounded by `metrics.series_max`: topics' counters come first, then the lags of groups, then ranges of queues. What
-is left out is counted.
+The number of series is bounded by `metrics.series_max`: topics' counters come first, then the lags of groups, then ranges of queues. A
+metric counts the series left out.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ TABLES: Final = (
     BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, MEMBERS, LOCKS, TOPICS, GROUPS,
     QUEUES, LEFT_OUT,
 )  # fmt: skip
-"""Everything that a broker shows, in this order."""
+"""All tables that a broker shows, in this order."""
 
 
 class BrokerMetrics:
@@ -420,7 +420,8 @@ class BrokerMetrics:
                             now_ms,
                         )
                     except StoreError:
-                        continue  # It is being healed; the number of damaged files says so.
+                        # The queue is being healed; the number of damaged files says so.
+                        continue
                     yield (group, topic, str(queue_id)), (lag.lag, committed, lag.delay_ms / 1_000)
 
     def _queues(self) -> Iterator[Row]:
@@ -436,7 +437,8 @@ class BrokerMetrics:
         try:
             return self._store.queue_range(topic, queue_id)
         except StoreError:
-            return None  # It is being healed; the number of damaged files says so.
+            # The queue is being healed; the number of damaged files says so.
+            return None
 
     def _take(self, count: int) -> bool:
         if self._left < count:
@@ -447,6 +449,6 @@ class BrokerMetrics:
 
 
 def resident_memory_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""How a broker talks to a name server: over its remoting port or over gRPC, whichever the address turns out to be.
+"""Connects a broker to a name server, over the remoting port or gRPC, whichever the address turns out to be.
 
 Both kinds carry the same RPCs, keep one HoldRegistration open beside them, and belong to one thread. All errors of transport are
 OSErrors; what the name server answers is a ServiceError. A third kind, without sockets, is
@@ -33,7 +33,7 @@ from protomq_runtime.remoting_client import NotRemotingError, RemotingClient
 
 CALL_TIMEOUT_S: Final = 3.0
 HOLD_TIMEOUT_S: Final = 75.0
-"""A name server answers a hold within a minute; one that is silent for longer is gone."""
+"""A name server answers a hold within 60 s, so one that stays silent for this time is gone."""
 
 _SERVICE: Final = route_service_pb2.DESCRIPTOR.services_by_name["RouteService"]
 
@@ -50,20 +50,20 @@ class NameServerConnection(Protocol):
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse: ...
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
-        """Start the call that ties the broker's life to this connection; `wait` tells its end."""
+        """Starts the call that ties the broker's registration to this connection; `wait` reports its end."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the hold was answered; False after `timeout_s` or when woken. Raises as the hold ended."""
+        """Returns whether the hold was answered; False after `timeout_s` or when woken. Raises the error with which the hold ended."""
 
     def wake(self) -> None:
-        """End a `wait` that is under way, or the next one. Any thread."""
+        """Ends a `wait` that is under way, or the next one. Any thread."""
 
     def close(self) -> None:
-        """End it; the name server notices."""
+        """Closes the connection; the name server notices."""
 
 
 class NameServer(NamedTuple):
-    """A name server: its address for the eyes of people, and the way to connect to it."""
+    """A name server: its address as people read it, and how to connect to it."""
 
     label: str
     connect: Callable[[str], NameServerConnection]
@@ -76,7 +76,7 @@ def remote_name_server(address: Address) -> NameServer:
 
 
 def connect(address: Address, client_id: str) -> RemotingConnection | GrpcConnection:
-    """The remoting port first; a port that turns out to speak something else is taken for gRPC."""
+    """Tries the remoting port first. If the port speaks another protocol, it is taken for gRPC."""
     try:
         return RemotingConnection(
             RemotingClient(address, options_pb2.LANE_ROUTE, client_id, timeout_s=CALL_TIMEOUT_S)
@@ -86,7 +86,7 @@ def connect(address: Address, client_id: str) -> RemotingConnection | GrpcConnec
 
 
 def get_cluster_info(address: Address, client_id: str) -> GetClusterInfoResponse:
-    """What one name server says of all brokers. Raises OSError or ServiceError."""
+    """Asks one name server about all brokers. Raises OSError or ServiceError."""
     connection = connect(address, client_id)
     try:
         return connection.get_cluster_info()
@@ -212,7 +212,7 @@ def _method_id(method: str) -> int:
 
 
 def _to_error(error: Any) -> OSError | ServiceError:
-    """A ServiceError if the name server itself answered (ErrorInfo is attached), otherwise the connection is what failed."""
+    """A ServiceError if the name server itself answered (it attaches ErrorInfo); otherwise an OSError, since the connection failed."""
     for key, value in error.trailing_metadata() or ():
         if key == GRPC_STATUS_DETAILS_KEY:
             status = decode_status(value)

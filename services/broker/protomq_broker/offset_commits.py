@@ -1,15 +1,15 @@
-"""Commits of consumer offsets on their way into the log: a commit is an append like any other, and so is the deletion of a group.
+"""Appends commits of consumer offsets to the log. A commit is an append like any other, and so is the deletion of a group.
 
-Commits come from the consumer lane (CommitOffsets) and the pull lanes (the offset that a pull commits), and are appended by the send
-lane: all that are there by then in one record, if they fit. A caller of CommitOffsets is answered when a SEND_OK would be given, and
-waits for the disk no longer than a send (DEADLINE_EXCEEDED then, not definite). A pull
-does not wait: what it commits is kept until it is in the log, and tried again as long as that fails.
+Commits come from the consumer lane (CommitOffsets) and the pull lanes (a pull may commit an offset). The send lane appends all that have
+arrived in one record, if they fit. A caller of CommitOffsets gets its answer when a send would get SEND_OK. It waits for the disk no longer
+than a send; then it gets DEADLINE_EXCEEDED, not definite. A pull does not wait: the broker keeps the offset, and retries until it is in the
+log.
 
-A reset is a commit with an epoch of its own, in a record of its own. A member that tells which epoch it knows learns of a newer one by
-its next commit, whose offset is not taken, or by its pull (`listen_for_resets`).
+A reset is a commit with its own epoch, in its own record. A member names the epoch that it knows. It learns of a newer one by its next
+commit, whose offset is refused, or by its pull (`listen_for_resets`).
 
-While the send lane does not come to it, as while the disk hangs, commits are refused (SYSTEM_BUSY) once those that wait have
-ARRIVED_SIZE_MAX_BYTES, and of what pulls commit the newest of PASSING_MAX queues are kept.
+While the send lane is blocked, for example by a disk that hangs, waiting commits are limited. Above ARRIVED_SIZE_MAX_BYTES further ones are
+refused (SYSTEM_BUSY). Of offsets that pulls commit, the newest of PASSING_MAX queues are kept.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 RECORD_SIZE_BYTES = 256 << 10
-"""Of the commits in one record: what is more goes into the next one. The send lane shall not be busy with one append for long."""
+"""Most bytes of commits in one record; the rest goes into the next one. The limit keeps one append on the send lane short."""
 RETRY_INTERVAL_MS = 1_000
 BUSY_RETRY_DELAY_MS = 100
 ARRIVED_SIZE_MAX_BYTES = 32 << 20
-"""Of the commits that callers wait for and that the send lane has not come to: a million offsets or so."""
+"""Most bytes of commits that callers wait for and that the send lane has not appended: about a million offsets."""
 COMMIT_OVERHEAD_BYTES = 1_000
-"""What a commit that waits takes besides its bytes: an empty one counts, too."""
+"""Bytes that a waiting commit counts besides its own: an empty one costs memory, too."""
 PASSING_MAX = 100_000
-"""Offsets that pulls committed while the log takes no appends. More are dropped, since pulls wait for nothing; the log says how many."""
+"""Most offsets kept from pulls while the log takes no appends. More are dropped, since no pull waits for them; the log says how many."""
 PASSING_SLICE = 2_000
-"""Maximum number of them examined for one record."""
+"""Most of these offsets that are examined for one record."""
 
 _COMMITS_TAG = bytes((OffsetsRecord.COMMITS_FIELD_NUMBER << 3 | 2,))
 _ANSWER = CommitOffsetsResponse().SerializeToString()
@@ -67,9 +67,9 @@ assert DeleteGroupResponse().SerializeToString() == _ANSWER, "both say nothing"
 
 
 class _Commit(NamedTuple):
-    """A commit that is to be appended; every offset names the incarnation of its topic. `call` waits for it; None: nobody does.
+    """A commit to be appended; each offset names the incarnation of its topic. `call` waits for the answer; None: nobody waits.
 
-    `is_reset`: members of the group are to go on there. `resets`: what was not taken, since it was reset meanwhile.
+    `is_reset`: members of the group must go on at these offsets. `resets`: offsets that were refused, because they were reset meanwhile.
     """
 
     request: CommitOffsetsRequest
@@ -94,25 +94,28 @@ class OffsetCommits:
         self._config = config
         self._writer = writer
         self._waiting = waiting
-        self._arriving = threading.Lock()  # of the next six; never held over an append
+        # Protects the next six fields; never held over an append.
+        self._arriving = threading.Lock()
         self._arrived: deque[_Commit] = deque()
         self._arrived_size_bytes = 0
         self._is_posted = False
         self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
         self._taken: dict[OffsetKey, QueueOffset] = {}
-        """Of it, what this turn of the send lane appends: what comes meanwhile is newer, and goes behind commits that come before it."""
+        """The part of `_passing` that this turn of the send lane appends. Offsets that come
+        meanwhile go into `_passing`: they are newer.
+        """
         self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
         self._tell_reset: Callable[[str], None] = lambda _: None
 
     def listen_for_resets(self, listener: Callable[[str], None]) -> None:
-        """Calls it on the send lane with a group whose offsets were reset, once that is stored. Called before the broker runs."""
+        """Registers a listener, called on the send lane with a group once a reset of its offsets is stored. Call before the broker runs."""
         self._tell_reset = listener
 
     def commit(
         self, request: CommitOffsetsRequest, call: Call, *, is_reset: bool = False
     ) -> None:
-        """Appends the offsets and answers the call. `is_reset`: members that run go on there."""
+        """Appends the offsets and answers the call. `is_reset`: running members of the group must go on at these offsets."""
         size_bytes = len(call.payload) + COMMIT_OVERHEAD_BYTES
         with self._arriving:
             has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
@@ -129,7 +132,7 @@ class OffsetCommits:
             call.fail(system_busy("send", BUSY_RETRY_DELAY_MS))
 
     def commit_in_passing(self, group: str, offset: QueueOffset) -> None:
-        """Appends one offset; nobody waits for it."""
+        """Appends one offset for which nobody waits."""
         key = OffsetKey(group, offset.topic, offset.queue_id)
         with self._arriving:
             count = len(self._passing) + len(self._taken)
@@ -140,13 +143,13 @@ class OffsetCommits:
         self._post()
 
     def delete_group(self, group: str, call: Call) -> None:
-        """Appends that the group is deleted, its offsets and its settings, behind what has arrived by now, and answers the call."""
+        """Appends a record that deletes the group with its offsets and settings, behind all that has arrived, and answers the call."""
         self._writer.post(partial(self._delete, group, call))
 
     def write(self) -> None:
-        """Appends what has arrived by now; whatever goes wrong, nothing is lost without a word.
+        """Appends what has arrived by now. If that fails, each caller gets the error; offsets of pulls are kept.
 
-        What pulls committed waits while the log takes nothing: it is tried again each second, however many pulls come.
+        While the log takes no appends, offsets of pulls wait; the send lane tries once a second, however many pulls come.
         """
         with self._arriving:
             self._is_posted = False  # what arrives from here on posts again
@@ -163,7 +166,7 @@ class OffsetCommits:
             self._taken = {}
 
     def close(self) -> None:
-        """No lane runs any more: appends what is left."""
+        """Appends the rest. Call it when no lane runs any more."""
         self._retry = None
         self.write()
 
@@ -203,10 +206,10 @@ class OffsetCommits:
         self._answer_when_stored([deletion], position)
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:
-        """Appends as many of these commits as fit into one record, and answers them; at least one is taken from `waiting`."""
+        """Appends and answers the commits that fit into one record; takes at least one from `waiting`."""
         record = _Record(self._store, self._locks)
         while waiting and record.size_bytes < RECORD_SIZE_BYTES:
-            # What commits name as the last reset is compared with what is in the log: so a reset has a record of its own.
+            # A commit names the last reset that it knows, which is compared with the log. So a reset needs its own record.
             if waiting[0].is_reset and record.commits:
                 break
             commit = waiting.popleft()
@@ -243,7 +246,7 @@ class OffsetCommits:
                 self._tell_reset(group)
 
     def _append_passing(self) -> bool:
-        """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
+        """Appends the offsets of pulls that fit into one record. Returns whether they are in the log; if not, they are tried again."""
         record = _Record(self._store, self._locks)
         with self._arriving:
             passing = list(islice(self._taken.items(), PASSING_SLICE))
@@ -295,9 +298,9 @@ class _Record:
         self.size_bytes = 0
 
     def add(self, commit: _Commit) -> None:
-        """Adds a commit, unless it changes nothing; all of it or none. Raises ServiceError, TooManyGroupsError: then it is not added.
+        """Adds the whole commit, unless it changes nothing. Raises ServiceError or TooManyGroupsError; then nothing of it is added.
 
-        A queue that is locked is committed by who has the lock, but for a reset, which is an operator's.
+        Only the holder of a queue's lock may commit in it; a reset may, too, since it comes from an operator.
 
         Offsets that name another reset than the last one are left out: `commits` has them as `resets`.
         """
@@ -340,7 +343,7 @@ class _Record:
             if not offsets.has_room_for(group, new_count):
                 self.commits.pop()
                 raise TooManyGroupsError
-        # The tokens have served.
+        # The tokens were needed for the check only.
         for offset in taken:
             offset.lock_token = 0
         data = request.SerializeToString()
@@ -349,7 +352,7 @@ class _Record:
         self.size_bytes += len(data)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> None:
-        """Raises ServiceError QUEUE_NOT_OWNED if a queue is not the committer's."""
+        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue."""
         refused: list[tuple[LockKey, int]] = []
         for offset in offsets:
             topic = existing_topic(self._store, offset.topic)
@@ -364,14 +367,14 @@ class _Record:
             raise not_owned(group, first.topic, ids, owner.client_id if owner is not None else "")
 
     def append(self, writer: SystemWriter) -> int:
-        """Appends the record, if there is anything to say; the position up to which the log must be stored for its callers."""
+        """Appends the record if it is not empty. Returns the position up to which the log must be stored before callers are answered."""
         if self._parts:
             writer.append(OFFSETS_TOPIC, [b"".join(self._parts)])
         return self._store.appended_position
 
 
 def _answer(commits: Sequence[_Commit], error: Exception | None) -> None:
-    """Answers the calls, each on its lane; one hand-over for all of a lane."""
+    """Answers the calls, each on its lane, with one hand-over for all calls of a lane."""
     by_lane: dict[CallLane, list[tuple[Call, bytes]]] = {}
     for commit in commits:
         if commit.call is not None:

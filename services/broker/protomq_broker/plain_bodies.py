@@ -1,13 +1,13 @@
-"""Pulls that ask for plain bodies: records whose body was compressed are rewritten, with the body as it was.
+"""Pulls that ask for plain bodies: rewrites records with a compressed body, so that they contain the original body.
 
     stored    0A len [ 0A len packed | rest of the front ][ transit, topic, trailer: flags 1, crc32c of the stored front ]
     answered  0A len [ 0A len body   | rest of the front ][ the same, but     flags 0, crc32c of this front              ]
 
 Rules:
-- A record whose CRC does not hold goes out as it is stored, CRC and all: its reader is to see the damage, not a right CRC over it.
-- A body may unpack to what could have been sent plain, 4 MiB; one that would be larger, that is damaged, or of a codec that is not
-  installed here, stays as it is, and so do its flags: whoever reads them knows.
-- An answer stays within its size in plain bytes; what does not fit comes with the next pull. One record is always given.
+- A record whose CRC fails goes out as stored, with its CRC: its reader must see the damage, not a correct CRC over it.
+- A body may unpack to 4 MiB, the maximum of a plain send. A body that would be larger, is damaged, or has a codec that is not installed
+  stays compressed. Its flags stay too, so the reader knows.
+- The maximum size of an answer counts plain bytes. Records that do not fit come with the next pull. One record is always given.
 - An answer without a compressed body is not touched.
 
 Pure functions.
@@ -42,9 +42,9 @@ _U32 = Struct("<I")
 def with_plain_bodies(
     result: ReadResult, data: bytes, size_max_bytes: int
 ) -> tuple[ReadResult, bytes] | None:
-    """What is answered instead of a result and the bytes of its regions; None: that is plain already.
+    """Returns the result and bytes to answer in place of `result` and `data`; None if these are plain already.
 
-    The new result has no regions: its records stand in the bytes, one behind the other.
+    The new result has no regions: its records follow one another in the returned bytes.
     """
     starts, sizes = result.starts.tolist(), result.sizes.tolist()
     fields = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -79,7 +79,7 @@ def with_plain_bodies(
 
 
 def plain_field(field: bytes) -> bytes:
-    """A record field with its body plain; the field itself if it is, if its CRC does not hold, or if it cannot be unpacked."""
+    """Returns a record field with a plain body. Returns `field` itself if it is plain, its CRC fails, or it cannot be unpacked."""
     flags = _flags(field)
     if not flags & FLAG_COMPRESSION_MASK:
         return field
@@ -110,6 +110,6 @@ def _flags(field: bytes) -> int:
 
 
 def _crc32c(field: bytes) -> int:
-    """What the producer made, as it stands in the trailer."""
+    """The producer's CRC-32C, from the record's trailer."""
     value: int = _U32.unpack_from(field, len(field) + CRC32C_AT)[0]
     return value

@@ -1,8 +1,8 @@
-"""Threads that unpack bodies for pulls that ask for plain ones: megabytes take tens of milliseconds, which a lane's other callers
-would wait for.
+"""Threads that unpack bodies for pulls that ask for plain ones. Megabytes take tens of milliseconds, which would delay a lane's other
+callers.
 
-A worker reads the regions, rewrites the records, and hands the answer to the call's lane. A caller that has gone by then, or waits no
-longer, costs no reading. Work waits up to PENDING_SIZE_MAX_BYTES; beyond that calls are refused (SYSTEM_BUSY).
+A worker reads the regions, rewrites the records, and hands the answer to the call's lane. The worker reads nothing for a caller that has
+gone or waits no longer. Waiting work is limited to PENDING_SIZE_MAX_BYTES; above that, calls are refused (SYSTEM_BUSY).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call
 
 PENDING_SIZE_MAX_BYTES: Final = 256 << 20
-"""Of what is to be read for the calls that wait or are worked on: a second's work or so."""
+"""Most bytes to be read for calls that wait or are worked on: about one second of work."""
 CALL_OVERHEAD_BYTES: Final = 1_000
-"""What a call counts besides: one small message is some work, too."""
+"""Bytes that a call counts besides: even one small message is some work."""
 RETRY_DELAY_MS: Final = 100
 
 Answer = Callable[[], None]
 
 
 class PlainBodyWorkers:
-    """`run`: the call's lane; `close`: the broker, when no lane runs any more. Threads are made when there is something to do."""
+    """Call `run` on the call's lane, and `close` when no lane runs any more. Threads start when there is something to do."""
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, "plain-bodies")
@@ -38,7 +38,8 @@ class PlainBodyWorkers:
         self._pending_size_bytes = 0
 
     def run(self, call: Call, size_bytes: int, make: Callable[[], Answer]) -> None:
-        """Calls `make`, which reads `size_bytes`, on a worker, and what it returns on the call's lane; what it raises is the answer."""
+        """Calls `make`, which reads `size_bytes`, on a worker, then its result on the call's lane. An error of `make` becomes the answer.
+        """
         size_bytes += CALL_OVERHEAD_BYTES
         with self._counting:
             has_room = self._pending_size_bytes + size_bytes <= PENDING_SIZE_MAX_BYTES
@@ -49,7 +50,7 @@ class PlainBodyWorkers:
         self._executor.submit(self._work, call, size_bytes, make)
 
     def close(self) -> None:
-        """Ends the threads. Nobody waits for what has not begun."""
+        """Ends the threads. Work that has not begun is dropped."""
         self._executor.shutdown(cancel_futures=True)
 
     def _work(self, call: Call, size_bytes: int, make: Callable[[], Answer]) -> None:
@@ -75,6 +76,6 @@ class PlainBodyWorkers:
 
 
 def _is_over(call: Call) -> bool:
-    """Whether nobody waits for the answer any more. Asked on a worker: what it says may be old, but is true."""
+    """Whether nobody waits for the answer any more. Called on a worker: it may see a change late, but is never wrong when True."""
     is_late = call.deadline is not None and time.monotonic() > call.deadline
     return is_late or call.answered or call.closed

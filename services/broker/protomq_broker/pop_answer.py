@@ -1,4 +1,4 @@
-"""The answer to a pop: its header, with receipts; the records behind it stay where they are. Pure."""
+"""Encodes the answer to a pop: its header, with receipts. The records behind it are regions of the log. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pop_receipts import Receipt, encode_receipt
 
 
 def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[bytes, int]:
-    """The fields of a PopResponse that stand in front of the regions, and the size of these."""
+    """Encodes the fields of a PopResponse that stand in front of the regions. Returns them and the total size of the regions in bytes."""
     request, topic = answer.order.request, answer.topic
     size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
     response = PopResponse(

@@ -1,4 +1,4 @@
-"""What pops want, and what they get. Values of the pop lane's thread."""
+"""What pops ask for, and what they get. Only the pop lane's thread uses these values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class PopOrder:
-    """A pop that is to be planned, or is held.
+    """A pop that waits for a plan, or is held.
 
     Attributes:
         call: to be answered.
         request: what was asked for, with its defaults filled in.
         tag_codes: wanted tags, empty for all.
-        filter: what messages have to match besides.
-        arrival_count: arrivals in its topic that it has seen; one that is held is looked at again when there are more.
+        filter: what messages have to match besides their tags.
+        arrival_count: number of arrivals in its topic that this pop has seen. A held pop is planned again when there are more.
         is_held: whether its call waits for messages.
-        timer: has it looked at again, when its hold ends or a message is due.
+        timer: makes the lane plan the pop again, when its hold ends or a message is due.
         ends_ms: when its hold ends, by the monotonic clock.
     """
 
@@ -42,7 +42,7 @@ class PopOrder:
 
     @property
     def wanted(self) -> tuple[object, ...]:
-        """Pops that want the same find the same."""
+        """What the pop wants. Two pops with the same value find the same messages."""
         request = self.request
         queue_id = request.queue_id if request.HasField("queue_id") else -1
         key = (request.consumer_group, request.topic, queue_id, request.fifo)
@@ -51,7 +51,7 @@ class PopOrder:
 
 @dataclass(slots=True)
 class Part:
-    """Messages of one queue that go to one pop, all for the same time.
+    """Messages of one queue that go to one pop, all with the same attempt number.
 
     Attributes:
         queue_id, number, attempt: of the hand-out.
@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(slots=True)
 class PopAnswer:
-    """What a pop gets: parts, of one incarnation of the topic."""
+    """What a pop gets: parts from one incarnation of the topic."""
 
     order: PopOrder
     topic: TopicConfig

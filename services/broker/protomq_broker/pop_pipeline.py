@@ -1,12 +1,13 @@
-"""The way of pops into the log: what has come together is planned, appended as one record, answered when it is stored.
+"""Brings pops into the log: plans together what has arrived, appends the plan as one record, and answers when it is stored.
 
     pop lane     orders of a turn > plan                             > held again, or planned again      > answers
     send lane                            append, applied as it is                         stored
 
 Rules:
-- One plan is under way at a time; what comes meanwhile is the next one. So nothing is planned twice, and the busier the broker, the more
-  goes into one record.
-- A plan that does not hold any more when it comes to the send lane is rebuilt: a topic or a group was deleted, or what was due is settled.
+- One plan is under way at a time; pops that come meanwhile form the next plan. So no message is planned twice, and a busier broker puts
+  more into one record.
+- The pop lane rebuilds a plan that is out of date when it reaches the send lane: a topic or group was deleted, or a due message was
+  settled.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 
@@ -38,32 +39,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 ORDERS_MAX: Final = 500
-"""In one plan."""
+"""Most pops in one plan."""
 MESSAGES_MAX: Final = 8_192
-"""Handed out by one plan: the send lane applies it within a millisecond or two."""
+"""Most messages that one plan hands out. The send lane applies it within 1 to 2 ms."""
 SWEEP_INTERVAL_MS: Final = 1_000
-"""Between two looks for what has failed too often, while anything is open."""
+"""Interval at which the pipeline looks for messages that failed too often, while any message is open."""
 TELL_INTERVAL_MS: Final = 60_000
-"""Interval at which pop time is appended while anything is open: after a crash a message is held longer by up to this time."""
+"""Interval at which the pipeline appends pop time while any message is open. After a crash a message may be held longer by this time."""
 SWEPT_COUNT_MAX: Final = 2_000
-"""Queues that one look takes: a millisecond."""
+"""Most queues that one such look examines: 1 ms of work."""
 
 
 class PopAnswers(Protocol):
-    """What the pipeline tells. All on the pop lane."""
+    """What the pipeline reports to the service, always on the pop lane."""
 
     def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
-        """The messages are handed out, and that is stored."""
+        """The messages are handed out, and the record is stored unless there is a failure."""
 
     def found_nothing(self, order: PopOrder) -> None:
-        """There is nothing for a pop now."""
+        """A pop has found no message."""
 
     def refused(self, order: PopOrder, failure: Exception) -> None:
-        """It cannot be done."""
+        """A pop has failed."""
 
 
 class PopPipeline:
-    """`add`: the pop lane. `planner` is for metrics besides."""
+    """Call `add` on the pop lane. `planner` is public for metrics."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class PopPipeline:
         self._is_any_open = False
 
     def add(self, order: PopOrder) -> None:
-        """Takes a pop: it is part of the next plan, if that has room."""
+        """Takes a pop. It goes into the next plan that has room."""
         if self._lane is None:
             self._lane = order.call.lane
             self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
@@ -99,7 +100,7 @@ class PopPipeline:
         self._post()
 
     def _post(self) -> None:
-        """Has the next plan made when this turn of the lane has brought all that it brings."""
+        """Makes the next plan once this turn of the lane has delivered all its pops."""
         if not self._is_busy and not self._is_posted:
             self._is_posted = True
             assert self._lane is not None
@@ -151,7 +152,7 @@ class PopPipeline:
         self.planner.pop(plan, order, topic)
 
     def _plan_sweep(self, plan: Plan) -> None:
-        """Buries what has failed too often, and tells the log the time if it has not heard it for long."""
+        """Moves messages that failed too often to the dead letters, and appends the pop time if TELL_INTERVAL_MS has passed."""
         swept = list(islice(self._swept, SWEPT_COUNT_MAX))
         if not swept:
             self._swept = self._store.popped.queues()
@@ -198,7 +199,7 @@ class PopPipeline:
         self._waiting.request_flush()
 
     def _holds(self, plan: Plan) -> bool:
-        """Whether what the plan has looked at is so still."""
+        """Whether everything that the plan has read is unchanged."""
         state, topics = self._store.popped, self._store.topics
         with state.lock:
             if any(state.find(key, life) is not known for key, (life, known) in plan.known.items()):

@@ -1,13 +1,13 @@
-"""Plans what is done with popped messages next: one record of %SYS%POP for all that has come together. The pop lane's thread.
+"""Plans the next step of popped messages: one record of %SYS%POP for all pops that have arrived. Runs on the pop lane's thread.
 
     popped     one pop for each queue of a group: the next one looks at what this one leaves, in the next plan
     dead       messages that were handed out as often as their group lets them, and whose time is up: copies for its dead letters
 
 Rules:
-- A plan changes nothing. One at a time is under way. Only what was due may be another's before its record is appended: whoever had it
-  settles it meanwhile (`pop_settling.py`). Then the plan is void.
-- What is due comes first, then what no other message of its group holds back any more, then what nobody has looked at.
-- A message that does not match a pop's filter is skipped once and for all if nobody had it before; else it waits for another pop.
+- A plan changes no state, and one plan is under way at a time. Until its record is appended, the last holder of a due message may still
+  settle it (`pop_settling.py`). Then the plan is void.
+- Due messages come first, then those that no other message of their message group holds back any more, then new ones.
+- If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 
 DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
-"""Dead letters of one plan: sends get on in between."""
+"""Most bytes of dead letters in one plan, so that sends can go on in between."""
 _UNLIMITED: Final = 1 << 32
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be appended, and what callers are answered then.
+    """What will be appended, and what callers will be answered then.
 
     Attributes:
         time_ms: pop time.
         queues: what the record says, by queue.
         copies: dead letters.
-        known: each queue as it was found; None: it is new. The plan is void if that is no more so.
-        due: of each queue the messages that were due, and who had them. The plan is void if one of them is settled meanwhile.
-        again: pops of queues that another one has taken from; they come in the next plan.
+        known: each queue's state when the plan read it; None: the queue is new. The plan is void if the state has changed.
+        due: for each queue its due messages and their last holders. The plan is void if one of them is settled meanwhile.
+        again: pops of queues from which another pop of this plan has taken; they come in the next plan.
         nothing: pops that found nothing.
-        copied_size_bytes: of the copies.
+        copied_size_bytes: size of the copies.
         message_count: messages that are handed out.
-        is_time_told: the record is to say the time, though nothing happened.
+        is_time_told: the record says the pop time although nothing else has happened.
     """
 
     time_ms: int
@@ -79,7 +79,7 @@ class Plan:
     is_time_told: bool = False
 
     def told(self, key: QueueOfGroup, incarnation: int) -> PoppedQueue:
-        """What the record says of a queue; empty at first."""
+        """Returns the part of the record about one queue; creates an empty one at first."""
         told = self.queues.get(key)
         if told is None:
             told = self.queues[key] = PoppedQueue(
@@ -91,14 +91,14 @@ class Plan:
         return told
 
     def body(self) -> bytes:
-        """Of the record."""
+        """The record's body."""
         return PopRecord(time_ms=self.time_ms, queues=self.queues.values()).SerializeToString()
 
 
 class PopPlanner:
-    """`pop`, `bury`: on a plan that was just made.
+    """Call `pop` and `bury` with a plan that was just made.
 
-    Attributes: full_count: how often a queue had to wait, since OPEN_MAX of its messages were open.
+    Attributes: full_count: how often a pop got nothing new from a queue because OPEN_MAX of its messages were open.
     """
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
@@ -109,7 +109,7 @@ class PopPlanner:
         self.full_count = 0
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
-        """Finds messages for a pop. Raises ServiceError, what a filter raises, and StoreError if nothing could be read but damage."""
+        """Finds messages for a pop. Raises ServiceError, the filter's errors, and StoreError if it met only damage."""
         request = order.request
         answer = PopAnswer(order, topic, plan.time_ms)
         limits = Limits(request.record_count_max, request.size_max_bytes)
@@ -144,7 +144,7 @@ class PopPlanner:
             plan.nothing.append(order)
 
     def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> None:
-        """Moves what failed too often to the dead letters, though nobody pops."""
+        """Moves messages that failed too often to the dead letters, even if nobody pops."""
         with self._state.lock:
             known = self._find(plan, key, incarnation)
             if known is None:
@@ -154,7 +154,7 @@ class PopPlanner:
         self._bury(plan, known, due, moved)
 
     def deliveries_max(self, group: str) -> int:
-        """How often a message of the group is handed out before it is dead: the first time, and the retries that its settings allow."""
+        """How often a message of the group is handed out before it is dead: once, and then as many retries as the settings allow."""
         limit = self._store.groups.find(group).retry_limit
         return _UNLIMITED if limit is None else limit + 1
 
@@ -164,7 +164,7 @@ class PopPlanner:
         return known
 
     def _queue_ids(self, order: PopOrder, topic: TopicConfig) -> Iterable[int]:
-        """The queues that the pop may have, beginning with another one each time."""
+        """The queues from which the pop may take; each pop begins with another one."""
         request = order.request
         if request.HasField("queue_id"):
             return (request.queue_id,)
@@ -178,7 +178,7 @@ class PopPlanner:
         return [(first + index) % queues for index in range(queues)]
 
     def _pop_queue(self, plan: Plan, answer: PopAnswer, key: QueueOfGroup, limits: Limits) -> bool:
-        """Adds what one queue has to the answer; whether there may be more that this pop was too short to look at."""
+        """Adds messages of one queue to the answer. Returns whether the queue may have more that this pop had no time to examine."""
         order, incarnation = answer.order, answer.topic.incarnation
         request = order.request
         with self._state.lock:
@@ -195,7 +195,8 @@ class PopPlanner:
                 moved = dict(known.moved)
                 room, number = known.room, known.hand_out_count
                 next_offset = known.next_offset
-        if known is None:  # where it begins is remembered, though there is nothing
+        # The queue's start is recorded even if the queue is empty.
+        if known is None:
             plan.told(key, incarnation).next_offset = next_offset
         if due:
             assert known is not None
@@ -242,7 +243,7 @@ class PopPlanner:
         limits: Limits,
         room: int,
     ) -> bool:
-        """Adds messages that nobody has looked at."""
+        """Adds messages that no pop of the group has seen."""
         order = answer.order
         if order.filter is None and not order.request.fifo:
             limits = Limits(min(limits.record_count, room), limits.size_bytes)
@@ -274,7 +275,7 @@ class PopPlanner:
         number: int,
         invisible_ms: int,
     ) -> None:
-        """Gives parts their numbers, neighbours of one attempt the same, and has the record say so."""
+        """Numbers the parts and adds them to the record. Neighbours with the same attempt share a number."""
         told = plan.told(key, incarnation)
         hand_out: HandOut | None = None
         for part in parts:
@@ -297,7 +298,7 @@ class PopPlanner:
         due: Sequence[tuple[int, int]],
         moved: dict[int, int],
     ) -> list[tuple[int, int]]:
-        """Makes dead letters of those that were handed out too often; the others."""
+        """Copies messages that were handed out too often to the dead letters. Returns the others."""
         key, incarnation = known.key, known.incarnation
         deliveries_max = self.deliveries_max(key.group)
         dead: dict[int, list[int]] = {}
@@ -331,7 +332,7 @@ class PopPlanner:
         return [(offset, attempt) for offset, attempt in due if attempt < deliveries_max]
 
     def _first_offset(self, order: PopOrder, key: QueueOfGroup, incarnation: int) -> int:
-        """Where a group begins: at its committed offset, or where the pop says."""
+        """Returns where a group begins: at its committed offset, or where the pop says."""
         committed = self._store.offsets.find(key.group, key.topic, incarnation, key.queue_id)
         min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
         if committed is not None:
@@ -342,7 +343,7 @@ class PopPlanner:
 def _due(
     plan: Plan, known: OpenMessages, count_max: int, *, in_order: bool = False
 ) -> list[tuple[int, int]]:
-    """What is due in a queue, with attempts; the plan remembers who had it. Under the lock."""
+    """Returns the due messages of a queue with their attempts, and notes their holders in the plan. Call under the lock."""
     found = known.due(plan.time_ms, count_max, in_order=in_order)
     if found:
         holders = plan.due.setdefault(known.key, {})

@@ -1,8 +1,8 @@
 """Reading the messages that a pop may get. The pop lane's thread.
 
-Messages that nobody has looked at are read from the end of what was; with a filter, or in order of message groups, their records are
-opened for it: for SCAN_S at most, then the pop goes on in its next turn. Open messages are read where they stand: in their queue, or in
-the retry topic.
+New messages are those behind the last one that any pop of the group has seen. With a filter, or in order of message groups, the reader
+opens their records for SCAN_S at most; the pop goes on in its next turn. Open messages are read where they stand: in their queue, or in the
+retry topic.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 SCAN_S: Final = 0.003
-"""For which a pop opens records: others wait for it."""
+"""Seconds for which a pop may open records. Other pops wait for it."""
 SCAN_COUNT: Final = 512
 SCAN_SIZE_BYTES: Final = 512 << 10
-"""Of one look."""
+"""Bytes of one look."""
 
 
 class Limits(NamedTuple):
-    """How much a read may give: one record at least, however large."""
+    """Most records and bytes that a read may give. It always gives one record, however large."""
 
     record_count: int
     size_bytes: int
@@ -45,14 +45,14 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class Fresh:
-    """What was found among messages that nobody had looked at.
+    """What was found among new messages.
 
     Attributes:
-        next_offset: up to there all were looked at.
-        results: records to be handed out, and their offsets.
+        next_offset: end of the messages that were examined.
+        results: records to hand out, and their offsets.
         waiting: offsets of those that wait for others of their message group.
         grouped: (offset, sharding hash) of those that have a message group, handed out or waiting.
-        has_more: the queue does not end there.
+        has_more: the queue goes on behind next_offset.
     """
 
     next_offset: int
@@ -64,14 +64,14 @@ class Fresh:
 
 @dataclass(slots=True)
 class Found:
-    """Open messages that were read: offsets and records. `lost`: those that the log has no more."""
+    """Open messages that were read: offsets and records. `lost`: offsets that the log does not contain any more."""
 
     results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
 
 
 class PopReader:
-    """`failure`: the last thing that could not be read; whoever asks clears it."""
+    """Reads messages for pops. `failure`: the last read error; the caller clears it."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class PopReader:
     def fresh(
         self, key: QueueOfGroup, next_offset: int, limits: Limits, tag_codes: frozenset[int]
     ) -> Fresh:
-        """The next messages of a queue, as they stand."""
+        """Returns the next new messages of a queue without opening them."""
         result = self._look(key, next_offset, limits, tag_codes)
         if result is None:
             return Fresh(next_offset)
@@ -100,7 +100,8 @@ class PopReader:
         is_group_open: Callable[[int], bool] | None,
         room: int,
     ) -> Fresh:
-        """The next messages that match; with `is_group_open` only one of each message group, and none of those that are open.
+        """Returns the next new messages that match. With `is_group_open`, one message of each message group at most, and none of an open
+        group.
 
         `room`: how many messages may become open. Raises what a filter raises.
         """
@@ -158,7 +159,7 @@ class PopReader:
         tag_codes: frozenset[int] = frozenset(),
         filter_: Filter | None = None,
     ) -> Found:
-        """Open messages, in the order of the queue; those that do not match are left out. Raises what a filter raises."""
+        """Returns open messages in the order of the queue, without those that do not match. Raises the filter's errors."""
         found = Found()
         count, size_bytes = limits
         in_place: list[int] = []
@@ -199,7 +200,8 @@ class PopReader:
     def _look(
         self, key: QueueOfGroup, offset: int, limits: Limits, tag_codes: frozenset[int]
     ) -> ReadResult | None:
-        """None if what stands there is damaged: that is `failure` then, and nothing of the queue goes on before it is repaired."""
+        """Returns None if the log is damaged there. Then `failure` is set, and the queue gives nothing more until the damage is repaired.
+        """
         try:
             return self._store.look(key.topic, key.queue_id, offset, *limits, tag_codes)
         except (CorruptLogError, ConsumeQueueDamagedError) as error:
@@ -215,7 +217,7 @@ def offsets_of(result: ReadResult) -> Sequence[int]:
 
 
 def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
-    """Of what was found, only the records of these rising indexes."""
+    """Returns a result with only the records of these ascending indexes."""
     if len(indexes) == result.record_count:
         return result
     ends = np.cumsum([region.size_bytes for region in result.regions]).tolist()
@@ -255,13 +257,13 @@ def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
 
 
 def octets_of(result: ReadResult) -> bytes:
-    """The regions, one behind the other."""
+    """The bytes of the regions, joined."""
     regions = result.regions
     return b"".join([region.file.read(region.offset, region.size_bytes) for region in regions])
 
 
 def _within(result: ReadResult, end: int) -> ReadResult:
-    """Those in front of an offset."""
+    """Returns only the records in front of an offset."""
     offsets = offsets_of(result)
     if offsets[-1] < end:
         return result

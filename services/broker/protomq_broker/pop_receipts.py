@@ -1,11 +1,11 @@
-"""Receipts of popped messages: what a member of a group gets with a hand-out, and gives back to settle it. Pure.
+"""Receipts of popped messages. A member of a group gets one with a hand-out, and gives it back to settle the messages. Pure.
 
     receipt    version, CRC-32C of all behind it, incarnation, queue, number, pop time, invisible time, attempt, epoch, broker, group, topic
 
-A receipt and a queue offset name one delivery of one message. All that can differ is compared, so that any door of the broker can settle
-what another one gave out: broker, group and topic with the request, incarnation, queue, number and pop time with the state. Number and pop
-time tell apart what stood at one offset in two lives of a log; the attempt follows from them. Epoch and invisible time say where a receipt
-comes from, for who reads it.
+A receipt and a queue offset name one delivery of one message. The broker compares every field that can differ, so any door of the broker
+can settle what another door gave out. It compares broker, group and topic with the request, and incarnation, queue, number and pop time
+with the state. Number and pop time also differ for two messages that had one offset before and after a truncation; the attempt follows from
+them. Epoch and invisible time are for people who read a receipt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAD: Final = struct.Struct("<BI")
 _BODY: Final = struct.Struct("<QIQQIII")
 _VERSION: Final = 1
 _SEPARATOR: Final = b"/"
-"""Stands in no name."""
+"""A character that no name contains."""
 
 
 class Receipt(NamedTuple):
@@ -39,14 +39,14 @@ class Receipt(NamedTuple):
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    """As a caller gets it."""
+    """Encodes a receipt for a caller."""
     names = _SEPARATOR.join(name.encode() for name in receipt[:3])
     body = _BODY.pack(*receipt[3:]) + names
     return _HEAD.pack(_VERSION, crc32c(body)) + body
 
 
 def decode_receipt(octets: bytes) -> Receipt:
-    """Raises ServiceError ILLEGAL_RECEIPT for what is none."""
+    """Decodes a receipt. Raises ServiceError ILLEGAL_RECEIPT for other bytes."""
     try:
         version, crc = _HEAD.unpack_from(octets)
         body = octets[_HEAD.size :]
@@ -60,7 +60,7 @@ def decode_receipt(octets: bytes) -> Receipt:
 
 
 def check_receipt(receipt: Receipt, broker_name: str, group: str, topic: str) -> None:
-    """Raises ServiceError ILLEGAL_RECEIPT for a receipt of somebody else."""
+    """Raises ServiceError ILLEGAL_RECEIPT for a receipt of another broker, group or topic."""
     wanted = (("broker_name", broker_name), ("consumer_group", group), ("topic", topic))
     for (field, value), found in zip(wanted, receipt[:3], strict=True):
         if found != value:
@@ -68,7 +68,7 @@ def check_receipt(receipt: Receipt, broker_name: str, group: str, topic: str) ->
 
 
 def illegal_receipt(field: str, value: str, text: str) -> ServiceError:
-    """INVALID_ARGUMENT for a receipt that cannot settle anything here."""
+    """Makes an INVALID_ARGUMENT error for a receipt that can settle nothing here."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "ILLEGAL_RECEIPT",
@@ -78,7 +78,7 @@ def illegal_receipt(field: str, value: str, text: str) -> ServiceError:
 
 
 def stale_receipt(topic: str, queue_id: int, queue_offset: int) -> ServiceError:
-    """FAILED_PRECONDITION for a request of whose messages none is held any more."""
+    """Makes a FAILED_PRECONDITION error for a request whose receipts hold none of its messages any more."""
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "STALE_RECEIPT",

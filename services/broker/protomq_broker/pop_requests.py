@@ -1,4 +1,4 @@
-"""What pops and acknowledgements ask for: read, checked, and with its defaults filled in."""
+"""Reads and checks requests of pops and acknowledgements, and fills in their defaults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PopRequests:
         self._broker_name = broker_name
 
     def pop(self, call: Call) -> tuple[PopRequest, frozenset[int]]:
-        """The request with its defaults filled in. Raises ServiceError."""
+        """Returns the request with its defaults filled in, and the codes of its tags. Raises ServiceError."""
         try:
             request = PopRequest.FromString(bytes(call.payload))
         except DecodeError as error:
@@ -90,7 +90,7 @@ class PopRequests:
         return request, frozenset(map(tag_code_of, request.tags))
 
     def receipts(self, request: Any) -> list[tuple[Receipt, Sequence[int]]]:
-        """Receipts and runs of offsets. Raises ServiceError."""
+        """Returns the receipts with their runs of offsets. Raises ServiceError."""
         check_group_name(request.consumer_group)
         readable_topic(self._store, request.topic)
         messages: list[tuple[Receipt, Sequence[int]]] = []
@@ -110,7 +110,7 @@ class PopRequests:
         return messages
 
     def invisible_ms_of(self, request: ChangeInvisibleRequest) -> int:
-        """Another invisible time. Raises ServiceError."""
+        """Returns the new invisible time in milliseconds. Raises ServiceError."""
         most = self._config.pop_invisible_max_ms
         if not 0 <= request.invisible_ms <= most:
             raise invalid_argument("invisible_ms", f"must be 0 to {most}; {_in_seconds(request.invisible_ms, 0, most)}")
@@ -118,5 +118,5 @@ class PopRequests:
 
 
 def _in_seconds(given_ms: int, least_ms: int, most_ms: int) -> str:
-    """The same for who gave seconds: SDK and command line."""
+    """Says the same range in seconds, for users of the SDK and the command line, who give seconds."""
     return f"that is {least_ms / 1000:g} s to {most_ms / 1000:g} s, and not {given_ms / 1000:g} s"

@@ -1,8 +1,8 @@
 """PopService: messages for members of a group that have no queues of their own.
 
-Pops run on one lane of one thread, which alone plans what is handed out (`pop_planner.py`) and waits for the send lane to append it
-(`pop_pipeline.py`). What settles messages runs on the send lane itself (`pop_settling.py`). An answer to a pop is a header and regions of
-the log as they stand on disk, as that of a pull.
+Pops run on one lane of one thread. Only this thread plans hand-outs (`pop_planner.py`); the send lane appends them (`pop_pipeline.py`).
+Acknowledgements run on the send lane itself (`pop_settling.py`). An answer to a pop is a header and regions of the log as they stand on
+disk, as that of a pull.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .waiting_answers import WaitingAnswers
 
 WAKE_COUNT_MAX: Final = 500
-"""Held pops that are looked at again together."""
+"""Most held pops that are planned again at once."""
 
 
 class PopService:
@@ -121,18 +121,18 @@ class PopService:
 
     @drained
     def ack(self, calls: list[Call]) -> None:
-        """Settles messages; answered when that is stored."""
+        """Settles messages. The answer comes when that is stored."""
         self._settler.settle(calls, AckRequest, AckResponse)
 
     @drained
     def change_invisible(self, calls: list[Call]) -> None:
-        """Holds messages for another time; answered when that is stored."""
+        """Gives messages another invisible time. The answer comes when that is stored."""
         self._settler.settle(calls, ChangeInvisibleRequest, ChangeInvisibleResponse)
 
     # Other threads.
 
     def signal(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Messages of these queues have become readable."""
+        """Called when messages of these queues have become readable. Any thread."""
         arrivals = self._arrivals
         if not arrivals:
             return
@@ -143,33 +143,33 @@ class PopService:
                 self._wake(topic, None)
 
     def _signal_freed(self, group: str, topic: str) -> None:
-        """Messages were settled: others of the group may be free. The send lane."""
+        """Called on the send lane when messages were settled, so that others of the group may be free."""
         count = self._arrivals.get(topic)
         if count is not None:
             self._arrivals[topic] = count + 1
             self._wake(topic, group)
 
     def signal_deleted(self, topic: str) -> None:
-        """The topic was deleted: who waits for its messages is answered."""
+        """Answers the pops that wait for messages of a deleted topic."""
         self.signal([(topic, 0)])
 
     def signal_group(self, group: str) -> None:
-        """The group has other settings: those who wait for messages of its are refused, if it may not consume any more."""
+        """Refuses the waiting pops of a group whose new settings forbid it to consume."""
         if self._lane is not None:
             self._lane.post(partial(self._look_for_group, group))
 
     def forget_module(self, name: str) -> None:
-        """A module by which pops may filter is another one now, or gone."""
+        """Forgets a filter module that was replaced or deleted."""
         self._searches.forget(FilterKey(MODULE, name))
 
     def stop(self) -> None:
-        """Answers all that is held; from now on nothing is held."""
+        """Answers all held pops; from now on no pop is held."""
         self._stopping = True
         if self._lane is not None:
             self._lane.post(self._release)
 
     def close(self) -> None:
-        """Ends the thread of filters; no lane runs any more."""
+        """Ends the thread that compiles filters. Call it when no lane runs any more."""
         self._searches.close()
 
     # What the pipeline tells.
@@ -195,7 +195,7 @@ class PopService:
         order.call.answer(header, regions, size_bytes)
 
     def found_nothing(self, order: PopOrder) -> None:
-        """Holds the pop, if it may be held for longer."""
+        """Holds the pop if its hold time is not over."""
         left_ms = order.ends_ms - self._clock.monotonic_ms()
         if left_ms <= 0 or self._stopping:
             self._answer_nothing(order)
@@ -237,7 +237,7 @@ class PopService:
         self.pipeline.add(order)
 
     def _look_again(self, order: PopOrder) -> None:
-        """On its own, a held pop is planned again."""
+        """Plans one held pop again."""
         if order.timer is None:
             return  # it is about to be
         order.timer.cancel()
@@ -246,7 +246,7 @@ class PopService:
         self.pipeline.add(order)
 
     def _wake(self, topic: str, group: str | None) -> None:
-        """Any thread: the lane looks at who waits for the topic, of one group or of all, once however much arrives."""
+        """Makes the lane plan the waiting pops of a topic again, for one group or all. Many arrivals cause one look. Any thread."""
         lane = self._lane
         self._woken.append((topic, group))
         if not self._is_posted and lane is not None:
@@ -289,7 +289,7 @@ class PopService:
         order.call.answer(response.SerializeToString())
 
     def _drop(self, order: PopOrder) -> None:
-        """It is not held any more."""
+        """Removes a pop from the held ones."""
         if order.timer is not None:
             order.timer.cancel()
             order.timer = None
@@ -304,7 +304,7 @@ class PopService:
                 del self._held[topic]
 
     def _next_due_ms(self, order: PopOrder) -> int | None:
-        """Pop time at which somebody else's message is due that this pop may have."""
+        """Pop time at which a message that another member holds is due, if this pop may have it."""
         request = order.request
         topic = self._store.topics.find(request.topic)
         if topic is None:

@@ -1,4 +1,4 @@
-"""Settles popped messages: acknowledgements and other invisible times, of all that has come in one turn of the send lane.
+"""Settles popped messages: all acknowledgements and changes of invisible times that came in one turn of the send lane.
 
 Rules:
 - What comes together is one record, and one append: an acknowledgement costs no record.
@@ -49,7 +49,7 @@ BUSY_RETRY_DELAY_MS: Final = 100
 
 
 class _Settled(NamedTuple):
-    """A call, and what becomes of it: an error, or an encoded answer."""
+    """A call and its outcome: an error, or an encoded answer."""
 
     call: Call
     outcome: Exception | bytes
@@ -64,7 +64,7 @@ class _Wait(NamedTuple):
 
 
 class PopSettler:
-    """All on the send lane. `on_freed` is told (group, topic) where others may get messages now."""
+    """Runs on the send lane. `on_freed` is called with (group, topic) when other pops may get messages now."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class PopSettler:
         self._waiting.request_flush()
 
     def _look_at(self, turn: _Turn, request: Any, response_class: type[Any]) -> Exception | bytes:
-        """Notes in the turn's record what a request names and what is held as it says. Raises ServiceError."""
+        """Adds the messages of a request that its receipts still hold to the turn's record. Returns the outcome. Raises ServiceError."""
         invisible_ms: int | None = None
         error = ""
         messages = self._requests.receipts(request)
@@ -217,7 +217,7 @@ class _Turn:
         self.freed: dict[tuple[str, str], None] = {}
 
     def queue(self, key: QueueOfGroup, incarnation: int) -> PoppedQueue:
-        """What the record says of a queue; nothing at first."""
+        """Returns the part of the record about one queue; creates an empty one at first."""
         told = self.told.get(key)
         if told is None:
             told = self.told[key] = self.record.queues.add(

@@ -1,9 +1,8 @@
 """Pop time: the clock by which messages are invisible.
 
-It advances with the machine's monotonic clock, and goes on at a start where the newest record of %SYS%POP left it. So neither a step of the
-wall clock nor a time in which no broker ran lets a deadline come early: a holder has a message for at least as long as it was told, and
-longer by the time that a restart took. Log time (`log_time.py`) would not do: it follows the wall clock, by a tenth while it runs, and at
-once at a start.
+Pop time advances with the machine's monotonic clock. A start continues from the pop time in the newest record of %SYS%POP. So no deadline
+comes early when the wall clock jumps or while no broker runs. A holder has a message at least for its invisible time, plus the time of a
+restart. Log time (`log_time.py`) is unsuitable: it follows the wall clock, by a tenth while it runs, and at once at a start.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ class PopTime:
     """Any thread."""
 
     def __init__(self, clock: Clock, floor_ms: int) -> None:
-        """`floor_ms`: the newest pop time that the log tells; 0: it tells none, and pop time begins with the wall clock."""
+        """`floor_ms`: the newest pop time in the log; 0: there is none, and pop time begins at the wall clock."""
         self._clock = clock
         self._base_ms = (floor_ms or clock.now_ms()) - clock.monotonic_ms()
 
     def now_ms(self) -> int:
-        """Never less than before."""
+        """Milliseconds of pop time, never less than before."""
         return self._base_ms + self._clock.monotonic_ms()

@@ -1,4 +1,4 @@
-"""The answer to a pull: its header, and what was found. Pure."""
+"""Encodes the header of the answer to a pull. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STATUS = {
 
 
 class Found(NamedTuple):
-    """What a look found, and the incarnation of the topic in which it did."""
+    """The result of a look, and the incarnation of the topic that was read."""
 
     result: ReadResult
     incarnation: int
 
 
 def encode_header(result: ReadResult, topic_incarnation: int, other_member: str = "") -> bytes:
-    """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
+    """Encodes the fields of a PullResponse that stand in front of the regions. It copies packed arrays without visiting their items."""
     response = PullResponse(
         status=_STATUS[result.status],
         next_offset=result.next_offset,
@@ -54,7 +54,7 @@ def encode_header(result: ReadResult, topic_incarnation: int, other_member: str 
 def encode_reset(
     next_offset: int, reset_epoch: int, min_offset: int, end_offset: int, topic_incarnation: int
 ) -> bytes:
-    """The whole answer to a pull that goes on from an offset that was reset since: where to go on instead."""
+    """Encodes the whole answer to a pull whose offset was reset: it says where to go on."""
     return PullResponse(
         status=PullStatus.PULL_STATUS_OFFSET_RESET,
         next_offset=next_offset,
@@ -71,7 +71,7 @@ def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None
 
 
 def nothing_yet(result: ReadResult) -> bool:
-    """Whether a pull goes on waiting: at the end of the queue, or nothing that was there matched and the end is reached."""
+    """Whether a pull keeps waiting: it is at the end of the queue, and nothing in front matched."""
     if result.status is ReadStatus.NO_NEW_MSG:
         return True
     return result.status is ReadStatus.NO_MATCHED_MSG and result.next_offset >= result.end_offset

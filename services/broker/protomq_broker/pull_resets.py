@@ -1,4 +1,4 @@
-"""What a pull is told whose offset was reset since its caller learned where the group goes on. Reads the store; any thread."""
+"""Answers pulls whose offset was reset after the caller last read the group's offset. Reads the store; any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reset_answer(store: Store, request: PullRequest, incarnation: int) -> bytes | None:
-    """The encoded answer that says where to go on instead; None: the request names the last reset, or none at all.
+    """Returns the encoded answer that says where to go on. None if the request names the last reset, or no reset.
 
     Raises StoreError where the queue is being healed.
     """

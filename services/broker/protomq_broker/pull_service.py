@@ -1,8 +1,7 @@
 """PullService: reads messages and holds pulls that find none.
 
-An answer is a header and regions of the log as they stand on disk; no record is opened, but for plain bodies, on threads of their own
-(`plain_body_workers.py`). It runs on several lanes; what a lane holds is its
-own (`holds.py`).
+An answer is a header and regions of the log as they stand on disk. The service opens records only to make plain bodies, on other threads
+(`plain_body_workers.py`). It runs on several lanes; each lane has its own holds (`holds.py`).
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ if TYPE_CHECKING:
 RECORD_COUNT_MAX = 32_768
 SIZE_MAX_BYTES = 16 << 20
 GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
-"""Of the messages in an answer over gRPC, whatever was asked for: with the index of up to 32,768 of them it is what a gRPC client accepts
-by default, 4 MiB, and an answer is in memory as long as nobody reads it. One message is always given, also one that makes the answer
-larger than 4 MiB."""
+"""Most bytes of messages in an answer over gRPC. With the index of up to 32,768 messages it fits into the 4 MiB that a gRPC client accepts
+by default. An answer also stays in memory until the client reads it. One message is always given, even if the answer exceeds 4 MiB.
+"""
 TAGS_MAX = 256
 HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
-"""From a queue that is busy to the longest hold."""
+"""Bucket bounds in seconds, from a busy queue to the longest hold."""
 MEMBER_SIZE_MAX = 255
 
 class PullService:
@@ -93,10 +92,10 @@ class PullService:
         self._commits = commits
         self._config = config
         self._start_position = store.positions.appended
-        """Up to there the log may have been given by an earlier master, whatever this one knows to be confirmed."""
+        """An earlier master may have served the log up to here, even if this master does not know that it is confirmed."""
         self.members = GroupMembers(clock)
         self.hold_durations = Durations(HOLD_BOUNDS_S)
-        """From the hold of a pull until it is answered or its caller gone."""
+        """Time from the hold of a pull until its answer, or until its caller is gone."""
         self._monotonic = clock.monotonic
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
@@ -150,37 +149,37 @@ class PullService:
             self._answer(call, request, found)
 
     def signal(self, keys: Iterable[QueueKey]) -> None:
-        """Messages of these queues have become readable."""
+        """Called when messages of these queues have become readable. Any thread."""
         for holds in tuple(self._holds.values()):
             holds.signal(keys)
 
     def signal_deleted(self, topic: str) -> None:
-        """The topic was deleted: who waits for its messages is answered."""
+        """Answers the pulls that wait for messages of a deleted topic."""
         self.signal([(topic, queue_id) for queue_id in range(QUEUES_MAX)])
 
     def signal_group(self, group: str) -> None:
-        """The group has other settings: those who wait for messages of its are refused, if it may not consume any more. Any thread."""
+        """Refuses the waiting pulls of a group whose new settings forbid it to consume. Any thread."""
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._refuse_disabled, holds, group))
 
     def signal_reset(self, group: str) -> None:
-        """Offsets of the group were reset: who waits at another place is told. Any thread."""
+        """Answers waiting pulls of a group whose offsets were reset. Any thread."""
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._answer_resets, holds, group))
 
     def forget_module(self, name: str) -> None:
-        """A module by which pulls may filter is another one now, or gone. Any thread."""
+        """Forgets a filter module that was replaced or deleted. Any thread."""
         self._filtered.forget_module(name)
 
     def stop(self) -> None:
-        """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""
+        """Answers all holds with what they have; from now on no pull is held. The server calls it when it stops; any thread."""
         self._stopping = True
         self._filtered.stop()
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._release, holds))
 
     def close(self) -> None:
-        """Ends the threads of its own; no lane runs any more."""
+        """Ends the service's threads. Call it when no lane runs any more."""
         self._plain_bodies.close()
         self._filtered.close()
 
@@ -289,14 +288,16 @@ class PullService:
         return Found(result, topic.incarnation)
 
     def _lacks_news(self) -> bool:
-        """Whether more may be readable at a master, or here in a moment: an offset that is too high is not illegal then (KIP-207)."""
+        """Whether a master, or this broker in a moment, may be able to read further. Then an offset that is too high is not illegal
+        (KIP-207).
+        """
         return (
             self._config.role is BrokerRole.SLAVE
             or self._store.positions.readable < self._start_position
         )
 
     def _commit(self, request: PullRequest, incarnation: int) -> None:
-        """Has the offset appended that the pull commits, and does not wait for it."""
+        """Hands the offset that the pull commits to the send lane, and does not wait for it."""
         offset = QueueOffset(
             topic=request.topic,
             queue_id=request.queue_id,
@@ -335,7 +336,8 @@ class PullService:
         )
         holds.add(hold)
         call.hold(lambda: self._drop(hold))
-        # Between the look and the entry a message may have arrived, or the topic gone, that nobody signalled to us.
+        # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this
+        # hold.
         topic = self._store.topics.find(request.topic)
         if (
             topic is None
@@ -350,7 +352,7 @@ class PullService:
             hold.timer = lane.call_later(hold_ms, lambda: self._expire(hold))
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
-        """Answers those for which there is something now. Many who wait for the same are looked up once."""
+        """Answers the holds for which there are messages now. Holds that wait for the same share one look."""
         looks: dict[tuple[object, ...], Found] = {}
         filtered: dict[tuple[object, ...], list[Hold]] = {}
         for hold in woken:
@@ -373,7 +375,7 @@ class PullService:
             self._filtered.search_for(group, self._end_search)
 
     def _end_search(self, hold: Hold, found: Found | ServiceError) -> None:
-        """What a search says of a hold that has a filter."""
+        """Takes the result of a search for a hold with a filter."""
         if isinstance(found, ServiceError):
             self._drop(hold)
             hold.call.fail(found)
@@ -392,7 +394,7 @@ class PullService:
             self._answer_or_keep(hold, found)
 
     def _look_for(self, hold: Hold) -> Found | None:
-        """What there is for the hold; None if that was an error, with which the call is answered then."""
+        """Looks for messages for the hold. Returns None after an error; then the call has been answered with it."""
         try:
             return self._look(hold.request, hold.queue_offset, hold.tag_codes)
         except Exception as error:
@@ -470,7 +472,7 @@ def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
 
 
 def read_filter(request: PullRequest) -> None:
-    """Puts the tags of `a || b` where the others stand. Raises ServiceError for a filter of no language."""
+    """Moves the tags of an `a || b` filter into `tags`. Raises ServiceError for an unknown filter language."""
     if not request.filter_type:
         raise invalid_argument("filter_type", "says in which language `filter` is written")
     if request.filter_type != FilterType.FILTER_TYPE_TAG:

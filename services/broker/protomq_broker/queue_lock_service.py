@@ -1,7 +1,7 @@
-"""QueueLockService: gives queues to members of groups that consume in order; each has its queues to itself.
+"""QueueLockService: locks queues for members of groups that consume in order. One member at a time has a queue.
 
-Who may have what stands in `queue_locks.py`, and once it is appended in `store/state/locks.py`. Here are calls and records. All that is
-decided is decided on the send lane, which is the only writer: what a lock says is in front of all commits that come after it.
+`queue_locks.py` decides who gets a lock; `store/state/locks.py` has the locks that are appended. This module has calls and records. It
+decides on the send lane, the only writer, so a lock's record stands in front of all later commits.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ log = logging.getLogger("protomq.broker")
 _Request = TypeVar("_Request", LockQueuesRequest, UnlockQueuesRequest, ListQueueLocksRequest)
 
 TICK_MS: Final = 1_000.0
-"""How often it is looked which locks nobody has renewed."""
+"""Interval at which the service looks for locks that nobody has renewed."""
 
 
 class QueueLockService:
-    """Implements protomq.v1.QueueLockService. `arm`: the send lane, when the broker may write. `gone`: any thread."""
+    """Implements protomq.v1.QueueLockService. Call `arm` on the send lane, when the broker may write. `gone`: any thread."""
 
     def __init__(
         self,
@@ -72,26 +72,26 @@ class QueueLockService:
 
     @raw
     def lock_queues(self, call: Call) -> None:
-        """Gives the member what is free, and renews what it has."""
+        """Locks the free queues among those named for the member, and renews its locks."""
         self._parse(call, LockQueuesRequest, self._lock)
 
     @raw
     def unlock_queues(self, call: Call) -> None:
-        """Takes what the member gives up."""
+        """Unlocks the queues that the member names."""
         self._parse(call, UnlockQueuesRequest, self._unlock)
 
     @raw
     def list_queue_locks(self, call: Call) -> None:
-        """Who has which queue."""
+        """Lists the locks and their owners."""
         self._parse(call, ListQueueLocksRequest, self._list)
 
     def arm(self) -> None:
-        """From now on locks expire."""
+        """Starts the expiry of locks."""
         self._locks.begin(self._clock.monotonic_ms())
         self._tick()
 
     def gone(self, group: str, client_id: str, nonce: int) -> None:
-        """A member is gone, as far as is known: its queues are free, unless it comes back before that is done."""
+        """Frees the queues of a member that seems to be gone, unless it comes back before that is done."""
         self._writer.post(partial(self._free, group, client_id, nonce))
 
     # On the consumer lane.
@@ -187,7 +187,7 @@ class QueueLockService:
             self._writer.post(partial(self._free, group, client_id, nonce))
 
     def _key(self, group: str, queue: QueueName) -> LockKey | None:
-        """None: such a queue is not here."""
+        """Returns the lock's key; None if this broker has no such queue."""
         topic = self._store.topics.find(queue.topic)
         if topic is None or not topic.readable or queue.queue_id >= topic.read_queues:
             return None
@@ -198,7 +198,8 @@ class QueueLockService:
             self._writer.append(LOCKS_TOPIC, [locks_record(changes[start : start + SLICE_COUNT])])
 
     def _append_or_log(self, changes: Changes) -> bool:
-        """Whether it is in the log. What the log does not take now comes again: a lock that is over stays so."""
+        """Appends changes of locks. Returns whether they are in the log. If not, the next look tries again: an expired lock stays expired.
+        """
         try:
             self._append(changes)
         except Exception as error:
@@ -207,7 +208,7 @@ class QueueLockService:
         return True
 
     def _answer_when_stored(self, call: Call, answer: bytes) -> None:
-        """Also where nothing has changed: the record that says so may not be stored yet."""
+        """Answers when the log is stored up to now, even if nothing has changed: the record with the present lock may not be stored yet."""
         position = self._store.locks.end_position
         if self._waiting.is_stored(position):
             self._answer(call, answer, None)

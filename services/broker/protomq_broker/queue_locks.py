@@ -1,16 +1,16 @@
-"""Who may have which queue to itself, and until when. No I/O; time and random numbers handed in.
+"""Decides which member has a queue's lock, and until when. No I/O; the caller gives time and random numbers.
 
     take(...)        what a member asks for: the changes, and who has the queues then
     give_up(...)     what it gives up
     gone(...)        a member is none any more: its queues are free
     expired(...)     locks that nobody renewed in time
 
-Each gives changes, which are written into one record; `LockTable` (store/state/locks.py) has them once that is appended. Rules:
+Each returns changes, which go into one record. `LockTable` (store/state/locks.py) applies them once the record is appended. Rules:
 
-- A queue has one owner or none. Who has it keeps it by asking again, or by being a member of the group: a member that is not heard of is
-  none any more, and its queues are free at once, not only when the lock's time is over.
-- Until when a lock holds is not in the log: after a start or a promotion each owner counts as having asked just then.
-- Each lock has a token of its own, also of the same member: who has lost a queue and got it again does not know what happened between.
+- A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. When a member counts as
+  gone, its queues are free at once, not only when the lock's time is over.
+- The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then.
+- Each lock gets a new token, also for the same member: a member that lost a queue and got it again does not know what happened in between.
 
 The writer's thread only.
 """
@@ -28,19 +28,19 @@ from .store.state.locks import LockKey, LockOwner, LockTable
 LOCK_MS: Final = 60_000
 """RocketMQ's rocketmq.broker.rebalance.lockMaxLiveTime."""
 LOCKS_MAX: Final = 100_000
-"""Locks of a broker, one for each queue of each group that consumes in order: as many as popped queues. RocketMQ has no
-maximum; here names
-of groups are free, and a start and a cache go through all locks."""
+"""Most locks of a broker, one for each queue of each group that consumes in order; the same number as popped queues. RocketMQ has no
+maximum; here group names are free, and a start and a cache walk all locks.
+"""
 RETRY_DELAY_MS: Final = 1_000
 SLICE_COUNT: Final = 500
-"""Locks that one record changes, and that are looked at in one turn of the send lane: some 20 ms."""
+"""Most locks that one record changes, and that one turn of the send lane examines: some 20 ms of work."""
 
 Changes = list[tuple[LockKey, LockOwner | None]]
-"""Who has a queue from now on; None: nobody."""
+"""The new owner of each queue; None: nobody."""
 
 
 class LockCounts(NamedTuple):
-    """For metrics, since the start but for the first."""
+    """Counts for metrics: `held` as of now, the others since the start."""
 
     held: int
     granted: int
@@ -50,7 +50,7 @@ class LockCounts(NamedTuple):
 
 
 class QueueLocks:
-    """The locks of a broker. `is_member` says whether a member of a group is there; `draw` gives a random number, not 0."""
+    """The locks of a broker. `is_member` says whether a member of a group is present. `draw` returns a random number, not 0."""
 
     def __init__(
         self,
@@ -66,15 +66,19 @@ class QueueLocks:
         self.lock_ms = lock_ms
         self._count_max = count_max
         self._deadlines_ms: dict[LockKey, tuple[int, int]] = {}
-        """Token of the lock, and when it ends; the earliest first, since all hold equally long, and who renews goes to the end."""
+        """Token of each lock, and when it ends. The earliest stands first, since all locks last equally long and a renewed one moves to the
+        end.
+        """
         self._granted = self._expired = self._freed = 0
         self.refused_commit_count = 0
-        """Commits that did not have the token of their queue's lock."""
+        """Commits that were refused because they lacked the token of their queue's lock."""
 
     def take(
         self, keys: Sequence[LockKey], client_id: str, nonce: int, now_ms: int
     ) -> tuple[Changes, list[LockOwner]]:
-        """What changes when a member asks for queues; who has each of them then. Raises ServiceError TOO_MANY: then nothing changes."""
+        """Returns the changes when a member asks for queues, and the owner of each after them. Raises ServiceError TOO_MANY; then nothing
+        changes.
+        """
         free_count = sum(1 for key in keys if self._table.owner(key) is None)
         if free_count and self._table.count + free_count > self._count_max:
             text = f"{self._count_max} queues of groups are locked at most: unlock what nobody needs, or delete groups that nobody needs"
@@ -94,7 +98,7 @@ class QueueLocks:
     def give_up(
         self, keys: Sequence[LockKey], group: str, client_id: str, nonce: int
     ) -> Changes:
-        """What changes when a member gives queues up; no keys: all of its group that it has."""
+        """Returns the changes when a member gives queues up; no keys: all queues of its group that it has."""
         owned = keys or list(self._table.of_group(group))
         changes: Changes = []
         for key in owned:
@@ -104,20 +108,20 @@ class QueueLocks:
         return changes
 
     def gone(self, group: str, client_id: str, nonce: int) -> Changes:
-        """What changes when a member is gone, unless it has come back since."""
+        """Returns the changes when a member is gone, unless it has come back since."""
         if self._is_member(group, client_id, nonce):
             return []
         return self.give_up((), group, client_id, nonce)
 
     def begin(self, now_ms: int) -> None:
-        """Gives owners that have not asked here their time. To be called soon after a start or a promotion: it walks all locks."""
+        """Starts the time of owners that have not asked here yet. Call it soon after a start or a promotion. It walks all locks."""
         for key, owner in self._table.all().items():
             if self._deadlines_ms.get(key, (0, 0))[0] != owner.token:
                 self._renew(key, owner, now_ms)
 
     def expired(self, now_ms: int) -> Changes:
-        """What changes since nobody renewed it in time, of SLICE_COUNT locks whose time is over at most. To be called from time to time,
-        and again at once while `is_due`. It comes again until it is appended."""
+        """Returns the changes for at most SLICE_COUNT locks that nobody renewed in time. Call it at intervals, and again at once while
+        `is_due`. It returns the same changes again until they are appended."""
         changes: Changes = []
         for key, (token, deadline_ms) in list(islice(self._deadlines_ms.items(), SLICE_COUNT)):
             if deadline_ms > now_ms:
@@ -132,31 +136,31 @@ class QueueLocks:
         return changes
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the time of a lock is over."""
+        """Whether the time of any lock is over."""
         first = next(iter(self._deadlines_ms.values()), None)
         return first is not None and first[1] <= now_ms
 
     def on_granted(self, count: int) -> None:
-        """So many locks are appended."""
+        """Counts locks whose record is appended."""
         self._granted += count
 
     def on_expired(self, changes: Changes) -> None:
-        """It is appended what `expired` gave."""
+        """Notes that the changes that `expired` returned are appended."""
         for key, _ in changes:
             del self._deadlines_ms[key]
         self._expired += len(changes)
 
     def on_freed(self, count: int) -> None:
-        """It is appended that so many queues of members that are gone are free."""
+        """Counts freed locks of members that are gone, once their record is appended."""
         self._freed += count
 
     def left_ms(self, key: LockKey, now_ms: int) -> int:
-        """For how long a lock holds unless it is renewed."""
+        """Milliseconds that a lock holds unless it is renewed."""
         _, deadline_ms = self._deadlines_ms.get(key, (0, now_ms + self.lock_ms))
         return max(deadline_ms - now_ms, 0)
 
     def may_commit(self, key: LockKey, token: int) -> bool:
-        """Whether a commit with this token, 0 for none, is taken."""
+        """Whether a commit with this token is accepted; 0: it has none."""
         owner = self._table.owner(key)
         return token == (owner.token if owner is not None else 0)
 
@@ -165,14 +169,14 @@ class QueueLocks:
         self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
 
     def counts(self) -> LockCounts:
-        """What metrics show. Any thread."""
+        """Returns what metrics show. Any thread."""
         return LockCounts(
             self._table.count, self._granted, self._expired, self._freed, self.refused_commit_count
         )
 
 
 def not_owned(group: str, topic: str, queue_ids: Sequence[int], owner: str) -> ServiceError:
-    """FAILED_PRECONDITION for a commit without the tokens of the queues' locks."""
+    """Makes a FAILED_PRECONDITION error for a commit without the tokens of the queues' locks."""
     ids = ",".join(map(str, queue_ids))
     has = f"{owner} has it now" if owner else "nobody has it now"
     return ServiceError(
