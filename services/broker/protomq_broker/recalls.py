@@ -1,6 +1,6 @@
-"""Recalls of delayed messages. A recall wins or loses on the send lane, where messages are delivered too: never both.
+"""Recalls of delayed messages. The send lane does both recalls and deliveries, so a message is recalled or delivered, never both.
 
-Whoever recalls a message gets the answer when the recall is stored as SEND_OK promises.
+The caller gets the answer when the recall is stored as SEND_OK promises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .waiting_answers import WaitingAnswers
 
 CANDIDATES_MAX: Final = 1_024
-"""Messages with one due time that are looked at for one that was carried forward."""
+"""Most messages with one due time that a recall searches for a message that was carried forward."""
 
 
 class Recalls:
@@ -60,7 +60,7 @@ class Recalls:
         self._log_time = log_time
 
     def handle_of(self, request: AppendRequest) -> str:
-        """Of the first message of a request that was appended."""
+        """Returns the recall handle of the first message of a request that was appended."""
         region = request.region
         due_ms = region.due_times_ms
         if not isinstance(due_ms, int):
@@ -72,7 +72,7 @@ class Recalls:
         )
 
     def handle_at(self, position: int, region: RecordRegion) -> str:
-        """Of the first message of a region, which stands at a position already; "" if it is gone from there, or damaged."""
+        """Returns the recall handle of the first message of a region that stands at a position; "" if it is gone or damaged."""
         octets = self._store.record_at(position)
         if octets is None:
             return ""
@@ -85,7 +85,7 @@ class Recalls:
         )
 
     def recall(self, request: RecallMessageRequest, call: Call) -> None:
-        """Takes the message back if it is pending, and answers the call. Raises ServiceError, StoreError."""
+        """Recalls the message if it is still pending, and answers the call. Raises ServiceError, StoreError."""
         try:
             handle = decode_handle(request.recall_handle)
         except ValueError as error:
@@ -109,7 +109,8 @@ class Recalls:
         self._waiting.request_flush()
 
     def _find(self, topic: str, handle: RecallHandle) -> NDArray[Any] | None:
-        """The row of the message, if it is pending. Raises ServiceError if that is for another topic."""
+        """Returns the row of the message in the timer if it is pending, else None. Raises ServiceError if the message is for another topic.
+        """
         rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX)
         stands_there = rows[rows["position"] == np.uint64(handle.position)]
         rows = stands_there if len(stands_there) else rows
@@ -131,7 +132,7 @@ class Recalls:
 
 
 def _answer(call: Call, response: RecallMessageResponse, failure: Exception | None) -> None:
-    """The recall is stored, or is not known to be."""
+    """Answers a recall that is stored, or that may not be stored."""
     if call.answered:  # its time was up before
         return
     if failure is not None:

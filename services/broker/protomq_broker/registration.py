@@ -1,4 +1,4 @@
-"""The broker's registration with its name servers: one thread for each, none waits for another.
+"""Registers the broker with its name servers. Each name server has its own thread; no thread waits for another.
 
 Per name server, `next_step` decides and the thread does it:
 
@@ -10,8 +10,9 @@ Per name server, `next_step` decides and the thread does it:
 A lost connection is opened again, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
 the broker unregisters from those it is connected to.
 
-A name server that knows a live broker of the same name with another store refuses this one (NAME_TAKEN). Its word stands until it says
-otherwise, however often the connection is lost. A broker that some refuse and none has accepted does not own its name: `name_refusal`.
+A name server that knows a live broker of the same name with another store refuses this one (NAME_TAKEN). The refusal stands until that name
+server accepts the broker, even if the connection is lost in between. A broker that some refuse and none has accepted does not own its name:
+`name_refusal`.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_MS: Final = 30_000
 REGISTER_PAUSE_MIN_MS: Final = 5
-"""Shortest time between two registrations: a thousand topics created in a row are not sent a thousand times."""
+"""Shortest time between two registrations, so that a thousand topics created in a row are not sent a thousand times."""
 REGISTER_PAUSE_FACTOR: Final = 4
 """The pause is also this multiple of the time that the last one took: 10,000 topics take some 50 ms on both sides."""
 RECONNECT_PAUSE_S: Final = 0.25
-"""Before the first attempt after a connection was lost: well within the grace that a name server gives (3 s)."""
+"""Pause before the first attempt after a lost connection: well within the 3 s of grace that a name server gives."""
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
-"""A name server that was restarted knows nothing until its brokers are back: not RocketMQ's 30 s."""
+"""Longest pause between two tries. RocketMQ's 30 s would be too long: a restarted name server knows nothing until its brokers are back."""
 
 
 class BrokerTopics(NamedTuple):
@@ -76,15 +77,15 @@ class SessionState:
     """What is known of one connection to a name server."""
 
     registered_version: DataVersion | None = None
-    """What the name server has; None: it has to be told."""
+    """Version of the topics that the name server has; None: the broker must register."""
     register_from_ms: int = 0
-    """Changed topics may be told again from then on."""
+    """The broker may send changed topics again from this time on."""
     heartbeat_due_ms: int = 0
     holding: bool = False
 
 
 def next_step(state: SessionState, version: DataVersion, now_ms: int) -> tuple[Step, int]:
-    """What to do now, and for WAIT for how long at most, in milliseconds."""
+    """Returns what to do now; for WAIT also the longest wait in milliseconds."""
     wait_ms = max(0, state.heartbeat_due_ms - now_ms)
     if state.registered_version is None:
         return Step.REGISTER, 0
@@ -116,7 +117,7 @@ class BrokerRegistration:
     ) -> None:
         """`broker` holds the advertised addresses, the incarnation and the store's id.
 
-        On the threads of the registration `topics` is called, and `on_name_refusal` is told of each change of `name_refusal`.
+        The registration's threads call `topics`, and call `on_name_refusal` at each change of `name_refusal`.
         """
         self._on_name_refusal = on_name_refusal
         self._told_refusal: ServiceError | None = None
@@ -135,26 +136,26 @@ class BrokerRegistration:
         self._sessions = [_Session(config, server, self._announced) for server in name_servers]
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Starts the threads; returns at once."""
         for session in self._sessions:
             session.start()
 
     def notify_changed(self) -> None:
-        """The topics have changed: tell every name server now. Returns at once."""
+        """Tells every name server that the topics have changed. Returns at once."""
         for session in self._sessions:
             session.wake()
 
     @property
     def name_server_count(self) -> int:
-        """All of them."""
+        """Number of name servers."""
         return len(self._sessions)
 
     def registered_count(self) -> int:
-        """Name servers that know this broker right now."""
+        """Number of name servers that know this broker right now."""
         return sum(session.known_version is not None for session in self._sessions)
 
     def wait_registered(self, timeout_s: float) -> bool:
-        """Waits until all name servers know this broker, or `stop` is called; whether they do within `timeout_s`."""
+        """Waits until all name servers know this broker, or until `stop`. Returns whether they did within `timeout_s`."""
         with self._announced:
             self._announced.wait_for(
                 lambda: self._is_stopped or self.registered_count() == len(self._sessions), timeout_s
@@ -162,7 +163,7 @@ class BrokerRegistration:
             return self.registered_count() == len(self._sessions)
 
     def wait_tried(self, timeout_s: float) -> None:
-        """Waits, with a time-out, until each name server has been asked once, answered or not. A refusal or `stop` ends the wait."""
+        """Waits until the broker has asked each name server once, at most `timeout_s`. A refusal or `stop` ends the wait."""
         with self._announced:
             self._announced.wait_for(
                 lambda: self._is_stopped
@@ -172,11 +173,11 @@ class BrokerRegistration:
             )
 
     def refusals(self) -> list[ServiceError]:
-        """What the name servers say that refuse the broker its name."""
+        """The errors of the name servers that refuse the broker its name."""
         return [each.verdict for each in self._sessions if isinstance(each.verdict, ServiceError)]
 
     def name_refusal(self) -> ServiceError | None:
-        """Why the broker does not own its name; None: it does, or no name server has said anything yet."""
+        """Why the broker does not own its name; None: it does, or no name server has answered yet."""
         refusals = self.refusals()
         accepted = any(each.verdict is True for each in self._sessions)
         return refusals[0] if refusals and not accepted else None
@@ -190,13 +191,13 @@ class BrokerRegistration:
             self._on_name_refusal(refusal)
 
     def wait_announced(self, timeout_s: float) -> bool:
-        """Whether all name servers that can be reached know the topics as they are now within `timeout_s`."""
+        """Waits until all reachable name servers know the present topics. Returns whether they did within `timeout_s`."""
         version = self._topics().version
         with self._announced:
             return self._announced.wait_for(lambda: self._is_announced(version), timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Unregister where there is a connection, and end the threads, within the time-out however many name servers are silent."""
+        """Unregisters where there is a connection, and ends the threads. Returns within `timeout_s`, even if name servers are silent."""
         with self._announced:
             self._is_stopped = True
             self._announced.notify_all()
@@ -229,11 +230,11 @@ class _Session(threading.Thread):
     ) -> None:
         super().__init__(name=f"registration {server.label}", daemon=True)
         self.known_version: DataVersion | None = None
-        """What the name server knows; None: it does not know us. `announced` is told of changes."""
+        """Version of the topics that the name server has; None: it does not know this broker. Changes wake `announced`."""
         self.has_tried = False
-        """Whether it was asked, and answered or could not be reached."""
+        """Whether the thread has asked the name server and got an answer or an error."""
         self.verdict: ServiceError | bool = False
-        """True: it has accepted the broker under its name; an error: it refuses it the name; False: it has said neither."""
+        """True: the name server has accepted the broker under its name. An error: it refuses the name. False: it has said neither."""
         self._config = config
         self._server = server
         self._announced = announced
@@ -278,7 +279,7 @@ class _Session(threading.Thread):
             connection.close()
 
     def _connect(self, state: SessionState) -> NameServerConnection:
-        """A connection over which the broker was registered. Raises RetryError when stopped."""
+        """Connects, registers the broker, and returns the connection. Raises RetryError when stopped."""
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((OSError, ServiceError)),
             wait=tenacity.wait_random_exponential(multiplier=RETRY_PAUSE_S, max=RETRY_PAUSE_MAX_S),
@@ -351,7 +352,7 @@ class _Session(threading.Thread):
         except ServiceError as error:
             if error.reason != "BROKER_NOT_FOUND":
                 raise
-            # It was restarted, or took us for dead: say again who we are.
+            # The name server was restarted, or took this broker for dead: register again.
             state.holding = False
             state.registered_version = None
 
@@ -384,11 +385,12 @@ class _Session(threading.Thread):
         }
 
     def _complain(self, error: BaseException | None) -> None:
-        """Notes what went wrong, and logs it once for each kind of trouble in a row."""
+        """Notes what went wrong, and logs a repeated problem once."""
         at_start = not self.has_tried
         level, complaint, text = logging.WARNING, str(error), str(error)
         if isinstance(error, ServiceError) and error.reason == "NAME_TAKEN":
-            # Its text says how long the other one may still be waited for: that is no other trouble each time.
+            # The text of the error says how long the other broker may still be waited for. It changes each time although the problem is the
+            # same.
             level, complaint, text = logging.ERROR, error.reason, error.message
             self._judge(error)
             if at_start:

@@ -1,9 +1,9 @@
-"""Fetches from a replica what is damaged in the log of this broker, master or slave: one thread.
+"""Heals damage in the log of this broker, master or slave, with bytes from a replica. It runs on one thread.
 
     damage stands in quarantine   ->   ask the brokers of the same name for these bytes   ->   the store proves them and puts them in place
 
-Who has the bytes does not matter, since the store proves them. A replica gives only what it knows to be confirmed. Nothing is asked while
-nothing is damaged.
+Any replica may give the bytes, since the store proves them. A replica gives only bytes that it knows to be confirmed. While nothing is
+damaged, the thread asks nobody.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger("protomq.broker")
 
 LOOK_INTERVAL_S: Final = 1.0
 RETRY_INTERVAL_S: Final = 10.0
-"""After a range that no replica could heal."""
+"""Pause after a range that no replica could heal."""
 RANGE_SIZE_MAX_BYTES: Final = 256 << 20
-"""A range is held in memory until it is proved."""
+"""Longest range that is healed, since the broker holds it in memory until it is proved."""
 
 _EXPECTED: Final = (OSError, ServiceError, StoreError, DecodeError, ValueError)
 
@@ -44,7 +44,7 @@ class ReplicaHealing:
     def __init__(
         self, store: Store, replicas: Callable[[], Iterable[Address]], broker_name: str
     ) -> None:
-        """`replicas`: where the others of this name are; may ask somebody."""
+        """`replicas` returns the addresses of the other brokers of this name; it may make calls."""
         self._store = store
         self._replicas = replicas
         self._broker_name = broker_name
@@ -71,7 +71,7 @@ class ReplicaHealing:
                 pause_s = RETRY_INTERVAL_S
 
     def heal(self, ranges: Sequence[DamagedRange]) -> bool:
-        """Heals what replicas can heal now; whether that is all."""
+        """Heals the ranges that replicas can heal now. Returns whether all are healed."""
         try:
             replicas = list(self._replicas())
         except Exception as error:
@@ -112,7 +112,7 @@ class ReplicaHealing:
         return False
 
     def _fetch(self, damage: DamagedRange, address: Address) -> bytes:
-        """What a replica has there; less where it has not all of it."""
+        """Returns the bytes that a replica has for the range; fewer if it does not have all of them."""
         data = bytearray()
         with LogClient(address, f"healing of {self._broker_name}", self._broker_name) as client:
             while (at := damage.start_position + len(data)) < damage.end_position:
@@ -123,7 +123,7 @@ class ReplicaHealing:
         return bytes(data)
 
     def _complain(self, damage: DamagedRange, reason: str) -> None:
-        """Logs once for each kind of trouble in a row."""
+        """Logs a repeated problem once."""
         if self._complaints.get(damage) != reason:
             self._complaints[damage] = reason
             log.warning(
@@ -133,7 +133,7 @@ class ReplicaHealing:
 
 
 def replicas_of(config: BrokerConfig, broker_name: str) -> list[Address]:
-    """The remoting ports of the other brokers of this name, by the name servers; and the master that a slave is configured with."""
+    """Returns the remoting ports of the other brokers of this name, as name servers know them, and the configured master of a slave."""
     found: dict[Address, None] = {}
     if config.broker_id and config.ha.master:
         found.update(dict.fromkeys(parse_address_list(config.ha.master)))

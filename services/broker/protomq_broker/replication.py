@@ -1,4 +1,4 @@
-"""Replication of one broker: as a master, what follows from its slaves for sends; as a slave, the thread that follows.
+"""Replication of one broker. On a master it applies to sends what follows from the slaves; on a slave it runs the thread that follows.
 
 This module connects; `ha_service.py` serves slaves, `ha_follower.py` follows, `protomq_ha` decides.
 """
@@ -50,7 +50,7 @@ class Replication:
         on_truncated: Callable[[], None],
         leadership: LeadershipDriver | None = None,
     ) -> None:
-        """`on_truncated`: on a slave, told when the store has to be opened again. `leadership`: where the master is elected."""
+        """`on_truncated`: on a slave, called when the store has to be opened again. `leadership`: given where the master is elected."""
         self._leadership = leadership
         self._confirmed_file = ConfirmedFile(Disk(), store.root)
         self._store = store
@@ -81,7 +81,7 @@ class Replication:
             leadership,
         )
         self._confirmed_position = 0
-        """By all verdicts so far. The ha lane."""
+        """The confirmed position after all verdicts so far. The ha lane."""
         self._send: SendService | None = None
         self._waiting: WaitingAnswers | None = None
         self._writer: SystemWriter | None = None
@@ -89,13 +89,13 @@ class Replication:
     def begin(
         self, lane: CallLane, send: SendService, waiting: WaitingAnswers, writer: SystemWriter
     ) -> None:
-        """The lanes run, but for the send lane; `lane`: that of the HaService. A slave begins to follow with `follow`."""
+        """Starts when all lanes but the send lane run. `lane`: the lane of the HaService. A slave begins to follow only with `follow`."""
         if self.follower is not None:
             return
         self._send, self._waiting, self._writer = send, waiting, writer
         positions = self._store.positions
         if self._leadership is not None:
-            # What was confirmed stays so, whoever leads; all else waits for the in-sync set.
+            # A confirmed position stays confirmed under any leader; everything above it waits for the in-sync set.
             positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
             positions.on_appended.append(self._confirm_alone)
         self._apply(self.service.verdict)
@@ -103,7 +103,7 @@ class Replication:
         self.service.begin(lane)
 
     def follow(self, own_address: str) -> None:
-        """A slave begins to follow."""
+        """Makes a slave begin to follow. `own_address`: the address that the master shows."""
         if self.follower is not None:
             self.follower.start(own_address)
 
@@ -118,14 +118,14 @@ class Replication:
         return len(views), self.service.verdict.in_sync_count, max(lag, 0), 0
 
     def close(self) -> None:
-        """Ends; no lane runs any more."""
+        """Stops replication. Call it when no lane runs any more."""
         if self.follower is not None:
             self.follower.close()
         elif self._leadership is not None:
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _confirm_alone(self, end_position: int) -> None:
-        """After an append, where no other copy is waited for. The send lane."""
+        """Confirms an append for which no other copy is needed. The send lane."""
         assert self._leadership is not None
         assert self._send is not None
         if not self.service.standing.alone:
@@ -137,7 +137,7 @@ class Replication:
             self._store.positions.note_replicated(standing.confirmed_position)
 
     def _note_verdict(self, verdict: Verdict) -> None:
-        """On the ha lane."""
+        """Takes a new verdict. The ha lane."""
         if not self._is_sync:
             return
         positions = self._store.positions
@@ -149,7 +149,9 @@ class Replication:
         self._writer.post(lambda: self._apply(verdict, confirmed_before))
 
     def _apply(self, verdict: Verdict, confirmed_before: int = 0) -> None:
-        """What follows for sends; on the send lane, or before it begins. `confirmed_before`: up to where the log was confirmed then."""
+        """Applies a verdict to sends; on the send lane, or before it begins. `confirmed_before`: up to where the log was confirmed before
+        it.
+        """
         assert self._send is not None
         assert self._waiting is not None
         if not self._is_sync:
@@ -161,7 +163,7 @@ class Replication:
         if positions.waits_for_replicas is not verdict.waits:
             positions.wait_for_replicas(verdict.waits)
         if verdict.is_short:
-            # Not before the lane knows that fewer copies have it: else it answers SEND_OK in between.
+            # First the send lane must know that fewer copies have the log: otherwise it answers SEND_OK in between.
             positions.note_replicated(verdict.confirmed_position)
             self.service.signal(verdict.confirmed_position)
         if verdict.is_short is not was_short:
@@ -192,7 +194,7 @@ class Replication:
 
 
 def changing_hands(broker_name: str) -> ServiceError:
-    """The lead goes to another broker, or may have."""
+    """Makes an error for a broker that gives up the lead, or may have lost it."""
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "NOT_MASTER",

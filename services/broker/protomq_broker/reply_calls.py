@@ -1,13 +1,16 @@
-"""Who waits for replies, and which replies wait for whom. No I/O, no clock: time is handed in, and what is to be done is the result.
+"""Knows which callers wait for replies, and which replies wait for callers. No I/O, no clock: the driver gives the time, and each method
+returns the effects to do.
 
     caller   wait ──────────▶ held until there are replies; then given, and the caller says with its next wait which of them it has
     replier  reply ─────────▶ held until the caller has it (Delivered), wants it no more or does not come (Refused)
 
 Rules:
-- A reply is delivered when its caller says so. What was given and is not named by the next wait is given again: its answer was lost.
-- A caller is there while it waits, and `grace_ms` longer: it may have been cut off, or be at work on what it got. Replies wait for it.
-- Callers name replies that an earlier start of the broker gave them, too: ids do not come again.
-- For `settle_ms` after the start a caller that is not known may be one that has not come back yet: replies wait for it, too.
+- A reply is delivered when its caller confirms it. If the caller's next wait does not name a given reply, its answer was lost, and the
+  reply is given again.
+- A caller counts as present while it waits, and `grace_ms` longer: its connection may have broken, or it may be working on a reply. Replies
+  wait for it.
+- Callers may also name replies from an earlier start of the broker: ids are never used twice.
+- For `settle_ms` after the start, an unknown caller may be one that has not come back yet: replies wait for it, too.
 - Of two held waits of one caller the later one counts.
 - What waits is bounded: callers, replies of a caller, and bytes over all.
 
@@ -22,18 +25,18 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 GRACE_MS: Final = 10_000
-"""How long a reply waits for its caller to come back: a broken connection is made again in less."""
+"""How long a reply waits for its caller to come back. A client replaces a broken connection in less time."""
 SETTLE_MS: Final = 10_000
 CALLERS_MAX: Final = 10_000
 REPLIES_MAX: Final = 1_000
-"""Of one caller."""
+"""Most replies that wait for one caller."""
 REPLIES_SIZE_MAX_BYTES: Final = 64 << 20
-"""Of all callers."""
+"""Most bytes of replies that wait, over all callers."""
 ANSWER_SIZE_MAX_BYTES: Final = 3 << 20
-"""Of the replies in one answer; one is always given. gRPC clients take 4 MiB by default."""
+"""Most bytes of replies in one answer; one reply is always given. gRPC clients take 4 MiB by default."""
 REPLY_OVERHEAD_BYTES: Final = 500
 FORGOTTEN_AT_ONCE: Final = 100
-"""Callers that are looked at for one call."""
+"""Most callers that one call examines to forget those that are gone."""
 
 
 class WaitingReply(NamedTuple):
@@ -44,7 +47,7 @@ class WaitingReply(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The wait is answered with these replies, as far as there are any."""
+    """The wait is answered with these replies; there may be none."""
 
     waiter: Hashable
     replies: Sequence[WaitingReply]
@@ -72,7 +75,7 @@ class Refused(NamedTuple):
 
 
 class TooMany(NamedTuple):
-    """There is no room: `what` there is too much of, and how many there may be."""
+    """There is no room. `what`: the thing of which there are too many; the limit stands beside it."""
 
     waiter: Hashable
     what: str
@@ -84,7 +87,7 @@ Effect = Given | Replaced | Delivered | Refused | TooMany
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start."""
+    """Counters since the start."""
 
     delivered: int = 0
     refused: int = 0
@@ -108,7 +111,7 @@ class _Caller:
 
 
 class ReplyCalls:
-    """The callers of one broker. `now_ms`: of one monotonic clock; `start_ms`: when the broker began."""
+    """The callers of one broker. `now_ms`: time by one monotonic clock. `start_ms`: when the broker started, by the same clock."""
 
     def __init__(
         self,
@@ -119,13 +122,13 @@ class ReplyCalls:
         size_max_bytes: int = REPLIES_SIZE_MAX_BYTES,
         first_id: int = 1,
     ) -> None:
-        """`first_id`: of the replies; after each start another, so that none is taken for one of before."""
+        """`first_id`: id of the first reply. Each start must give another one, so that a new reply is not taken for an old one."""
         self._settled_ms = start_ms + SETTLE_MS
         self._callers_max = callers_max
         self._replies_max = replies_max
         self._size_max_bytes = size_max_bytes
         self._callers: dict[str, _Caller] = {}
-        """The one that was seen last stands last."""
+        """The caller that was seen last stands last."""
         self._replies: dict[Hashable, _Reply] = {}
         self._next_id = first_id
         self._size_bytes = 0
@@ -144,9 +147,10 @@ class ReplyCalls:
         unwanted: Iterable[int] = (),
         leaves: bool = False,
     ) -> list[Effect]:
-        """A caller waits. `is_held`: until there is something; else the answer comes at once. Both lists name replies that it was given.
+        """A caller waits for replies. `is_held`: hold the call until there is a reply; otherwise answer at once. `received` and `unwanted`
+        name replies that it was given.
 
-        `leaves`: it goes instead, and gets nothing any more.
+        `leaves`: the caller goes away instead of waiting, and gets nothing any more.
         """
         effects: list[Effect] = []
         caller = self._callers.pop(caller_id, None)
@@ -183,11 +187,11 @@ class ReplyCalls:
         return effects
 
     def wait_ends(self, caller_id: str, waiter: Hashable, now_ms: int) -> list[Effect]:
-        """The time of a wait is up: it is answered, with nothing."""
+        """Ends a wait whose time is up: answers it without replies."""
         return [Given(waiter, ())] if self.waiter_left(caller_id, waiter, now_ms) else []
 
     def waiter_left(self, caller_id: str, waiter: Hashable, now_ms: int) -> bool:
-        """The connection of a wait is gone; False: it was not waiting any more."""
+        """Notes that the connection of a wait is gone. Returns False if it was not waiting any more."""
         caller = self._callers.get(caller_id)
         if caller is None or caller.waiter is not waiter:
             return False
@@ -229,7 +233,7 @@ class ReplyCalls:
         return [given]
 
     def reply_ends(self, waiter: Hashable) -> list[Effect]:
-        """The time of a reply is up."""
+        """Ends a reply whose time is up."""
         reply = self._replies.get(waiter)
         if reply is None:
             return []
@@ -238,7 +242,7 @@ class ReplyCalls:
         return [Refused(waiter, reply.caller_id, reply.was_given)]
 
     def replier_left(self, waiter: Hashable) -> None:
-        """Nobody waits for what becomes of a reply: it is taken back, unless its caller has it."""
+        """Takes a reply back, because its replier has gone, unless the caller has the reply already."""
         reply = self._replies.get(waiter)
         if reply is not None:
             self._remove(self._callers[reply.caller_id], reply)
@@ -246,18 +250,18 @@ class ReplyCalls:
     # Numbers.
 
     def caller_count(self, now_ms: int) -> int:
-        """Callers that are there."""
+        """Number of callers that are present."""
         self._forget_gone(now_ms)
         return len(self._callers)
 
     @property
     def reply_count(self) -> int:
-        """Replies that wait for their callers."""
+        """Number of replies that wait for their callers."""
         return len(self._replies)
 
     @property
     def size_bytes(self) -> int:
-        """Of them, with what each takes beside its bytes."""
+        """Bytes of the waiting replies, with the overhead of each."""
         return self._size_bytes
 
     # Inside.
@@ -281,7 +285,7 @@ class ReplyCalls:
         return caller.waiter is None and now_ms - caller.seen_ms > GRACE_MS
 
     def _forget_gone(self, now_ms: int) -> None:
-        """Those of whom nothing was heard for the longest time, a few at once. Those that still wait move behind the others."""
+        """Forgets callers that were silent longest, a few at a time. Callers that still wait move to the end."""
         for caller_id in tuple(islice(self._callers, FORGOTTEN_AT_ONCE)):
             caller = self._callers[caller_id]
             if now_ms - caller.seen_ms <= GRACE_MS:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 ID_SIZE_MAX: Final = 255
 REPLY_SIZE_MAX_BYTES: Final = 3 << 20
-"""Of body and properties: the answer that brings it is within the 4 MiB that gRPC clients take by default."""
+"""Most bytes of body and properties. The answer that brings the reply then fits into the 4 MiB that gRPC clients take by default."""
 REPLY_IDS_MAX: Final = 2_000
 RETRY_DELAY_MS: Final = 500
 
@@ -62,16 +62,17 @@ class ReplyService:
         write_refusal: Callable[[], ServiceError | None],
         first_reply_id: int = 1,
     ) -> None:
-        """`write_refusal`: why this broker leads nothing now; then callers and replies are for another one. `first_reply_id`: random."""
+        """`write_refusal`: why this broker leads nothing now; then callers and replies must go to another broker. `first_reply_id`: random.
+        """
         self._clock = clock
         self._hold_max_ms = hold_max_ms
         self._write_refusal = write_refusal
         self._lock = threading.Lock()
         self._calls = ReplyCalls(clock.monotonic_ms(), first_id=first_reply_id)
         self._waiting: dict[Call, str] = {}
-        """Held calls of callers, and who they are."""
+        """The held calls of callers, with the callers' ids."""
         self._timers: dict[Call, Timer] = {}
-        """Of held calls; each is touched by its call's lane only."""
+        """The timers of held calls; only the lane of a call touches its timer."""
         self._is_stopping = False
 
     @raw
@@ -86,7 +87,7 @@ class ReplyService:
         hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
         is_held = hold_ms > 0 and not request.leaves and not self._is_stopping
         if is_held:
-            # Before another lane can find it: the answer is posted to this one, behind what is done here.
+            # Hold the call before another lane can find it. A reply's answer is posted to this lane, so it comes after this function.
             call.hold(partial(self._caller_left, caller_id, call))
         with self._lock:
             if is_held:
@@ -124,14 +125,14 @@ class ReplyService:
         self._timers[call] = call.lane.call_later(hold_ms, partial(self._reply_ends, call))
 
     def numbers(self) -> tuple[int, int, int, int]:
-        """Callers and replies that wait now; replies that were delivered, and refused, since the start. Any thread."""
+        """Returns the callers and replies that wait now, and the replies delivered and refused since the start. Any thread."""
         with self._lock:
             calls = self._calls
             callers = calls.caller_count(self._clock.monotonic_ms())
             return callers, calls.reply_count, calls.counts.delivered, calls.counts.refused
 
     def stop(self) -> None:
-        """New calls are refused: callers that wait are answered, and find the next broker. Any thread."""
+        """Refuses new calls, and answers the callers that wait, so that they find the next broker. Any thread."""
         self._is_stopping = True
         with self._lock:
             waiting = list(self._waiting.items())
@@ -248,7 +249,7 @@ class ReplyService:
 
 
 def caller_gone(caller_id: str, text: str, *, definite: bool = True) -> ServiceError:
-    """Nobody waits for the reply, or somebody else does."""
+    """Makes an error: the caller does not wait for the reply any more, or another caller has taken its place."""
     return ServiceError(
         Code.NOT_FOUND, "CALLER_GONE", text, metadata={"caller_id": caller_id}, definite=definite
     )

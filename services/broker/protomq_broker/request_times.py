@@ -1,4 +1,4 @@
-"""Times that clients give."""
+"""Converts times that clients give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NANOS_MAX: Final = 999_999_999
 
 
 def time_ms_of(field: str, time: Timestamp) -> int:
-    """Milliseconds since 1970-01-01 UTC; a time between two is the later one. Raises ServiceError for what is no time."""
+    """Returns milliseconds since 1970-01-01 UTC, rounded up. Raises ServiceError for a time outside the years 1 to 9999."""
     if not (SECONDS_MIN <= time.seconds <= SECONDS_MAX and 0 <= time.nanos <= _NANOS_MAX):
         raise invalid_argument(
             field,

@@ -1,4 +1,4 @@
-"""Whether a line of the log was written a short while ago: what each call would say again fills disks."""
+"""Decides whether to write a repeated line into the broker's log: a line for each call would fill disks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 INTERVAL_S: Final = 60.0
 KEYS_MAX: Final = 1_000
-"""Beyond it all are forgotten, and may be said again."""
+"""Most keys that are remembered. At more, all keys are forgotten, and their lines may be written again."""
 
 
 class SaidOnce:
@@ -24,7 +24,7 @@ class SaidOnce:
         self._said_at: dict[Hashable, float] = {}
 
     def is_due(self, key: Hashable) -> bool:
-        """Whether it is to be said now: it was not within the interval. If so, it counts as said."""
+        """Whether to write the line now: it was not written within the interval. If so, it counts as written."""
         now = self._now_s()
         with self._lock:
             said_at = self._said_at.get(key)

@@ -4,11 +4,11 @@
     send lane                                                                                   appends them, of all that has arrived
 
 Rules:
-- Requests of one group that come in one turn are looked up and copied together: that costs little more than one of them. Where one of
-  them is not as the others are (known already, refused), each is prepared by itself.
-- All messages of a request are copied, or none. The copies and the record that the request is done are one append: a request that is
-  sent again is known, and does nothing.
-- The record says how often its message was handed out; a consumer that tried again by itself may say more, never less.
+- All requests of one group in a turn are looked up and copied together, which costs little more than one request. If one of them is known
+  already or refused, each is prepared by itself.
+- All messages of a request are copied, or none. The copies and the record that the request is done are one append, so the broker recognises
+  a repeated request, and does nothing.
+- The record says how often its message was handed out. A consumer that retried by itself may name a higher number, never a lower one.
 - Answered when a SEND_OK would be given, as a commit of offsets is.
 """
 
@@ -57,18 +57,17 @@ if TYPE_CHECKING:
 
 MESSAGES_MAX: Final = 256
 SIZE_MAX_BYTES: Final = 8 << 20
-"""Of the messages of one request together, but for a single one."""
+"""Most bytes of messages in one request; a single message may be larger."""
 APPEND_SIZE_BYTES: Final = 1 << 20
-"""Requests that arrived together are appended together up to this size: the send lane shall not be busy with one append for long."""
+"""Most bytes of copies in one append. The limit keeps one append on the send lane short."""
 ATTEMPT_MAX: Final = (1 << 31) - 2
 
 
 @dataclass(slots=True)
 class RetryCounts:
-    """Since the start.
+    """Counters since the start.
 
-    Attributes: retried: messages that wait for another delivery, or did; dead: those that became dead letters; repeated: requests that
-        were known already.
+    Attributes: retried: messages sent to retry topics; dead: messages that became dead letters; repeated: requests that were known already.
     """
 
     retried: int = 0
@@ -77,7 +76,7 @@ class RetryCounts:
 
 
 class _Asked(NamedTuple):
-    """A request that was read. `key`: names it; 0 if it is done each time."""
+    """A request that was read. `key`: the request's identity; 0 if a repeat must be done again."""
 
     call: Call
     request: SendBackRequest
@@ -85,7 +84,7 @@ class _Asked(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """Requests of one group whose copies are made, and the answer to each. `sources`: topics of the messages with their incarnations."""
+    """Requests of one group with their copies, and the answer to each. `sources`: topics of the messages with their incarnations."""
 
     asked: Sequence[_Asked]
     sources: Sequence[tuple[str, int]]
@@ -99,7 +98,7 @@ class _Prepared(NamedTuple):
 
 @dataclass(slots=True)
 class _Arrived:
-    """What waits for the send lane."""
+    """Requests that wait for the send lane."""
 
     requests: deque[_Prepared] = field(default_factory=deque)
     is_posted: bool = False
@@ -129,7 +128,7 @@ class SendBacks:
         self.counts = RetryCounts()
 
     def send_back(self, calls: Iterable[Call]) -> None:
-        """Prepares the copies, has them appended, and answers the calls, which came in one turn of their lane."""
+        """Prepares the copies, has the send lane append them, and answers the calls, which came in one turn of their lane."""
         groups: dict[str, list[_Asked]] = {}
         for call in calls:
             try:
@@ -149,7 +148,7 @@ class SendBacks:
     # The consumer lane.
 
     def _prepare_all(self, asked: Sequence[_Asked]) -> None:
-        """Prepares them together, or if that cannot be each by itself, and hands them to the send lane."""
+        """Prepares the requests together, or each by itself if that fails, and hands them to the send lane."""
         try:
             prepared = self._prepare(asked)
         except Exception as error:
@@ -169,7 +168,7 @@ class SendBacks:
             self._prepare_all([each])
 
     def _prepare(self, asked: Sequence[_Asked]) -> _Prepared:
-        """Raises ServiceError, StoreError."""
+        """Makes the copies for these requests. Raises ServiceError, StoreError."""
         group = asked[0].request.consumer_group
         messages = [message for each in asked for message in each.request.messages]
         found, incarnations = find_messages(self._store, messages)
@@ -255,7 +254,7 @@ class SendBacks:
             self._append(waiting)
 
     def _append(self, waiting: deque[_Prepared]) -> None:
-        """Appends as many of the requests as an append takes, and answers them; at least one is taken from `waiting`."""
+        """Appends and answers the requests that fit into one append; takes at least one from `waiting`."""
         group = _Together(self._store, self._delays)
         while waiting and group.size_bytes < APPEND_SIZE_BYTES:
             prepared = waiting.popleft()
@@ -296,7 +295,7 @@ class SendBacks:
 
 
 class _NotTogetherError(Exception):
-    """One of several requests is done already: each is prepared by itself."""
+    """One of several requests was done before, so each must be prepared by itself."""
 
 
 class _Together:
@@ -310,8 +309,8 @@ class _Together:
         self.size_bytes = 0
 
     def add(self, prepared: _Prepared) -> None:
-        """Adds requests; one that is known already without its copies. Raises ServiceError if they cannot be done any more,
-        _NotTogetherError if of several one is known already.
+        """Adds requests. A single request that was done before is added without its copies. Raises ServiceError if they cannot be done any
+        more, _NotTogetherError if one of several was done before.
         """
         known = [key for _, _, key in prepared.asked if key and self._is_known(key)]
         if known and len(prepared.asked) > 1:
@@ -336,7 +335,7 @@ class _Together:
         return key in self._keys or self._store.groups.has_sent_back(key)
 
     def append(self, writer: SystemWriter, now_ms: int) -> int:
-        """Appends what is new; the position up to which the log must be stored for the callers."""
+        """Appends the new copies. Returns the position up to which the log must be stored before callers are answered."""
         new = [each for each in self.taken if not each.responses[0].repeated_request]
         copies = [copy for each in new for copy in each.copies]
         if copies:
@@ -350,7 +349,7 @@ class _Together:
 
 
 def _check(request: SendBackRequest) -> None:
-    """Raises ServiceError for what no state of the broker makes right."""
+    """Raises ServiceError for a request that is wrong in any state of the broker."""
     group = request.consumer_group
     check_group_name(group)
     messages = request.messages
@@ -367,7 +366,7 @@ def _check(request: SendBackRequest) -> None:
 
 
 def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
-    """Requests that are prepared together: as many messages as one request may have, and no request twice."""
+    """Yields requests to prepare together: at most as many messages as one request may have, and no request twice."""
     bundle: list[_Asked] = []
     keys: set[int] = set()
     count = 0
@@ -383,7 +382,7 @@ def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
 
 
 def _key_of(request: SendBackRequest, call: Call) -> int:
-    """Names the request: what it says, all of it. Two that chose one id by chance are still told apart."""
+    """Hashes everything that the request says. Two requests that chose one id by chance still differ."""
     if not request.request_id:
         return 0
     return int.from_bytes(blake2b(bytes(call.payload), digest_size=8).digest(), "little") or 1

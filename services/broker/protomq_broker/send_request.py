@@ -1,7 +1,7 @@
 """Reading a SendRequest: the fast way if its layout can be proved, else rewritten record by record.
 
-The request is first parsed as its own header, that is SendRequest without `records`: what is not declared is skipped as opaque bytes, so
-four megabytes of empty records cost nothing. Only what is known to be bounded is parsed in full.
+The broker first parses only the header: SendRequest without `records`. The parser skips the records as unknown bytes, so four megabytes of
+empty records cost nothing. Only bounded parts are parsed in full.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .store.log.record_region import prove_region, stamp_due_time
 from .store.log.record_scan import record_field_at
 
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
-"""Top-level fields that a request without `record_sizes` may have beside its records."""
+"""Most top-level fields that a request without `record_sizes` may have beside its records."""
 
 _EQUAL_SIZE_MIN_BYTES: Final = 2_048
-"""Below this a request is parsed as quickly as looked through."""
+"""Below this size, parsing a request is as fast as searching it."""
 _FRONT_NUMBER_MAX: Final = 5
-"""Fields up to this one are the producer's, and under its CRC."""
+"""The producer writes the fields up to this number, and its CRC covers them."""
 _TRAILER_ALLOWANCE_BYTES: Final = 512
-"""Room for a trailer, in whatever form, when the bytes around a body are counted."""
+"""Bytes allowed for a trailer in any form, when the bytes around a body are counted."""
 
 
 class ProducerIdentity(NamedTuple):
-    """Who the broker says has sent messages that came without a producer id."""
+    """The identity that the broker gives to messages without a producer id."""
 
     producer_id: int
     producer_epoch: int
@@ -52,7 +52,7 @@ def parse_send_header(payload: bytes | bytearray) -> Any:
     records_end = _end_of_equal_records(payload) if len(payload) >= _EQUAL_SIZE_MIN_BYTES else 0
     try:
         if records_end:
-            # The parser copies what it does not know: half a megabyte of records is worth skipping.
+            # The parser copies unknown bytes. Skipping half a megabyte of records is worth the effort.
             header = _SendHeader.FromString(bytes(memoryview(payload)[records_end:]))
             if header.record_sizes:
                 return header
@@ -64,14 +64,14 @@ def parse_send_header(payload: bytes | bytearray) -> Any:
 
 
 def _end_of_equal_records(payload: bytes | bytearray) -> int:
-    """End of the record fields at the start of a request, if there are several of one size; 0 otherwise. A field is a field: what is
-    found is proved later, and only saves time here.
+    """Returns the end of the record fields at the start of a request if several have one size; else 0. The result only saves time: the
+    records are proved later.
     """
     size, head = record_field_at(payload, 0, len(payload))
     stride = head + size
     if size < layout.FIXED_TRAILER_SIZE_BYTES:
         return 0
-    # Each record has its size in `record_sizes`, four octets; what else follows is shorter than a record, or the guess is wrong.
+    # Each record has its size, four bytes, in `record_sizes`. The guess is right if the rest of the request is shorter than one record.
     count = len(payload) // (stride + 4)
     if count < 2:
         return 0
@@ -90,11 +90,11 @@ def read_records(
     identify: Callable[[int], ProducerIdentity],
     due_time_ms: int | None = None,
 ) -> tuple[RecordRegion, bool]:
-    """The records of a request as a region, and whether they have their producer id from here.
+    """Returns the records of a request as a region, and whether the broker gave them their producer id.
 
-    `header` is what `parse_send_header` made of the same payload. A bytearray may be taken over as the region's data. `now_ms` tells
-    the born time of messages that have none; `identify(count)` hands out an identity for messages that have none. `due_time_ms`: of all of
-    them, whatever they say themselves. Raises ServiceError if the request is invalid.
+    `header`: the result of `parse_send_header` for the same payload. The region may take over a bytearray as its data. `now_ms` gives the
+    born time of messages without one. `identify(count)` gives an identity to messages without one. `due_time_ms`: replaces the due times of
+    all messages. Raises ServiceError if the request is invalid.
     """
     topic, packed = header.topic, header.record_sizes
     if len(packed) > 4 * layout.RECORDS_PER_REQUEST_MAX:
@@ -120,7 +120,8 @@ def read_records(
         if region is not None:
             is_whole = region.producer_id != 0
             if is_whole and due_time_ms is not None:
-                is_whole = region.flags == layout.FLAG_DUE_TIME  # there is room for it in each
+                # Each record has room for it.
+                is_whole = region.flags == layout.FLAG_DUE_TIME
             if not is_whole:
                 return _rewrite(bytes(region.data), topic, now_ms(), identify, due_time_ms)
             if due_time_ms is not None:
@@ -135,7 +136,7 @@ def _bare_region(body: bytes, topic: str, now_ms: int, identity: ProducerIdentit
 
 
 def _find_record_sizes(payload: bytes | bytearray) -> Sequence[int]:
-    """Sizes of the records at the start of a request that does not state them; [] if other fields stand between."""
+    """Returns the sizes of the records at the start of a request that does not state them; [] if other fields stand between them."""
     sizes: list[int] = []
     position, end = 0, len(payload)
     while position < end and payload[position] == layout.RECORD_TAG:
@@ -156,7 +157,7 @@ def _rewrite(
     identify: Callable[[int], ProducerIdentity],
     due_time_ms: int | None,
 ) -> tuple[RecordRegion, bool]:
-    """Rewrites each record, in canonical form and with everything that is missing."""
+    """Rewrites each record in canonical form, and adds all missing fields."""
     spans = _check_bounds(payload)
     try:
         records = SendRequest.FromString(payload).records
@@ -232,7 +233,7 @@ def _rewrite_record(
 
 
 def _check_flags(flags: int, where: str) -> None:
-    """Raises ServiceError for what no producer may set."""
+    """Raises ServiceError for flags that no producer may set."""
     codec = flags & layout.FLAG_COMPRESSION_MASK
     if codec > layout.COMPRESSION_MAX:
         raise invalid_argument(
@@ -244,7 +245,7 @@ def _check_flags(flags: int, where: str) -> None:
 
 
 def _check_names(record: Record, where: str) -> None:
-    """Raises ServiceError for keys and tags by which nobody could find the message."""
+    """Raises ServiceError for keys and tags that nobody could use to find the message."""
     if layout.NOT_IN_TAGS.search(record.tag):
         raise invalid_argument(
             f"{where}.tag",
@@ -260,7 +261,7 @@ def _check_names(record: Record, where: str) -> None:
 
 
 def _check_codes(record: Record, raw: memoryview, where: str) -> None:
-    """Compares what the producer computed, as far as it did, with what it was computed from. Raises ServiceError."""
+    """Compares the codes that the producer computed with the record's content. Raises ServiceError."""
     if record.HasField("crc32c") and record.crc32c != crc32c(_front_octets(raw)):
         raise invalid_argument(
             f"{where}.crc32c", "is not the CRC-32C of fields 1 to 5: the record was damaged on its way"
@@ -282,7 +283,7 @@ def _check_codes(record: Record, raw: memoryview, where: str) -> None:
 
 
 def _front_octets(raw: memoryview) -> bytes:
-    """Fields 1 to 5 of a record as its producer wrote them, in the order in which they stand, wherever that is."""
+    """Returns fields 1 to 5 of a record in the order and form that its producer wrote."""
     parts: list[memoryview] = []
     position, end = 0, len(raw)
     while position < end:
@@ -314,9 +315,9 @@ def _identity_of(
 
 
 def _check_bounds(payload: bytes) -> list[tuple[int, int]]:
-    """Refuses what could blow up in the parser: the records are counted, and what surrounds their bodies is measured.
+    """Refuses requests that would take too much memory in the parser: counts the records, and measures the bytes around their bodies.
 
-    Answers where each record begins and ends.
+    Returns where each record begins and ends.
     """
     spans: list[tuple[int, int]] = []
     others = 0
@@ -352,7 +353,7 @@ def _check_bounds(payload: bytes) -> list[tuple[int, int]]:
 
 
 def _skip_field(payload: bytes | memoryview, position: int, end: int) -> int:
-    """Position behind the field at `position`; only varints, fixed and length-delimited fields occur in a SendRequest."""
+    """Returns the position behind the field at `position`. A SendRequest has only varint, fixed and length-delimited fields."""
     tag, position = _varint_at(payload, position)
     kind = tag & 7
     if kind == 0:
@@ -397,7 +398,7 @@ def _too_many(count: int, limit: int) -> ServiceError:
 
 
 def _private_classes() -> tuple[Any, Any]:
-    """SendRequest without `records`, and SendRequest whose records have nothing but a body, in a pool of their own."""
+    """Two private classes: SendRequest without `records`, and SendRequest whose records have only a body."""
     proto = descriptor_pb2.DescriptorProto()
     SendRequest.DESCRIPTOR.CopyToProto(proto)
     file = descriptor_pb2.FileDescriptorProto(
@@ -408,7 +409,7 @@ def _private_classes() -> tuple[Any, Any]:
     header.name = "SendHeader"
     del header.field[:]
     for field in proto.field:
-        # Packed numbers are bytes on the wire, and are wanted as an array.
+        # Packed numbers are bytes on the wire; declared as bytes, they can be read as an array.
         if field.name == "record_sizes":
             header.field.add(
                 name=field.name,

@@ -51,11 +51,11 @@ FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
 FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
 SLAVE_NOT_AVAILABLE = SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
 GROUP_SIZE_BYTES = 8 << 20
-"""A group of this many bytes is appended at once: larger ones gain nothing and delay the first caller."""
+"""A group of this many bytes is appended at once. A larger group gains nothing and delays its first caller."""
 
 
 class _Pending(NamedTuple):
-    """A send that is to be appended with the others of this turn."""
+    """A send to be appended with the others of this turn."""
 
     call: Call
     topic: TopicConfig
@@ -63,7 +63,7 @@ class _Pending(NamedTuple):
     identified_here: bool
     wait_store_ok: bool
     new_topic: TopicConfig | None
-    """Made when the send is stored: one that is refused leaves no topic behind."""
+    """The topic to create when the send is stored: a refused send leaves no topic behind."""
     previous_sequence: int | None
 
 
@@ -96,15 +96,15 @@ class SendService:
         self._next_queue: dict[str, itertools.count[int]] = {}
         self._plain_response = SendResponse(status=SEND_OK)
         self.refusal: ServiceError | None = None
-        """Why no send is taken at all: the broker's name belongs to another one. Set by any thread."""
+        """Why no send is taken at all: the broker's name belongs to another broker. Any thread sets it."""
         self.shortage: ServiceError | None = None
-        """Why no send is taken now: too few slaves are in sync. Repeats of what is stored are not answered either."""
+        """Why no send is taken now: too few slaves are in sync. Then repeated sends are not answered either."""
         self.confirmation = Confirmation()
-        """Whether what is stored as promised is on as many copies as are wanted. The send lane."""
+        """Whether enough copies have the stored messages. The send lane."""
 
     @drained
     def send(self, calls: list[Call]) -> None:
-        """Appends what has arrived by now as one group."""
+        """Appends all sends that have arrived by now as one group."""
         refusal = self.refusal or self.shortage
         if refusal is not None:
             for call in calls:
@@ -118,7 +118,8 @@ class SendService:
                 order = self._read(call)
                 try:
                     repeated = find_repeated(order.request, order.previous_sequence)
-                except SendInFlightError:  # the same send twice in one turn: the first must be stored for the second to be known
+                # The same send came twice in one turn. The broker recognises the second only when the first is stored.
+                except SendInFlightError:
                     self._append(pending)
                     pending, size_bytes = [], 0
                     repeated = find_repeated(order.request, order.previous_sequence)
@@ -131,7 +132,8 @@ class SendService:
             region = order.request.region
             is_checked = region.flags & FLAG_KIND_HALF or order.topic.type != MIXED
             if is_checked and not self._is_taken(order):
-                self._append(pending)  # or else what was claimed for the one that is refused goes on counting
+                # Otherwise the claims of the refused send would go on counting.
+                self._append(pending)
                 pending, size_bytes = [], 0
                 continue
             pending.append(order)
@@ -144,7 +146,7 @@ class SendService:
 
     @raw
     def recall_message(self, call: Call) -> None:
-        """Takes a delayed message back, or says that it is too late; answered when that is stored."""
+        """Recalls a delayed message, or answers that it is too late. The answer comes when the recall is stored."""
         if self.refusal is not None:
             call.fail(self.refusal)
             return
@@ -178,7 +180,7 @@ class SendService:
             header,
             now_ms=self._now_ms,
             identify=self._identify,
-            # Most ask for no delay: for those there is no call.
+            # Most sends ask for no delay; they save this call.
             due_time_ms=self._delays.due_time_ms(header) if header.WhichOneof("delay") else None,
         )
         if region.first_sequence + region.count > SEQUENCE_END_MAX and region.producer_id:
@@ -203,7 +205,7 @@ class SendService:
         )
 
     def _is_taken(self, order: _Pending) -> bool:
-        """Whether messages that are new here are taken; else the call is told why not."""
+        """Whether the broker takes these new messages; if not, the call gets the error."""
         region = order.request.region
         try:
             check_type(order.topic, region)
@@ -215,7 +217,7 @@ class SendService:
         return True
 
     def _turn_of(self, topic: TopicConfig) -> int:
-        """The next queue for messages that leave it to the broker."""
+        """The next queue, in turn, for messages that leave the choice to the broker."""
         turn = self._next_queue.get(topic.name)
         if turn is None:
             turn = self._next_queue[topic.name] = itertools.count()
@@ -227,7 +229,7 @@ class SendService:
         return ProducerIdentity(self._producer_id, 0, first)
 
     def _answer_repeated(self, order: _Pending, found: StoredPlace) -> None:
-        """Answers a send that is stored already with the places of the first time; it waits for the disk as the first one did."""
+        """Answers a send that is already stored with the places of the first time. It waits for the disk as the first send did."""
         response = SendResponse(
             status=SEND_OK,
             queue_id=found.queue_id,
@@ -267,7 +269,7 @@ class SendService:
             region = request.region
             is_answered_now = is_stored or not order.wait_store_ok
             if is_answered_now and not region.flags and not order.identified_here:
-                # Nearly all sends: one message object, filled again for each, costs half of what a new one does.
+                # Nearly all sends go this way: filling one message object again costs half of creating a new one.
                 plain = self._plain_response
                 plain.status = status
                 plain.queue_id = request.queue_id
@@ -293,7 +295,7 @@ class SendService:
         self._waiting.request_flush()
 
     def _add_handles(self, response: SendResponse, request: AppendRequest) -> None:
-        """Of messages that nobody gets yet."""
+        """Adds the handles of messages that nobody gets yet: delayed and half messages."""
         if request.region.flags & FLAG_KIND_HALF:
             response.transaction_handles.extend(self._halves.handles_of(request))
             self._checks.arm()
@@ -301,7 +303,7 @@ class SendService:
             response.recall_handle = self._recalls.handle_of(request)
 
     def _add_topics(self, pending: Sequence[_Pending]) -> int:
-        """Adds the topics that these sends, which are stored, have made; where their record ends."""
+        """Adds the topics that these stored sends have created. Returns where their record ends."""
         topics = []
         for order in pending:
             topic, position = order.new_topic, order.request.physical_offset
@@ -326,13 +328,13 @@ class SendService:
         self._waiting.wait(call.lane, position, wait_ms, answer)
 
     def _status_at(self, position: int) -> SendStatus.ValueType:
-        """What is answered to a send that is stored as promised, up to `position`."""
+        """The status of a send that is stored as promised, up to `position`."""
         return SEND_OK if self.confirmation.has_all_copies(position) else SLAVE_NOT_AVAILABLE
 
     def _answer_late(
         self, call: Call, response: SendResponse, position: int, failure: Exception | None
     ) -> None:
-        """What waited for the disk or for slaves is stored, or is not known to be."""
+        """Answers a send that waited for the disk or for slaves: it is stored, or may not be."""
         if call.answered:  # its time was up before
             return
         if failure is NOT_STORED_IN_TIME:

@@ -1,6 +1,6 @@
-"""A slave refuses what changes state: in the dispatch table, so that no service has to think of it, and none can forget.
+"""Makes a slave refuse all calls that change state. It does so in the dispatch table, so that no service can forget it.
 
-What a slave answers is listed here; everything else, also what is added later, is refused with NOT_MASTER.
+This module lists the methods that a slave answers. It refuses all others with NOT_MASTER, also methods that are added later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def not_master(broker_name: str, broker_id: int) -> ServiceError:
 
 
 def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> None:
-    """Raises ServiceError for an offset behind what a slave, or a master that has just begun, may give of a queue: it is not illegal."""
+    """Raises ServiceError for an offset that this slave, or a master that has just begun, may not serve yet. Such an offset is not illegal.
+    """
     if queue_offset <= end_offset:
         return
     raise ServiceError(
@@ -79,7 +80,7 @@ def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: i
 
 
 def refuse_changes(table: DispatchTable, error: ServiceError) -> None:
-    """All methods of the table but those that are served fail with the error. Before the server starts."""
+    """Makes all methods of the table but SERVED fail with the error. Call it before the server starts."""
 
     def refuse(call: Call) -> None:
         call.fail(error)

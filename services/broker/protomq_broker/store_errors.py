@@ -56,7 +56,7 @@ RETRY_TOO_MANY_MS = 1_000
 
 
 def tells_store_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """For plain methods of services: what the store raises is told as `to_service_error` has it."""
+    """Decorates a plain method of a service: turns errors of the store into the ServiceErrors of `to_service_error`."""
 
     @wraps(method)
     def told(*arguments: P.args, **named: P.kwargs) -> R:
@@ -69,7 +69,7 @@ def tells_store_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def to_service_error(error: Exception) -> ServiceError:
-    """What the caller is told about `error`. The unexpected is logged with its trace and told as INTERNAL."""
+    """Returns the caller's error for `error`. An unexpected one is logged with its trace and becomes INTERNAL."""
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, DiskFullError):
@@ -152,9 +152,9 @@ def to_service_error(error: Exception) -> ServiceError:
 def of_corrupt_log(
     error: CorruptLogError | CorruptRecordError, *, found_count: int | None = None
 ) -> ServiceError:
-    """CORRUPT_LOG. `found_count`: of a look-up: how many messages it had found, all newer than the damage.
+    """Makes a CORRUPT_LOG error. `found_count`: number of messages that a look-up had found, all newer than the damage.
 
-    The operator is told of each damaged place once a minute, not with each answer.
+    The broker logs each damaged place once a minute, not with each answer.
     """
     is_due = _damage_said.is_due((getattr(error, "path", ""), error.position))
     log.log(logging.ERROR if is_due else logging.DEBUG, "damage in the log: %s", error)

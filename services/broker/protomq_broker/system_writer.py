@@ -1,6 +1,6 @@
-"""The broker's own appends: they are made on the send lane, like all others, since it is the only writer.
+"""Makes the broker's own appends on the send lane, since that is the only writer.
 
-What another thread has to append it hands over with `post` or `run`. An answer that claims what was appended waits in `WaitingAnswers`.
+Another thread hands its appends over with `post` or `run`. An answer that claims an append waits in `WaitingAnswers`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class SystemWriter:
         self._closed = threading.Event()
 
     def start(self, store: Store, lane: CallLane) -> None:
-        """From now on there is a lane that writes."""
+        """Starts writing: from now on there is a send lane."""
         self._store, self._lane = store, lane
 
     def close(self) -> None:
-        """The lane has ended: who waits for it in `run` is told so."""
+        """Stops when the lane has ended. Threads that wait in `run` get NoWriterError."""
         self._closed.set()
 
     @property
@@ -43,11 +43,11 @@ class SystemWriter:
         return self._lane
 
     def post(self, function: Callable[[], None]) -> None:
-        """Has the function called on the send lane."""
+        """Calls the function on the send lane, without waiting."""
         self.lane.post(function)
 
     def run(self, function: Callable[[], None]) -> None:
-        """Has the function called on the send lane, and waits for it; raises what it raises, and NoWriterError."""
+        """Calls the function on the send lane and waits for it. Raises what the function raises, and NoWriterError."""
         if self._lane is None or self._closed.is_set():
             raise NoWriterError("the broker does not write now")
         ended = threading.Event()
@@ -71,14 +71,14 @@ class SystemWriter:
             raise failures[0]
 
     def append(self, topic: str, bodies: Sequence[bytes]) -> int:
-        """Appends one record of a system topic for each body, together; where they end. Raises what `Store.append` raises, and the
-        refusal where the broker may not write."""
+        """Appends one record of a system topic for each body, all together. Returns where they end. Raises what `Store.append` raises, and
+        the refusal if the broker may not write."""
         return self._permitted_store().append_state(topic, bodies)
 
     def append_moved(
         self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
     ) -> int:
-        """Appends copies, or none, and the records of several states in one append; where they end. Raises as `append`."""
+        """Appends copies (or none) and the records of several states in one append. Returns where they end. Raises as `append`."""
         return self._permitted_store().append_moved(copies, states)
 
     def _permitted_store(self) -> Store:

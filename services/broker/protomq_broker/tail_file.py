@@ -1,11 +1,10 @@
-"""Whether the end of a store's log may be lost: what its machine had not written to the disk when the power went.
+"""Records whether a power cut may have removed the end of a store's log, because the machine had not written it to the disk.
 
     config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false}
 
-A process that is killed loses nothing that it has written; a machine that crashes does, under ASYNC_FLUSH. So it may be lost when the
-machine was started again, the store was not closed clean, and the run that ended did not sync (`syncs`; absent: it did not). It stays so
-until the store is out of the in-sync set (`settle`). Where the file is missing, as after a repair of the log, nothing is known: it may be
-lost.
+A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
+true: the machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
+true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class TailFile:
     """One thread."""
 
     def __init__(self, disk: Disk, root: str, boot_id: str) -> None:
-        """`root`: folder of the store. `boot_id`: of this start of the machine; "": not known, each start may have lost the end."""
+        """`root`: folder of the store. `boot_id`: id of this start of the machine; "": unknown, so each start may have lost the end."""
         self._disk = disk
         self._path = f"{root}/{TAIL_NAME}"
         self._boot_id = boot_id
@@ -37,7 +36,9 @@ class TailFile:
         self.may_be_lost = False
 
     def open(self, *, syncs: bool) -> bool:
-        """The store is open: whether the end of its log may be lost. `syncs`: this run acknowledges only what is synced. Raises OSError."""
+        """Called when the store is open. Returns whether the end of its log may be lost. `syncs`: this run acknowledges only synced bytes.
+        Raises OSError.
+        """
         known = self._read()
         is_same_boot = bool(self._boot_id) and known.get("boot_id") == self._boot_id
         was_kept = known.get("is_clean") is True or is_same_boot or known.get("syncs") is True
@@ -47,12 +48,12 @@ class TailFile:
         return self.may_be_lost
 
     def settle(self) -> None:
-        """The store is out of the in-sync set. Raises OSError."""
+        """Called when the store is out of the in-sync set. Raises OSError."""
         self.may_be_lost = False
         self._write(is_clean=False)
 
     def close(self, *, is_clean: bool) -> None:
-        """The store was closed; `is_clean`: all of it is on stable storage. Raises OSError."""
+        """Called when the store was closed. `is_clean`: all of it is on stable storage. Raises OSError."""
         self._write(is_clean=is_clean)
 
     def _read(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class TailFile:
 
 
 def read_boot_id() -> str:
-    """Of this start of the machine; "" where nothing tells."""
+    """Id of this start of the machine; "" if the system does not tell."""
     try:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""Delivers what is due: a copy of each message enters its queue, and a record says so, both in one append.
+"""Delivers due messages: appends a copy of each to its queue and a record that says so, both in one append.
 
     thread "protomq-timer"    takes what is due < reads the records < makes the copies
     send lane                                                                          appends them, unless one was recalled meanwhile
@@ -41,11 +41,11 @@ log = logging.getLogger("protomq.broker")
 
 BATCH_COUNT_MAX: Final = 512
 BATCH_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of a batch: made in up to 15 ms, on a thread of its own, and appended in 1 on the send lane."""
+"""Most bytes of a batch: some 15 ms to make on its own thread, 1 ms to append on the send lane."""
 LOOK_INTERVAL_S: Final = 0.05
-"""Between two looks while anything is pending: how late a message may be besides the time that its batch takes."""
+"""Interval between two looks while anything is pending. A message may be late by this and by the time of its batch."""
 IDLE_INTERVAL_S: Final = 0.5
-"""While nothing is."""
+"""Interval between two looks while nothing is pending."""
 RETRY_INTERVAL_S: Final = 1.0
 
 
@@ -59,16 +59,16 @@ class TimerMover:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.unreadable_count = 0
-        """Delayed messages that were left out since the start."""
+        """Delayed messages that were skipped since the start because they cannot be read."""
         self.lateness = Durations(LATE_BOUNDS_S)
-        """Of what was delivered: from its due time to its append, in log time."""
+        """Time from a message's due time to its append, in log time."""
 
     def start(self) -> None:
         """Begins to deliver. The writer has started."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends; a batch that is under way is appended as a whole, or not at all. The writer is closed before."""
+        """Ends the thread. A batch that is under way is appended as a whole, or not at all. Close the writer before."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -90,7 +90,7 @@ class TimerMover:
         return LOOK_INTERVAL_S if self._store.pending.count else IDLE_INTERVAL_S
 
     def deliver(self) -> bool:
-        """Delivers one batch of what is due; whether there was anything."""
+        """Delivers one batch of due messages. Returns whether any were due."""
         store = self._store
         if not store.pending.count:
             return False
@@ -98,7 +98,7 @@ class TimerMover:
             rows = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
             if not len(rows):
                 return False
-            # Copies are larger than what they are made of, and a record goes with them: all of it must fit into a small segment too.
+            # Copies are larger than their originals, and a record goes with them. All of it must fit into a small segment, too.
             size_max_bytes = min(BATCH_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
             rows = first_rows(rows, BATCH_COUNT_MAX, size_max_bytes)
             deleted = store.topics.deleted
@@ -112,7 +112,9 @@ class TimerMover:
     def _append(
         self, copies: Copies, gone: NDArray[Any], watch: Watch, deleted: Mapping[str, int]
     ) -> None:
-        """On the send lane. `deleted`: as it was when the copies were made; it is replaced, never changed."""
+        """Appends a batch on the send lane. `deleted`: the deleted topics when the copies were made; the store replaces this mapping and
+        never changes it.
+        """
         ends = (
             (copies.rows, TimerEnd.TIMER_END_DELIVERED),
             (copies.dropped, TimerEnd.TIMER_END_DROPPED),

@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[TopicConfig, bool]:
-    """The topic if clients may send to it, and whether it is there: if not, it is to be made once a message for it is stored.
+    """Returns the topic if clients may send to it, and whether it exists. If not, the caller creates it once a message for it is stored.
 
-    Raises ServiceError, also for a topic that is not there if the broker creates none.
+    Raises ServiceError, also for a missing topic if the broker does not create topics.
     """
     topic = store.topics.find(name)
     if topic is None:
@@ -44,7 +44,7 @@ def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[Topic
 
 
 def add_missing_topics(store: Store, requests: Sequence[AppendRequest]) -> None:
-    """Topics of copies that were appended come back with them, if only messages that nobody could get told of them. Writer thread."""
+    """Restores the topics of appended copies, if nobody could learn of them but by these messages. Writer thread."""
     queues: dict[str, int] = {}
     for request in requests:
         topic = request.region.topic
@@ -56,7 +56,7 @@ def add_missing_topics(store: Store, requests: Sequence[AppendRequest]) -> None:
 
 
 def readable_topic(store: Store, name: str) -> TopicConfig:
-    """The topic if clients may read it. Raises ServiceError."""
+    """Returns the topic if clients may read it. Raises ServiceError."""
     topic = existing_topic(store, name)
     if not topic.readable:
         raise not_permitted(name, "read")
@@ -64,7 +64,7 @@ def readable_topic(store: Store, name: str) -> TopicConfig:
 
 
 def existing_topic(store: Store, name: str) -> TopicConfig:
-    """The topic, if it is one of the clients'. Raises ServiceError."""
+    """Returns the topic if it is a client's topic. Raises ServiceError."""
     topic = store.topics.find(name)
     if topic is None:
         if not (is_stored_name(name) and rules_of(name).pull):
@@ -74,7 +74,7 @@ def existing_topic(store: Store, name: str) -> TopicConfig:
 
 
 def check_incarnation(topic: TopicConfig, wanted: int) -> None:
-    """Raises ServiceError if the caller means another incarnation of the topic; 0 means whichever there is."""
+    """Raises ServiceError if the caller means another incarnation of the topic; 0 means any."""
     if wanted not in (0, topic.incarnation):
         raise ServiceError(
             Code.FAILED_PRECONDITION,
@@ -92,7 +92,8 @@ def check_incarnation(topic: TopicConfig, wanted: int) -> None:
 def read_one_incarnation(
     store: Store, look_up: Callable[[], TopicConfig], read: Callable[[TopicConfig], T]
 ) -> tuple[T, TopicConfig]:
-    """What `read` finds in the topic that `look_up` gives, and that topic: one incarnation, though it may be made again meanwhile.
+    """Reads a topic and returns the result with the topic. Both are of one incarnation, even if somebody deletes and creates the topic
+    meanwhile.
 
     Raises what both raise.
     """
@@ -105,7 +106,7 @@ def read_one_incarnation(
 
 
 def check_topic_name(name: str) -> None:
-    """Raises ServiceError for a name that no topic can have that a client makes."""
+    """Raises ServiceError for a name that clients cannot give to a topic."""
     try:
         require_topic_name(name)
     except InvalidNameError as error:
@@ -115,7 +116,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_group_name(name: str, field: str = "consumer_group") -> None:
-    """Raises ServiceError for a name that no group can have. `field`: that of the request which has the name."""
+    """Raises ServiceError for a name that no group can have. `field`: the request's field with the name."""
     try:
         require_group_name(name)
     except InvalidNameError as error:
@@ -148,7 +149,7 @@ def check_queue_ids(topic: TopicConfig, queue_ids: Sequence[int]) -> None:
 def check_committed_offset(
     store: Store, topic: TopicConfig, queue_id: int, queue_offset: int
 ) -> None:
-    """Raises ServiceError unless a group may go on there: at a message that is or was in the queue, or behind the last one.
+    """Raises ServiceError unless a group may go on at the offset: at a message that is or was in the queue, or behind the last one.
 
     A slow group may stand below the first message that is still stored. What is appended counts, readable or not.
     """

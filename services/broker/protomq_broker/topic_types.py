@@ -6,8 +6,8 @@
     NORMAL        all others
     MIXED         takes all of these
 
-The broker checks sends of clients. What it moves itself (a retry, a dead letter, what is due or committed) goes to its topic, whatever
-the type is by then.
+The broker checks only sends of clients. It moves its own copies (retries, dead letters, due and committed messages) into topics of any
+type.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMEDIES: Final = {
 
 
 def type_of(region: RecordRegion) -> TopicType.ValueType:
-    """The type of the messages of a request; MIXED where some have a sharding key and some have none."""
+    """Returns the type of the messages of a request; MIXED if only some have a sharding key."""
     if region.flags & FLAG_KIND_MASK == FLAG_KIND_HALF:
         return TopicType.TOPIC_TYPE_TRANSACTION
     if region.flags & FLAG_DUE_TIME:

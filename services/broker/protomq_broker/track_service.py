@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PLACES_MAX: Final = 256
 GROUPS_MAX: Final = 1_000
-"""Of one place."""
+"""Most groups that the answer lists for one place."""
 
 
 class TrackService:

@@ -1,4 +1,4 @@
-"""Asks producers what has become of transactions that nobody has ended, and lets those expire that were asked about often enough.
+"""Check-backs: asks producers about transactions that nobody has ended, and expires a transaction after its last check-back.
 
     due < record "checked" < readable < a held call of the group is answered; the producer ends the transaction, or is asked again
 
@@ -6,8 +6,8 @@ Rules:
 - A half message is asked about once it is `immunity_ms` old, then every `interval_ms`, `check_count_max` times. A check counts when it
   is made, whether or not a producer of the group was there (as with RocketMQ). The next interval later the transaction expires: its
   message goes to TRANS_CHECK_MAX_TIME_TOPIC, and nobody else gets it.
-- Any producer of the group is asked, in turn. If there is none, the first that comes is asked at once.
-- What is damaged is asked about by nobody, and does not expire: it waits for healing, or for an operator.
+- The broker asks the producers of the group in turn. If there is none, it asks the first that comes, at once.
+- The broker never asks about a damaged half message, and never expires it: it waits for healing, or for an operator.
 - A timer of the lane runs while a transaction is open. Messages are read in batches of a few milliseconds.
 """
 
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 BATCH_COUNT_MAX: Final = 128
-"""Half messages that are looked at in one turn."""
+"""Most half messages that one turn examines."""
 TURN_INTERVAL_MS: Final = 50.0
-"""Between two turns, at least: what falls due in between is asked about together."""
+"""Shortest time between two turns: half messages that fall due in between are asked about together."""
 RETRY_INTERVAL_MS: Final = 1_000.0
 STORED_TIMEOUT_MS: Final = 60_000.0
 UNASKED_MAX: Final = 100_000
-"""Transactions that wait for a producer of their group; of more, nobody is asked before the next interval."""
+"""Most transactions that wait for a producer of their group. Beyond that, the broker asks only after the next interval."""
 
 
 class _Waiter:
@@ -95,21 +95,21 @@ class TransactionChecks:
         self._timer_due_ms = 0
         self._waiters: dict[str, deque[_Waiter]] = {}
         self._unasked: dict[str, dict[TransactionKey, None]] = {}
-        """By group: asked about when no producer was there."""
+        """By group: transactions whose check found no producer."""
         self._unasked_count = 0
         self._said = SaidOnce()
 
     # Time.
 
     def now_ms(self) -> int:
-        """By which it is told what is due."""
+        """The time that decides which checks are due."""
         store_time_ms = self._store.positions.tail.store_time_ms
         return self._check_clock.now_ms(
             self._log_time.now_ms(), store_time_ms, self._clock.monotonic_ms()
         )
 
     def arm(self) -> None:
-        """Something may be due earlier than before."""
+        """Called when a check may be due earlier than before."""
         due_ms = self._store.transactions.next_due_ms()
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return
@@ -132,7 +132,7 @@ class TransactionChecks:
         self.arm()
 
     def turn(self) -> bool:
-        """Asks about one batch of what is due; whether there was anything."""
+        """Asks about one batch of due half messages. Returns whether any were due."""
         now_ms = self.now_ms()
         due = self._store.transactions.due(now_ms, BATCH_COUNT_MAX)
         if due.to_expire:
@@ -165,14 +165,14 @@ class TransactionChecks:
             if failure is None:
                 self._ask(keys)
 
-        # What a check says in the log must be there before anybody hears of it.
+        # The record of a check must be readable before any producer hears of it.
         self._waiting.wait(self._writer.lane, end_position, STORED_TIMEOUT_MS, ask)
         self._waiting.request_flush()
 
     # Producers.
 
     def wait(self, group: str, call: Call, hold_ms: float) -> None:
-        """A producer of the group is there: its call is answered at once, or held."""
+        """Takes the call of a producer of the group: answers it at once, or holds it."""
         unasked = self._unasked.get(group)
         if unasked:
             checks = self._take_unasked(group, unasked)
@@ -188,11 +188,11 @@ class TransactionChecks:
         call.hold(partial(self._forget, group, waiter))
 
     def producer_count(self, group: str) -> int:
-        """How many producers of a group wait now."""
+        """Number of producers of a group that wait now."""
         return len(self._waiters.get(group, ()))
 
     def stop(self) -> None:
-        """Any thread: who waits is answered, with nothing."""
+        """Answers all waiting producers with nothing. Any thread."""
         self._writer.post(self.close)
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class TransactionChecks:
     def _take_unasked(
         self, group: str, unasked: dict[TransactionKey, None]
     ) -> list[bytes]:
-        """As many as an answer takes, of those that are open still."""
+        """Takes as many open transactions as fit into an answer."""
         find = self._store.transactions.find
         open_ = [known.half for key in unasked if (known := find(key)) is not None]
         chosen = first_halves(open_[:BATCH_COUNT_MAX])
@@ -243,9 +243,9 @@ class TransactionChecks:
     def _checks_of(
         self, halves: Sequence[HalfMessage]
     ) -> list[tuple[str, TransactionKey, bytes]]:
-        """Of which group something is asked, about which transaction, and what, encoded; of those that can be read.
+        """For each half message that can be read: its group, its transaction, and the encoded question.
 
-        The message goes as it stands, octet by octet: its CRC covers it so.
+        The question has the message's stored bytes, because its CRC covers them in this form.
         """
         found = []
         for half, field in self.fields_of(halves):
@@ -260,7 +260,7 @@ class TransactionChecks:
         return found
 
     def fields_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, bytes]]:
-        """The half messages that can be read, by their positions: record fields."""
+        """Returns the half messages that can be read, by position, with their record fields."""
         halves = sorted(halves, key=lambda half: half.position)
         if not halves:
             return []
@@ -279,14 +279,14 @@ class TransactionChecks:
         return found
 
     def _give_up(self, group: str, waiter: _Waiter) -> None:
-        """Its hold is over."""
+        """Answers a call whose hold is over."""
         waiter.timer = None
         self._forget(group, waiter)
         if not waiter.call.answered:
             _answer(waiter.call, [])
 
     def _forget(self, group: str, waiter: _Waiter) -> None:
-        """It waits no more: its caller is gone, or its time is up."""
+        """Drops a call whose caller is gone, or whose time is up."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         waiters = self._waiters.get(group)

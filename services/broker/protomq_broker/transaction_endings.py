@@ -1,9 +1,10 @@
-"""Ends transactions: a commit's copy and the record that says so are one append, on the send lane.
+"""Ends transactions on the send lane: the copy that a commit makes and the record of the commit are one append.
 
 Rules:
 - All decisions of a turn are appended together, in parts that an append takes.
-- The first decision counts. The same again is answered alike; another one is refused, and changes nothing.
-- A committed message keeps id, keys, tag, properties and queue. A due time that has not come by then is kept; else it is delivered at once.
+- The first decision counts. A repeat of it gets the same answer; a different one is refused, and changes nothing.
+- A committed message keeps id, keys, tag, properties and queue. If its due time is in the future, it is kept; otherwise the message is
+  delivered at once.
 - A half message that is damaged cannot be committed: its transaction stays open. It can be rolled back.
 """
 
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from .transaction_handles import TransactionHandle
 
 COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
-"""Of the messages that are committed in one append, beside the last one."""
+"""Most bytes of committed messages in one append, not counting the last one."""
 ENDED_COUNT_MAX: Final = 4_096
-"""Transactions of which one record tells."""
+"""Most transactions in one record."""
 _ENDING_NAMES: Final = {
     Ending.COMMITTED: "committed",
     Ending.ROLLED_BACK: "rolled back",
@@ -51,7 +52,7 @@ class Wanted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a decision: `error` says why it was refused; `repeated`: it had ended so before."""
+    """The result of a decision. `error`: why it was refused; `repeated`: the transaction had ended this way before."""
 
     error: ServiceError | None = None
     repeated: bool = False
@@ -110,7 +111,7 @@ class TransactionEndings:
     def _append(
         self, halves: Sequence[HalfMessage], wanted: dict[TransactionKey, Ending]
     ) -> dict[TransactionKey, ServiceError]:
-        """Appends these endings together; those that could not be, and why."""
+        """Appends these endings together. Returns the transactions that could not be ended, with the errors."""
         try:
             committed = [half for half in halves if wanted[half.key] is Ending.COMMITTED]
             copies = self._store.half_copies(committed, now_ms=self._log_time.now_ms())
@@ -129,7 +130,7 @@ class TransactionEndings:
 
 
 def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[list[HalfMessage]]:
-    """The half messages in parts, each of which an append takes. `size_max_bytes`: of a part, beside its last one."""
+    """Splits half messages into parts that fit into one append. `size_max_bytes`: size of a part, not counting its last message."""
     part: list[HalfMessage] = []
     size_bytes = 0
     for half in halves:

@@ -1,4 +1,4 @@
-"""Transaction handles: what the answer to the send of a half message says, and names its transaction to whoever ends it."""
+"""Transaction handles. The answer to the send of a half message has one, and the producer gives it back to end the transaction."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _HANDLE: Final = struct.Struct("<BQQIQ")
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 _VERSION: Final = 2
-"""1 is a recall handle's."""
+"""Version of the handle. 1 is a recall handle's."""
 
 
 class TransactionHandle(NamedTuple):
-    """All of it is compared.
+    """A decoded handle. The broker compares all fields.
 
     Attributes:
         broker_name: where the transaction is.
-        position: where its half message stood, or its request began, when the handle was given out; it may stand further on by now.
+        position: where the half message stood, or where its request began, when the handle was made. The message may have moved further on
+          since.
         key: who sent it.
     """
 
@@ -38,7 +39,7 @@ class TransactionHandle(NamedTuple):
         return encode_message_id(*self.key)
 
     def names(self, half: HalfMessage) -> bool:
-        """Whether this half message, which has the same identity, can be meant: they are carried forward, never back."""
+        """Whether the handle can mean this half message, which has the same key. Half messages are carried forward, never back."""
         return half.position >= self.position
 
 

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from .write_permit import WritePermit
 
 ENDS_MAX: Final = 4_096
-"""Decisions of one request."""
+"""Most decisions in one request."""
 LISTED_MAX: Final = 100
 """Open transactions that one answer lists."""
 LOOKED_AT_MAX: Final = 2_000
-"""Open transactions that one answer looks at, on the send lane: sends wait a millisecond or two for it."""
+"""Most open transactions that one answer examines on the send lane: sends wait 1 to 2 ms for it."""
 _ENDINGS: Final = {
     TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
     TransactionDecision.TRANSACTION_DECISION_ROLL_BACK: Ending.ROLLED_BACK,
@@ -88,7 +88,7 @@ class TransactionService:
         self._checks = checks
 
     def stop(self) -> None:
-        """New calls are refused: who waits is answered."""
+        """Refuses new calls, and answers the waiting ones."""
         self._checks.stop()
 
     @drained
@@ -161,7 +161,7 @@ class TransactionService:
     ) -> ListTransactionsResponse:
         """See the service."""
         _check_listing(request)
-        # They stand in the order of the log: an answer looks at a part of them, and says where the next one goes on.
+        # Transactions stand in the order of the log. An answer covers a part of them, and says where the next one goes on.
         all_open = self._store.transactions.open_transactions()
         begin = bisect_left(all_open, request.position, key=lambda known: known.half.position)
         end = begin + LOOKED_AT_MAX
@@ -206,7 +206,7 @@ def _outcome(wanted: Wanted | ServiceError, outcomes: Iterator[Outcome]) -> Outc
 
 
 def _check_listing(request: ListTransactionsRequest) -> None:
-    """A mistyped id or name would read as: there are none."""
+    """Refuses bad names: a mistyped id or name would look as if there were no transactions."""
     if request.topic:
         check_topic_name(request.topic)
     if request.producer_group:

@@ -1,4 +1,4 @@
-"""Answers that claim what was appended: they wait until it is stored as SEND_OK promises, below the readable position.
+"""Answers that claim an append. They wait until the readable position shows that it is stored as SEND_OK promises.
 
 What waits is an entry in a deque, not a thread. All methods on the send lane's thread.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 Done = Callable[[Exception | None], None]
-"""Told that what was appended is stored, or why it is not: NOT_STORED_IN_TIME or StoreFailedError."""
+"""Called with None when the append is stored, otherwise with the reason: NOT_STORED_IN_TIME or StoreFailedError."""
 
 NOT_STORED_IN_TIME: Final = ServiceError(
     Code.DEADLINE_EXCEEDED,
@@ -53,7 +53,7 @@ class WaitingAnswers:
         return position <= self._positions.readable
 
     def wait(self, lane: CallLane, position: int, wait_ms: float, done: Done) -> None:
-        """Calls `done` when `is_stored` holds, or when it never will, or after `wait_ms`. Positions come in rising order."""
+        """Calls `done` when `is_stored` is true, when it can never become true, or after `wait_ms`. Positions must come in rising order."""
         if self.is_stored(position):
             done(None)
             return
@@ -63,17 +63,17 @@ class WaitingAnswers:
             self._schedule(lane, deadline_ms)
 
     def request_flush(self) -> None:
-        """Wakes the flusher if anybody waits; once for all that were appended together."""
+        """Wakes the flusher if anybody waits; once for all answers of one append."""
         if self._waiters:
             self._store.request_flush()
 
     def resolve(self) -> None:
-        """The readable position has moved, or never will again."""
+        """Called when the readable position has moved, or can never move again."""
         waiters, readable = self._waiters, self._positions.readable
         failure = self._store.log_failure
         while waiters and (waiters[0].position <= readable or failure):
             position, _, done = waiters.popleft()
-            # After a failed fsync the message may be lost: that is no status but an error.
+            # After a failed fsync the message may be lost, so the caller gets an error and no send status.
             done(None if position <= readable else StoreFailedError(failure))
         if not waiters and self._timer is not None:
             self._timer.cancel()

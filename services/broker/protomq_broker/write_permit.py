@@ -1,6 +1,6 @@
-"""Whether this broker may change what it stores: not before its name servers have been asked whether its name is free.
+"""The permit to change the store. The broker gets it after it has asked the name servers whether its name is free.
 
-Sends wait in their lane, which begins late. Other calls that change something are on lanes that serve from the start: they wait here.
+Sends wait in their lane, which starts late. Other changing calls come on lanes that serve from the start, so they wait here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_DELAY_MS: Final = 1_000
 
 
 class WritePermit:
-    """Decided once: given, or refused for good. Any thread."""
+    """A permit that is decided once: given, or refused for good. Any thread."""
 
     def __init__(self) -> None:
         self._deciding = threading.Lock()
@@ -33,20 +33,20 @@ class WritePermit:
 
     @property
     def refusal(self) -> ServiceError | None:
-        """Why nothing is changed any more; None: not decided yet, or given."""
+        """Why this broker makes no changes; None: the permit is given or not decided yet."""
         return self._refusal
 
     def give(self) -> bool:
-        """Changes are made from now on, unless that was refused before; whether they are."""
+        """Gives the permit, unless it was refused before. Returns whether it is given."""
         self._decide(None)
         return self._refusal is None
 
     def refuse(self, refusal: ServiceError) -> None:
-        """No change is ever made, unless the permit was given before."""
+        """Refuses the permit for good, unless it was given before."""
         self._decide(refusal)
 
     def when_given(self, calls: Sequence[Call], change: Callable[[list[Call]], None]) -> None:
-        """Calls `change` with the calls, which have one lane, on that lane: at once, or when the permit is given. Else they fail."""
+        """Calls `change` with the calls on their common lane, at once or when the permit is given. If it is refused, the calls fail."""
         with self._deciding:
             is_decided = self._is_decided
             has_room = self._waiting_count + len(calls) <= WAITING_MAX
