@@ -118,8 +118,8 @@ class SendService:
                 order = self._read(call)
                 try:
                     repeated = find_repeated(order.request, order.previous_sequence)
-                # The same send came twice in one turn. The broker recognises the second only when the first is stored.
                 except SendInFlightError:
+                    # The same send came twice in one turn. The broker recognises the second only when the first is stored.
                     self._append(pending)
                     pending, size_bytes = [], 0
                     repeated = find_repeated(order.request, order.previous_sequence)
