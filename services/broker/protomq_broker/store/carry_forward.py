@@ -1,4 +1,4 @@
-"""Before retention deletes segments, what is alive in them is appended again at the end.
+"""Carries forward: before retention deletes segments, it appends what is alive in them again at the end of the log.
 
 The cleaner of a log-structured file system does the same. So the log is complete from its first segment on: a new replica needs nothing
 but the log, and a timer of 40 days keeps no 40 days of log.
@@ -8,7 +8,7 @@ but the log, and a timer of 40 days keeps no 40 days of log.
     state machines                                                    records of what they know
     log start                                                         a record: the log begins at the cut; then segments may go
 
-Everything is prepared on the caller's thread and appended on the writer's. What has ended meanwhile is left out there.
+The caller's thread prepares everything, the writer's thread appends it. The writer skips what has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 _COUNT_MAX: Final = 1_024
 _SIZE_MAX_BYTES: Final = 1 << 20
-"""Of delayed messages that are carried forward together."""
+"""Most bytes of delayed messages that are carried forward together."""
 
 
 class CarriedStore(Protocol):
-    """What carrying forward needs of the store."""
+    """The parts of the store that carrying forward uses."""
 
     topics: TopicTable
     pending: PendingTimers
@@ -100,9 +100,9 @@ class CarryForward:
         self._on_writer = on_writer
 
     def forward(self, cut: int) -> None:
-        """Appends again what is alive in front of `cut`, which is about to go, and syncs it; then says, durably, that the log begins there.
+        """Appends again what is alive in front of `cut`, and syncs it. Then it appends, durably, the record that the log begins at `cut`.
 
-        Raises StoreError if that cannot be done: then nothing may be deleted.
+        Raises StoreError if that fails; then nothing may be deleted.
         """
         self._carry_pending(cut)
         self._carry_halves(cut)
@@ -116,18 +116,18 @@ class CarryForward:
         self._sync()
 
     def tell_untold(self) -> None:
-        """On the writer thread: appends records of what is known without any. These are topics of which only their messages or a file of an
-        earlier version tell."""
+        """Appends missing records of states: of topics that are known only from their messages, or from a file of an earlier version.
+        Writer thread."""
         try:
             for machine in self._machines:
                 for carry in machine.carry(0):
                     self._carry(machine.topic, carry)
         except StoreError as error:
-            # They are carried forward before anything that tells of them goes.
+            # Carrying forward appends these states before the segments go that still tell of them.
             log.warning("some states have no record yet: %s", error)
 
     def _carry(self, topic: str, carry: Carrier) -> None:
-        """One slice of it, on the writer thread, with the values of this moment."""
+        """Appends one slice of a state on the writer thread, with its present values."""
         body = carry()
         if body:
             self._store.append_state(topic, [body], Reserve.CARRIED)
@@ -160,7 +160,9 @@ class CarryForward:
                     ]
 
     def _append_pending(self, copies: Copies, watch: Watch, deleted: Mapping[str, int]) -> None:
-        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared again."""
+        """Appends copies on the writer thread. If one of them has ended or a topic was deleted, appends nothing; the caller prepares them
+        again.
+        """
         store = self._store
         if store.topics.deleted is not deleted:
             return
@@ -182,7 +184,7 @@ class CarryForward:
             self._on_writer(partial(self._append_halves, first))
 
     def _append_halves(self, halves: Sequence[HalfMessage]) -> None:
-        """On the writer thread: those that are open still, where they stood."""
+        """Appends again, on the writer thread, the half messages that are still open and still stand where they stood."""
         transactions = self._store.transactions
         live = [
             half for half in halves if (known := transactions.find(half.key)) and known.half == half

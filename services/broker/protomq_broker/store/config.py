@@ -10,10 +10,10 @@ from .errors import StoreSettingsError
 from .log.recovery import CorruptionMode
 
 FORMAT_VERSION: Final = 2
-"""Of what stands on disk. 2: the fields of a record have new numbers, and its CRC covers all that is the producer's."""
+"""Version of the format on disk. 2: the fields of a record have new numbers, and its CRC covers all the producer's fields."""
 SEGMENT_SIZE_MIN_BYTES: Final = 4096
 BACKUP_NAME: Final = "backup.json"
-"""In a folder that is a backup (tools/backup.py), or becomes a store by a restore that is not done."""
+"""A file that marks a folder as a backup (tools/backup.py), or as a restore that is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StoreConfig:
             An append must fit into a segment, so production wants at least 64 MiB; tests may go down to 4 KiB.
         sync_flush: answer a send only when it is on stable storage (flushDiskType SYNC_FLUSH).
         flush_interval_ms: longest time that an append stays un-synced under ASYNC_FLUSH (flushIntervalCommitLog).
-        checkpoint_interval_ms: between two checkpoints. With the next one it bounds what a start after a crash reads.
+        checkpoint_interval_ms: time between two checkpoints. This and the next setting limit how much a start after a crash reads.
         checkpoint_size_bytes: a checkpoint is written when this many bytes were appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
         scrub_bytes_per_s: how fast the log is read again in the background, once a day, to find damage where nobody reads; 0: not at all.
@@ -75,7 +75,7 @@ class StoreConfig:
 
 
 def check_format(path: str, stored: Mapping[str, Any]) -> None:
-    """Raises StoreSettingsError if `stored`, what `path` says of a store, names another format than this version's."""
+    """Raises StoreSettingsError if `stored`, the settings in the file `path`, names another format than this version's."""
     version = stored.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreSettingsError(

@@ -1,16 +1,16 @@
-"""What is derived from the log record by record: consume queues, index, table of repeated sends, and what joins them.
+"""The protocol of structures that are derived from the log record by record: consume queues, index, table of repeated sends, and others.
 
-The store has one list of them (`StoreFiles.derived`), in this order: whoever asks another one comes behind it. To join, a structure
-implements `Derived` and is put into that list; nothing else of the store knows it.
+The store has one ordered list of them (`StoreFiles.derived`): a structure stands behind those that it asks. A new structure implements
+`Derived` and joins that list; no other part of the store has to know it.
 
     a start    load < replay of what the log has behind `replay_from`, pass_over for damage between < truncate
     running    apply of each append, on the writer thread; flush, checkpoint, delete_below on the thread of housekeeping
     its end    checkpoint < close
 
 Rules:
-- What it makes follows from the records alone, and the same from `apply` as from `replay`: the log is the truth, files are a cache.
-- Which records it takes their `flags` say (`log/kinds.py`); it selects by array and opens no record.
-- Its files may tell of nothing behind the position of `checkpoint`, unless it cuts that at the next start (`truncate`).
+- Its state follows from the records alone, and `apply` and `replay` give the same state: the log is the truth, files are a cache.
+- It selects its records by their `flags` (`log/kinds.py`) with array operations, and opens no record.
+- Its files must contain nothing behind the position of `checkpoint`, unless it cuts that off at the next start (`truncate`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Derived(Protocol):
     """The life of a derived structure.
 
     Attributes:
-        replay_from: after `load`: what the log has below this position is in it already.
-        needs_rebuild: its files turned out not to hold: `start_rebuild`, then a replay from the log's start.
-        damage: after `load`: why its files were not taken over, with a path; "" if they were.
+        replay_from: after `load`: the structure has everything of the log below this position.
+        needs_rebuild: its files are damaged: call `start_rebuild`, then replay from the log's start.
+        damage: after `load`: why it did not use its files, with a path; "" if it did.
         outlives_topics: records of topics that were deleted since are replayed too, with the topic "".
-        takes_plain: plain messages, whose `flags` decide nothing, are of interest. Else `apply` is called only for a group that has others,
-            too: nearly all sends are plain, and each call for one of them is felt.
+        takes_plain: whether it needs plain messages. If not, `apply` is called only for groups with other messages, since nearly all sends
+            are plain, and each call costs time.
     """
 
     replay_from: int
@@ -40,21 +40,22 @@ class Derived(Protocol):
     takes_plain: bool
 
     def load(self, log_start: int) -> None:
-        """Takes over what its files hold. The log begins at `log_start`."""
+        """Loads its files. The log begins at `log_start`."""
 
     def start_rebuild(self) -> None:
         """Forgets everything."""
 
     def replay(self, records: ScannedRecords) -> None:
-        """Takes records read back from the log, in its order; skips those it has."""
+        """Takes records that were read back from the log, in the log's order; skips those that it has."""
 
     def pass_over(self, start_position: int, end_position: int) -> None:
-        """The replay gives no records of this part of the log, which is damaged."""
+        """Notes a damaged part of the log, of which the replay gives no records."""
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
-        """A start: topics that were deleted, and up to where what the log has of them is gone; the records behind that come next.
+        """Called at a start. `positions`: for each deleted topic the position up to which its records are deleted. The records behind it
+        come next.
 
-        What was taken over by `load` knows of deletions in front of its position already.
+        The state from `load` already knows deletions in front of its position.
         """
 
     def truncate(self, end_position: int) -> None:
@@ -64,16 +65,16 @@ class Derived(Protocol):
         """Takes what was just appended: one group, in the order of the log."""
 
     def remove_topic(self, topic: str) -> None:
-        """The topic is deleted: what is there of it leads to nothing any more. Between two appends."""
+        """Forgets a deleted topic: its entries lead to nothing any more. Called between two appends."""
 
     def flush(self) -> None:
-        """Memory to files, without a sync. An OSError loses nothing: the next call goes on."""
+        """Writes memory to files, without a sync. An OSError loses nothing: the next call tries again."""
 
     def checkpoint(self, position: int) -> None:
-        """Makes durable that everything below `position` is in it; the log is durable up to there, and all of it was applied."""
+        """Makes durable that it has everything below `position`. The log is durable up to there, and all of it was applied."""
 
     def delete_below(self, log_start: int) -> None:
-        """The log begins at `log_start` now."""
+        """Deletes what stands below `log_start`, the new start of the log."""
 
     def close(self) -> None:
-        """Closes its files. `checkpoint` comes before."""
+        """Closes its files. The store calls `checkpoint` before."""

@@ -45,11 +45,11 @@ class StoreLockedError(StoreError):
 
 
 class BackupError(StoreError):
-    """A backup or a restore cannot go on. What is copied stays, and holds."""
+    """A backup or a restore cannot go on. The parts that were copied stay valid."""
 
 
 class HealingRefusedError(StoreError):
-    """Bytes that were to heal a damaged range of the log, [start_position, end_position), are not those that stood there."""
+    """The bytes given to heal a damaged range of the log, [start_position, end_position), are not the bytes that stood there."""
 
     def __init__(self, start_position: int, end_position: int, reason: str) -> None:
         super().__init__(f"positions {start_position} to {end_position} of the log are not healed with these bytes: {reason}")
@@ -75,7 +75,7 @@ class StoreFailedError(WritesRefusedError):
 
 
 class NotLeadingError(StoreError):
-    """The store follows another one. Whoever wants to change something asks the leader."""
+    """The store follows another one, so it makes no changes. The caller must ask the leader."""
 
 
 class NotFollowingError(StoreError):
@@ -83,7 +83,8 @@ class NotFollowingError(StoreError):
 
 
 class StaleEpochError(StoreError):
-    """The store is to lead in an epoch that is over. Attributes: epoch: that one; highest_epoch: the highest that the store knows."""
+    """The store was told to lead in an epoch that is over. Attributes: epoch: that epoch; highest_epoch: the highest that the store knows.
+    """
 
     def __init__(self, epoch: int, highest_epoch: int) -> None:
         super().__init__(
@@ -94,7 +95,7 @@ class StaleEpochError(StoreError):
 
 
 class ForeignBytesError(StoreError):
-    """Bytes of the leader's log that are not stored, since they do not continue this one.
+    """The store refuses bytes of the leader's log, since they do not continue its own log.
 
     Attributes: position: where this log ends; reason: what does not hold.
     """
@@ -114,8 +115,7 @@ class LogGapError(ForeignBytesError):
 
 
 class LogForkError(ForeignBytesError):
-    """The bytes hold by themselves or not, but the log does not continue with them: it has another past than the leader's, or they are
-    damaged."""
+    """The bytes do not continue the log: the log has another past than the leader's, or the bytes are damaged."""
 
 
 class NoWriterError(StoreError):
@@ -137,9 +137,9 @@ class AppendTooLargeError(StoreError):
 
 
 class TooManyCandidatesError(StoreError):
-    """A look-up by key met more records whose key has that hash than it may open.
+    """A look-up by key found more records with the key's hash than it may open.
 
-    Attributes: limit: how many it may.
+    Attributes: limit: the most records that it may open.
     """
 
     def __init__(self, limit: int) -> None:
@@ -153,8 +153,8 @@ class LostMessage(NamedTuple):
     """A message in a damaged part of the log, as its queue knows it.
 
     Attributes:
-        topic, queue_id, queue_offset: which one.
-        next_offset: at which a reader of the queue can go on.
+        topic, queue_id, queue_offset: its place.
+        next_offset: offset at which a reader of the queue can go on.
     """
 
     topic: str
@@ -164,13 +164,13 @@ class LostMessage(NamedTuple):
 
 
 class CorruptLogError(StoreError):
-    """Bytes of the log that were stored safely do not hold any more.
+    """Bytes of the log that were safely stored have been damaged since.
 
     Attributes:
         path: the segment file.
-        position: physical offset of the first append that does not hold.
-        end_position: physical offset at which the log holds again; -1 if it does not, or if nobody looked.
-        reason: what does not hold.
+        position: physical offset of the first damaged append.
+        end_position: physical offset at which the log is valid again; -1 if it is not, or if nobody looked.
+        reason: what is wrong.
         lost: the message that was to be read; None where no queue was read.
     """
 

@@ -1,4 +1,4 @@
-"""A store that follows another one: it stores the leader's bytes at the same position, and what is derived from the log follows at once.
+"""A store that follows a leader: it stores the leader's bytes at the same positions, and updates at once what is derived from the log.
 
     append      bytes that were proved (`log/verbatim.py`) are written, then applied append by append, then published
     readable    up to what the leader says is confirmed
@@ -6,8 +6,8 @@
 
 Rules:
 - The log is the leader's, octet by octet. Nothing of this store's own is ever appended.
-- What follows the log is told of each append as on the leader: derived structures first, then the machines of its state records.
-- What does not continue the log is refused before anything is written.
+- Each append is applied as on the leader: first to derived structures, then to the machines of its state records.
+- The follower refuses bytes that do not continue the log before it writes any of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .state.repeated_sends import RepeatedSends
 
 
 class LogFollowers:
-    """What follows a log: given appends of another log, block by block. The writer thread."""
+    """Applies appends of another log, block by block, to everything that follows the log. The writer thread."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class LogFollowers:
         repeated: RepeatedSends,
         forget_topic: Callable[[str], None],
     ) -> None:
-        """`machines`: by their system topics; `forget_topic` is told of topics that are gone, once nothing derived has them any more."""
+        """`machines`: by their system topics. `forget_topic` is called with a deleted topic, once no derived structure has it any more."""
         self._derived = derived
         self._machines = machines
         self._queues = queues
         self._repeated = repeated
         self._forget_topic = forget_topic
         self.leader_starts: list[tuple[int, int]] = []
-        """Where the leader's log begins, by records that told so: (position of the record, where the log begins)."""
+        """The starts of the leader's log: (position of the record that says so, where the log begins)."""
 
     def begin_behind_the_start(self) -> None:
-        """The log has no append yet, and begins behind the start of the leader's."""
+        """Notes that this log is empty, and begins behind the start of the leader's log."""
         self._repeated.begin_partial()
 
     def apply(self, block: ForeignBlock) -> list[AppendRequest]:
-        """Gives the appends of a block to all that follow the log; what they brought."""
+        """Applies the appends of a block to everything that follows the log, and returns them."""
         records = block.records
         topics = [index for index, name in enumerate(records.topics) if name in self._machines]
         if not topics:
             return self._apply(block, 0, records.count)
         states = np.flatnonzero(np.isin(records.topic_indexes, topics))
-        # An append with states is taken alone: they count behind it, and what stands in front of it comes before.
+        # An append with state records is applied alone: first what stands in front of it, then the states, then what stands behind.
         ends = np.array([seal.end_position for seal in block.appends.seals], np.int64)
         appends = np.unique(np.searchsorted(ends, records.positions[states], "right"))
         starts = np.array([seal.start_position for seal in block.appends.seals], np.int64)
@@ -127,7 +127,7 @@ class LogFollowers:
             self._forget_topic(gone)
 
     def _note_front(self, body: bytes, position: int) -> None:
-        """The leader tells what its log's front has told so far: a log that began behind that takes it from here."""
+        """Notes what the leader carried forward from its log's front. A log that begins behind that front takes it from here."""
         tell(body, position, {}, self._queues, self._repeated)
         self._queues.begin_carried()
         try:
@@ -141,7 +141,7 @@ class LogFollowers:
 class Follower:
     """See the module's docstring. `append`: the writer thread.
 
-    Attribute: epochs: those of the log, as far as it goes.
+    Attribute: epochs: the epochs of the log up to its end.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Follower:
         now_ms: Callable[[], int],
         count: Callable[[Sequence[AppendRequest]], list[QueueKey]],
     ) -> None:
-        """`count` counts what was appended; the queues that it went to."""
+        """`count` counts what was appended, and returns the queues that got it."""
         self.epochs = epochs
         self._log = commit_log
         self._checked = checked
@@ -164,16 +164,16 @@ class Follower:
         self._count = count
 
     def append(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
-        """Stores whole appends of the leader's log, which stand at `position` there; the new end of the log.
+        """Stores whole appends of the leader's log, which stand at `position` there. Returns the new end of the log.
 
-        `may_end_within`: the beginning of one more may stand behind them, which is not stored yet.
-        Raises ForeignBytesError: nothing of them is stored; DiskFullError, StoreFailedError: they are stored up to the end of the log.
+        `may_end_within`: the data may end with a part of one more append, which is not stored yet. Raises ForeignBytesError: nothing is
+        stored; DiskFullError, StoreFailedError: the appends up to the log's end are stored.
         """
         commit_log = self._log
         if commit_log.failure:
             raise StoreFailedError(commit_log.failure)
         folder, tail = commit_log.folder, commit_log.tail
-        # One whose front was deleted up to its end knows the CRC there.
+        # A log whose front was deleted up to its end knows the CRC there.
         is_empty = tail.crc32c == 0 and (not folder.files or tail.position == folder.first_position)
         end = LogEnd(tail, self._last_epoch, is_empty)
         blocks = prove(
@@ -187,7 +187,7 @@ class Follower:
         return commit_log.tail.position
 
     def deletable_below(self) -> int:
-        """Where the leader's log begins by what is confirmed: what stands in front of that may go here, too."""
+        """The confirmed start of the leader's log: segments in front of it may be deleted here, too."""
         confirmed = min(self._positions.readable, self._positions.flushed)
         starts = self._followers.leader_starts
         return max((start for position, start in starts if position < confirmed), default=0)

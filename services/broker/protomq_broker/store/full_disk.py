@@ -1,8 +1,8 @@
-"""What is known of a full disk from the appends that it refused: why, and when somebody looks for space. No I/O.
+"""Remembers why a full disk refused appends, and says when to look for space again. No I/O.
 
-Each append tries, whatever stands here: this is what people and clients are told. Between appends housekeeping looks whether there is
-space again. A look may be wrong (a quota, a disk that gives less than it says): then the next one waits twice as long, so that the log
-does not tell of each. One thread or another may call: the last word counts.
+Each append tries the disk, whatever stands here; this state is for people and clients. Between appends, housekeeping looks for space. A
+look may be wrong because of a quota, or a disk that gives less than it says. Then the next look waits twice as long, so that the log does
+not report each one. Any thread may call; the last call counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FullDisk:
 
     Attributes:
         reason: why the last append was refused; "" if it was not, or there is space again.
-        was_full: an append was refused, and none stored since: `stored` is to be told of the next one.
+        was_full: an append was refused, and none was stored since; then call `stored` after the next one that is.
     """
 
     __slots__ = ("_has_promised", "_look_from_ms", "_pause_ms", "reason", "was_full")
@@ -26,12 +26,13 @@ class FullDisk:
     def __init__(self) -> None:
         self.reason = ""
         self.was_full = False
-        self._has_promised = False  # there was space, said the last look, and nothing was stored since
+        # The last look found space, and nothing was stored since.
+        self._has_promised = False
         self._pause_ms = 0
         self._look_from_ms = 0
 
     def refused(self, reason: str, now_ms: int) -> bool:
-        """An append found no space; whether that is news."""
+        """Notes that an append found no space. Returns whether the disk was not known to be full."""
         is_news = not self.reason
         self.reason = reason
         self.was_full = True
@@ -42,7 +43,7 @@ class FullDisk:
         return is_news
 
     def stored(self) -> bool:
-        """An append was stored; whether that is news."""
+        """Notes that an append was stored. Returns whether the disk was known to be full."""
         is_news = bool(self.reason)
         self.reason = ""
         self.was_full = self._has_promised = False
@@ -54,6 +55,6 @@ class FullDisk:
         return bool(self.reason) and now_ms >= self._look_from_ms
 
     def found_space(self) -> None:
-        """A look says that the next append will have space."""
+        """Notes that a look has found space for the next append."""
         self.reason = ""
         self._has_promised = True

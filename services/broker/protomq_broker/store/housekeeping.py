@@ -1,8 +1,8 @@
-"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention, scrubbing, a look whether its folder
-is still there.
+"""The background work of a store: writes files of derived structures, prepares the next segment, makes checkpoints, deletes old segments,
+scrubs, and checks that its folder still exists.
 
-`turn` is called every flush interval on the housekeeping thread; each duty knows by the monotonic clock when it is due. All of it is
-derived or can wait: an error of the disk is said, the log goes on, and the next turn tries again.
+The housekeeping thread calls `turn` every flush interval; each duty knows by the monotonic clock when it is due. All of this can wait:
+after a disk error the store logs it, appends go on, and the next turn tries again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class Clock(Protocol):
-    """What the store asks about time."""
+    """The clocks that the store reads."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 by the wall clock, which may jump."""
@@ -49,17 +49,17 @@ class Clock(Protocol):
 
 
 class StoreActions(NamedTuple):
-    """What housekeeping has the store do.
+    """Functions of the store that housekeeping calls.
 
     Attributes:
         checkpoint: makes everything durable and writes the checkpoint.
-        uncheckpointed_bytes: how much was appended since the last one.
-        delete_segments_below: deletes old segments, fewer where some are needed; where the log starts now.
-        keep_from_position: what the log has from here on is needed; None if nothing is.
+        uncheckpointed_bytes: bytes that were appended since the last checkpoint.
+        delete_segments_below: deletes old segments that nobody needs; returns where the log starts now.
+        keep_from_position: the log is needed from this position on; None if nobody needs it.
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
         heal: heals damaged files of consume queues and of the timer, some at a time, given the monotonic clock.
-        look_for_space: sees whether a disk that was full has space again.
+        look_for_space: checks whether a disk that was full has space again.
         fail: stops all writes for good, with a reason.
     """
 
@@ -111,7 +111,7 @@ class Housekeeper:
         self._state_due_ms = now_ms + STATE_INTERVAL_MS
 
     def turn(self) -> None:
-        """Does what is due. Of a log that has failed, only reading goes on: its queues are healed."""
+        """Does the duties that are due. If the log has failed, it only heals queues, since reading goes on."""
         now_ms = self._clock.monotonic_ms()
         if not self._log.failure:
             self._write(now_ms)
@@ -138,7 +138,7 @@ class Housekeeper:
             ):
                 self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
                 self._actions.checkpoint()
-            # Not due, or failed: memory has to be given back all the same.
+            # The checkpoint is not due or has failed. Memory must still be written to files.
             if self._actions.uncheckpointed_bytes():
                 for structure in self._derived:
                     structure.flush()
@@ -150,7 +150,7 @@ class Housekeeper:
             log.warning("housekeeping failed and will be tried again: %s", error)
 
     def save(self) -> None:
-        """Writes down what the next start wants to know about the clock."""
+        """Saves the state of the clocks for the next start."""
         if self._state is not None:
             write_json_file(
                 self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None}
@@ -176,7 +176,7 @@ class Housekeeper:
         self._state = decision.state
         if decision.delete_below:
             first = self._actions.delete_segments_below(decision.delete_below)
-            # What a recovery would need stays until the next checkpoint.
+            # Segments that a recovery would need stay until the next checkpoint.
             count = sum(segment.end_position <= first for segment in decision.delete)
             if count:
                 log.info("%d segments are deleted: %s", count, decision.reason)

@@ -1,16 +1,16 @@
 """Heals a damaged range of the log with the bytes that a replica has there, while the store is open.
 
-Replicas have the same log, octet by octet, and the store knows the CRC of the chain of seals on both sides of a range. So it proves what
-it is given before it writes one octet: from the CRC in front of the range, every seal must lead to the next, and the last one to the CRC
-with which the log goes on behind. Bytes of another past, of another epoch, or with a flipped bit do not lead there.
+Replicas have the same log, byte by byte, and the store knows the CRC of the chain of seals on both sides of a range. So it proves the bytes
+before it writes any. From the CRC in front of the range, each seal must lead to the next, and the last one to the CRC behind the range.
+Bytes of another past or epoch, or with a flipped bit, do not lead there.
 
     prove  ->  write at the same positions, sync  ->  doubt what readers believed there  ->  take the range out of quarantine
 
-- The range is in quarantine until all of it is synced: a crash in between leaves it there, and it is healed again.
-- Damage that was found while the store was open is out of quarantine at once: all that is derived from the log had these records before.
-- What the start had to skip waits for the next start (`complete_healing`), which rebuilds all that is derived from the log: offsets,
-  index, timers, transactions and queues then have what they lacked.
-- What `protomq log repair` has filled with padding is healed the same way.
+- The range stays in quarantine until all of it is synced. After a crash in between, the store heals it again.
+- Damage that was found while the store was open leaves quarantine at once, since the derived structures got these records before.
+- A range that the start had to skip waits for the next start (`complete_healing`). That start rebuilds everything that is derived from the
+  log, so offsets, index, timers, transactions and queues get what they lacked.
+- The same way heals a range that `protomq log repair` has filled with padding.
 
 Any thread; one at a time.
 """
@@ -49,9 +49,9 @@ CRC_SIZE_BYTES: Final = 4
 def prove_healing(
     data: bytes, damage: DamagedRange, crc_before: int | None, segment_size_bytes: int
 ) -> list[WalkedBlock]:
-    """The appends in `data`, which are to stand in a damaged range, segment by segment. Raises HealingRefusedError if they are not those.
+    """Returns the appends in `data`, segment by segment, if they are those of the damaged range. Raises HealingRefusedError otherwise.
 
-    `crc_before`: of the seal in front of the range; None if nobody knows it: then the range begins with the head of a segment.
+    `crc_before`: CRC of the seal in front of the range; None: unknown, then the range must begin with the head of a segment.
     """
 
     def refuse(position: int, reason: str) -> HealingRefusedError:
@@ -95,7 +95,7 @@ class LogHealer:
         checked: CheckedLog,
         log_start: Callable[[], StartPoint],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins."""
+        """`log_start` returns where a walk of the whole log begins."""
         self.healed_count = 0
         self._disk = disk
         self._log = commit_log
@@ -112,7 +112,7 @@ class LogHealer:
         return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
 
     def heal(self, damage: DamagedRange, data: bytes) -> None:
-        """Puts the bytes of a replica in the place of a range in quarantine. Raises HealingRefusedError: nothing was written; OSError."""
+        """Replaces a range in quarantine by the bytes of a replica. Raises HealingRefusedError (nothing was written), OSError."""
         with self._lock:
             if damage not in self.ranges():
                 return
@@ -141,7 +141,8 @@ class LogHealer:
     def _write(self, block: WalkedBlock) -> None:
         segment = self._log.segment_to_heal(block.base_position)
         if segment is None:
-            return  # retention has deleted it
+            # Retention has deleted the segment.
+            return
         if segment.stored_size_bytes() < segment.size_bytes:
             self._disk.allocate(segment.fd, segment.size_bytes)
         data = memoryview(block.data)[: block.size_bytes]
@@ -154,8 +155,8 @@ class LogHealer:
 
 
 def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
-    """Takes ranges that hold again out of quarantine, and has all that is derived from the log rebuilt. At a start, before anything but
-    the segments is opened. Interrupted, the next start does it again. Raises OSError.
+    """Takes healed ranges out of quarantine, and makes the start rebuild everything that is derived from the log. Called at a start, before
+    anything but the segments is open. If it is interrupted, the next start does it again. Raises OSError.
     """
     path = f"{root}/config/quarantine.json"
     damaged = read_quarantine(disk, path)
@@ -188,7 +189,7 @@ def _holds_again(
 def crc_before(
     folder: SegmentFolder, position: int, damaged: Sequence[DamagedRange], first_crc: int | None
 ) -> int | None:
-    """With which CRC the chain comes to a position; None if nobody knows. `first_crc`: to the first segment."""
+    """Returns the CRC of the chain of seals at a position; None if it is unknown. `first_crc`: the CRC at the first segment."""
     for other in damaged:
         if other.end_position == position:
             return other.previous_crc32c

@@ -1,4 +1,5 @@
-"""What the files beside the log say about how far it went. Nothing is changed: a start and the offline commands judge the log by the same.
+"""Reads from the files beside the log how far the log went. It changes nothing: a start and the offline commands judge the log by the same
+proof.
 
 A start takes the same from the derived structures that it loads, which cuts their files.
 """
@@ -17,7 +18,7 @@ from .timer import pending
 
 
 def derived_position(disk: Disk, root: str) -> int:
-    """Up to where the derived structures had covered the log durably, which is never beyond what was synced; 0 if none says."""
+    """Up to where derived structures had covered the log durably; never beyond the synced position. 0 if no file says so."""
     return max(
         consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
         index.stored_position(disk, f"{root}/index"),
@@ -28,7 +29,7 @@ def derived_position(disk: Disk, root: str) -> int:
 
 
 def written_position(disk: Disk, root: str) -> int:
-    """Up to where consume queues have entries for the log: it was written that far, synced or not."""
+    """Up to where consume queues have entries. The log was written that far, synced or not."""
     folder = f"{root}/consumequeue"
     ends = read_saved_ends(disk, f"{root}/config")
     if disk.is_folder(folder):
@@ -37,10 +38,10 @@ def written_position(disk: Disk, root: str) -> int:
 
 
 def forget_unused_segments(disk: Disk, root: str, folder: SegmentFolder) -> None:
-    """Takes segments in which nothing was ever written for none, where something says that those in front of them were there.
+    """Forgets segments in which nothing was ever written, if a file says that there were segments in front of them.
 
-    Retention deletes nothing behind the checkpoint, and never the segment being written. So a log of which only the segment made in
-    advance is left has not been shortened: it is gone.
+    Retention deletes nothing behind the checkpoint, and never the segment being written. So if only the segment made in advance is left,
+    somebody has removed the log; retention has not shortened it.
     """
     first = folder.first_position
     if not first or has_bytes_behind(disk, folder, first):

@@ -1,8 +1,8 @@
-"""Opening a store: the log is recovered, and what is derived from it is brought up to its end.
+"""Opens a store: recovers the log, and brings the derived structures to its end.
 
     settings < derived.load < recover_log, which hands verified blocks to the derived structures < derived.truncate(end of the log)
 
-What is derived says itself up to where it is complete (`replay_from`); the walk begins early enough for all of them.
+Each derived structure says up to where it is complete (`replay_from`). The walk begins early enough for all of them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_CHECK_SIZE_BYTES: Final = 64 << 20
-"""Of the log in front of the checkpoint, checked before a start is done: 40 ms where it is in the page cache."""
+"""Bytes in front of the checkpoint that a start checks: 40 ms if they are in the page cache."""
 
 
 def make_folders(disk: Disk, root: str) -> None:
-    """Makes the store's folders, durably. Those above the root are synced too: a start that was killed may have made any of them."""
+    """Creates the store's folders, durably. Syncs those above the root too, since a start that was killed may have created any of them."""
     for folder in ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends", "timer"):
         disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
@@ -71,7 +71,7 @@ def make_folders(disk: Disk, root: str) -> None:
 
 
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
-    """Compares what shapes the data on disk with what the store was made with; a new store remembers it. Raises StoreSettingsError."""
+    """Compares the settings that shape the data on disk with those of the store. A new store saves them. Raises StoreSettingsError."""
     if disk.exists(f"{root}/{BACKUP_NAME}"):
         raise StoreSettingsError(
             f"{root}: this is a backup, or a restore that is not done ({BACKUP_NAME}): `protomq restore` makes a store of a backup"
@@ -102,7 +102,8 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
 def _settings_of_segments(
     disk: Disk, root: str, error: SideFileDamagedError
 ) -> dict[str, int] | None:
-    """What a store was made with, by its segments, which are all of one size; None if it has none. Raises StoreSettingsError."""
+    """Returns the settings that the segments of a store show; None if it has no segments. Raises StoreSettingsError if their sizes differ.
+    """
     sizes: set[int | None] = set()
     names = [name for name in disk.list(f"{root}/commitlog") if SEGMENT_NAME.fullmatch(name)]
     for name in names:
@@ -132,10 +133,10 @@ def recover_store(
     boundaries: BoundaryFiles,
     on_walked: Callable[[WalkedBlock], None],
 ) -> RecoveredLog:
-    """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
+    """Recovers the log and brings the derived structures to its end; they are loaded already, consume queues first. Raises CorruptLogError.
 
-    `deleted`: topics that were deleted, and up to where what the log has of them is gone; what the walk finds joins them. `boundaries`:
-    from where a walk may begin, besides the heads of segments. `on_walked` is told what was walked.
+    `deleted`: for each deleted topic the position up to which its records are deleted; the walk adds those that it finds. `boundaries`:
+    positions where a walk may begin, besides the heads of segments. `on_walked` is called with each block of the walk.
     """
     config_folder = f"{root}/config"
     positions = [structure.replay_from for structure in derived]
@@ -190,7 +191,7 @@ def _recover(
     boundaries: BoundaryFiles,
     on_walked: Callable[[WalkedBlock], None],
 ) -> tuple[RecoveredLog, _Replay]:
-    """Walks the log: what was found, and what has handed it to the derived structures, which were complete up to `positions`."""
+    """Walks the log. Returns the result, and the replay that fed the derived structures, which were complete up to `positions`."""
     quarantine_path = f"{config_folder}/quarantine.json"
     start = choose_start(folder, checkpoint, min(positions))
     absent = find_absent(folder, start.position, read_quarantine(disk, quarantine_path))
@@ -243,14 +244,14 @@ def _recover(
 def _boundary_before(
     checkpoint: Checkpoint, boundaries: Sequence[tuple[int, int]]
 ) -> StartPoint | None:
-    """The last boundary that leaves START_CHECK_SIZE_BYTES in front of the checkpoint; None if there is none."""
+    """Returns the last boundary that is at least START_CHECK_SIZE_BYTES in front of the checkpoint; None if there is none."""
     end = checkpoint.replay_position - START_CHECK_SIZE_BYTES
     found = [StartPoint(position, crc) for position, crc in boundaries if position <= end]
     return found[-1] if found else None
 
 
 def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:
-    """Where the check of what stands in front of the checkpoint begins: with the segment that ends with it or has it."""
+    """Returns where the check in front of the checkpoint begins: at the segment that ends with the checkpoint or contains it."""
     return choose_start(
         folder, replace(checkpoint, replay_position=1 << 62), checkpoint.replay_position - 1
     )
@@ -265,7 +266,7 @@ def rebuild(
     derived: Sequence[Derived],
     deleted: dict[str, int],
 ) -> None:
-    """Rebuilds derived structures from the recovered log: what the start believed turned out to be wrong."""
+    """Rebuilds derived structures from the recovered log, because the start had relied on wrong data."""
     _rebuild(disk, folder, checkpoint, recovered, queues, derived, deleted)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
 
@@ -277,11 +278,11 @@ def restore_topics(
     known_incarnations: Mapping[str, int],
     store_id: int,
 ) -> None:
-    """Topics that have messages and no record come back from their queues: their first message had come just before the process or the
-    power went, or their record is lost.
+    """Restores from their queues the topics that have messages but no record. A crash came just after their first message, or their record
+    is lost.
 
-    Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it. That
-    is another one if the store's number was lost too: then readers are told TOPIC_RECREATED, and begin again.
+    Their incarnation comes from the newest committed offset (`known_incarnations`), or from the first message. The latter gives another
+    incarnation if the store's number was lost too; then readers get TOPIC_RECREATED, and begin again.
     """
     counts = {
         topic: max(queues.queues_of(topic)) + 1
@@ -302,7 +303,7 @@ def restore_topics(
 
 
 def _first_position_of(topic: str, queues: ConsumeQueueTable) -> int | None:
-    """Where the oldest message of a topic stands; None if its queues do not tell."""
+    """Returns where the oldest message of a topic stands; None if its queues do not say."""
     positions = []
     for queue in queues.queues_of(topic).values():
         if queue.known_min_offset < queue.end_offset:
@@ -339,7 +340,7 @@ def _rebuild(
 def deletions_in_block(
     block: WalkedBlock, records: ScannedRecords
 ) -> Iterator[tuple[str, int]]:
-    """What the records of a block delete: a topic, and up to where what the log has of it is gone."""
+    """Yields the topics that records of a block delete, each with the position up to which its records are deleted."""
     for row, body in state_records(block, records, TOPICS_TOPIC):
         with suppress(DecodeError):
             yield from deletions_in(TopicsRecord.FromString(body), int(records.positions[row]))
@@ -348,7 +349,7 @@ def deletions_in_block(
 def state_records(
     block: WalkedBlock, records: ScannedRecords, topic: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Of each record of a system topic in a block: its row, and its body."""
+    """Yields row and body of each record of a system topic in a block."""
     if topic not in records.topics:
         return
     for row in np.flatnonzero(records.topic_indexes == records.topics.index(topic)).tolist():
@@ -359,7 +360,7 @@ def state_records(
 
 
 class _Replay:
-    """Hands blocks to derived structures, and tells them of damaged ranges between, of which queue offsets are saved."""
+    """Hands blocks to derived structures, reports the damaged ranges in between, and saves the queue offsets of those ranges."""
 
     def __init__(
         self,
@@ -370,7 +371,7 @@ class _Replay:
         position: int,
         deleted: dict[str, int],
     ) -> None:
-        """`deleted`: what is known of topics that were deleted; what the blocks tell joins it."""
+        """`deleted`: the known deleted topics; the replay adds those that the blocks delete."""
         self._deleted = deleted
         self._folder = folder
         self._disk = disk
@@ -379,7 +380,7 @@ class _Replay:
         self._position = position
 
     def take(self, block: WalkedBlock) -> None:
-        """The next block."""
+        """Takes the next block."""
         if block.base_position > self._position:
             self._pass_over(self._position, block.base_position)
         self._position = block.base_position + block.size_bytes
@@ -405,7 +406,7 @@ class _Replay:
         self._replay(records.select(_between(records, start, records.count)) if start else records)
 
     def _one_of(self, kind: type[T]) -> T | None:
-        """The structure of this kind, if it is replayed."""
+        """Returns the structure of this kind if it is replayed."""
         return next((found for found in self._derived if isinstance(found, kind)), None)
 
     def _replay(self, records: ScannedRecords) -> None:
@@ -419,7 +420,8 @@ class _Replay:
                 structure.replay(kept)
 
     def _note_deletions(self, block: WalkedBlock, records: ScannedRecords) -> None:
-        """Topics that a block deletes are gone from what was made of the blocks before; what it has of them itself is skipped."""
+        """Notes topics that a block deletes: forgets them in all earlier blocks, and skips the records that the block itself has of them.
+        """
         for name, end_position in deletions_in_block(block, records):
             if end_position > self._deleted.get(name, 0):
                 self._deleted[name] = end_position
@@ -427,7 +429,7 @@ class _Replay:
                     structure.forget_deleted({name: end_position})
 
     def finish(self, end_position: int) -> None:
-        """There are no more blocks."""
+        """Ends the replay: there are no more blocks."""
         if end_position > self._position:
             self._pass_over(self._position, end_position)
 
@@ -437,9 +439,9 @@ class _Replay:
         self._save_offsets(start, end)
 
     def _save_offsets(self, start: int, end: int) -> None:
-        """Enters records of a damaged range into their queues, so that their offsets are not given again. They are never served.
+        """Enters records of a damaged range into their queues, so that no new message gets their offsets. They are never served.
 
-        Taken are only records that say that they stand where they stand, in a queue that is known, with the very offset that is next.
+        It takes only records that name their real position, a known queue, and exactly the next offset of that queue.
         """
         if self._queues not in self._derived:
             return
@@ -450,7 +452,7 @@ class _Replay:
 
 
 def _disowned(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
-    """The records, those of topics that were deleted after them with the topic ""."""
+    """Returns the records; those whose topic was deleted after them get the topic ""."""
     indexes = np.where(_is_owned(records, deleted), records.topic_indexes, len(records.topics))
     return replace(records, topics=(*records.topics, ""), topic_indexes=indexes.astype(np.int32))
 

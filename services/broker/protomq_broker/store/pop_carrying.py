@@ -1,7 +1,8 @@
-"""Messages that were popped and are not done outlive their segment: before it goes, a copy of each moves to its group's retry topic.
+"""Carries popped messages that are still open forward: before their segment is deleted, it appends a copy of each to the group's retry
+topic.
 
-A message stays what it is for its group: same queue offset, same receipt, same attempt. The state remembers where its copy stands, and
-pops read it there. Copies and the record that says so are one append.
+A message stays what it is for its group: same queue offset, same receipt, same attempt. The state remembers where its copy stands, and pops
+read it there. The copies and the record that says where they stand are one append.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MOVED_COUNT_MAX: Final = 512
 MOVED_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of an append of copies: sends get on in between."""
+"""Most bytes of copies in one append, so that sends can go on in between."""
 
 
 class _Place(NamedTuple):
@@ -40,7 +41,7 @@ class _Place(NamedTuple):
 
 
 class PopCarrier:
-    """`move_below`: not the writer thread, unless `on_writer` says so. `append_moved`: as `Store.append_moved`."""
+    """Call `move_below` on any thread but the writer's, unless `on_writer` allows it. `append_moved`: as `Store.append_moved`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class PopCarrier:
                 self._move(known, self._first(places))
 
     def _is_known(self, known: OpenMessages) -> bool:
-        """Whether neither its topic nor its group was deleted."""
+        """Whether its topic and its group still exist."""
         with self._popped.lock:
             return self._popped.find(known.key, known.incarnation) is known
 
@@ -106,7 +107,9 @@ class PopCarrier:
     def _append(
         self, known: OpenMessages, copies: Sequence[AppendRequest], kept: Sequence[int], lost: Sequence[int]
     ) -> None:
-        """On the writer thread; nothing happens if one of them was settled meanwhile: then they are prepared again."""
+        """Appends the copies on the writer thread. If one of the messages was settled meanwhile, appends nothing; the caller prepares them
+        again.
+        """
         group, topic, queue_id = known.key
         if not self._is_known(known) or any(offset not in known.open for offset in (*kept, *lost)):
             return
@@ -127,7 +130,7 @@ class PopCarrier:
             self._topics.add([TopicConfig(name, 1, 1)])
 
     def _first(self, places: Sequence[_Place]) -> Sequence[_Place]:
-        """So many of the first that their records are no more than an append of copies takes; one at least."""
+        """Returns the first places whose records together fit into one append of copies; at least one."""
         ends = np.cumsum([place.size for place in places[:MOVED_COUNT_MAX]])
         return places[: max(int(np.searchsorted(ends, self._size_max_bytes, "right")), 1)]
 

@@ -1,4 +1,4 @@
-"""Which old segments go, and when writes are refused: a decision, nothing is touched.
+"""Decides which old segments to delete, and when to refuse writes. It only decides, and touches no file.
 
 Rules, as RocketMQ's, with safer clocks:
 - A segment is old when its newest message is older than the retention time. Old segments go in the delete hour, or at any hour once
@@ -6,11 +6,10 @@ Rules, as RocketMQ's, with safer clocks:
 - Above `disk_force_ratio` the oldest segments go, whatever their age, as many as bring the disk below it, 10 at a time at most.
 - Above `disk_refuse_ratio` writes are refused.
 - The segment being written never goes, nor one that holds what `keep_from_position` protects.
-- A clock that jumps forward makes nothing old. What the wall clock gains on the monotonic clock, which cannot jump, is its lead, and
-  ages are reckoned without it. Once the clocks have agreed for a whole retention time the lead is forgotten, and rightly: what was
-  stored before the jump is truly old by then, and what was stored since was stamped by the same clock. Over a restart nobody watches:
-  then the wall clock is believed a day, and the rest is lead. A clock that goes back works its lead off and makes everything
-  younger, which is harmless.
+- A clock that jumps forward makes no message old. The lead is how far the wall clock has run ahead of the monotonic clock, which cannot
+  jump; ages are computed without it. After both clocks have agreed for a whole retention time, the lead is forgotten: messages from before
+  the jump are truly old by then, and later ones were stamped by the same clock. Nobody watches the clock over a restart, so a gain of up to
+  one day is believed, and the rest is lead. A clock that goes back reduces the lead and makes messages younger, which is harmless.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ NOISE_MS: Final = 1_000
 """The two clocks may drift apart by this much from one look to the next without anybody having set them."""
 UNWATCHED_TRUST_MS: Final = 24 * 3_600_000
 FORCED_COUNT_MAX: Final = 10
-"""Per look; RocketMQ's batch. The disk may be full of somebody else's files: then all of ours would go at once for nothing."""
+"""Most segments that one look deletes by force, as in RocketMQ. Other files may fill the disk; then deleting all segments at once would not
+help.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What the configuration says; see `StoreConfig`."""
+    """The rules from the configuration; see `StoreConfig`."""
 
     retention_ms: int = 72 * 3_600_000
     delete_hour: int = 4
@@ -49,12 +50,12 @@ class SegmentAge:
 
 @dataclass(frozen=True, slots=True)
 class RetentionState:
-    """What one look leaves for the next. To be kept over a restart, all but `monotonic_ms`; what is lost costs some patience only.
+    """State from one look to the next. The store saves all but `monotonic_ms` over a restart; losing it only delays deletions.
 
     Attributes:
         wall_ms: the wall clock at the last look.
-        lead_ms: how far it was ahead of the truth.
-        agreed_ms: for how long, by the monotonic clock, the two have agreed since.
+        lead_ms: how far the wall clock was ahead of the true time.
+        agreed_ms: for how long, by the monotonic clock, the two clocks have agreed since then.
         newest_store_time_ms: store time of the newest message at the last look.
         monotonic_ms: the monotonic clock at the last look; None after a restart.
     """
@@ -68,7 +69,7 @@ class RetentionState:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is seen now.
+    """The facts at one look.
 
     Attributes:
         wall_ms: the wall clock, milliseconds since 1970.
@@ -76,8 +77,8 @@ class Look:
         monotonic_ms: a clock that never jumps.
         segments: all segments in their order; the last one is being written.
         disk_total_bytes: size of the disk.
-        disk_used_ratio: used part of it, 0.0 to 1.0.
-        keep_from_position: what the log has from here on is needed (by a replica, a timer, an open transaction); None: nothing is.
+        disk_used_ratio: used part of the disk, 0.0 to 1.0.
+        keep_from_position: a replica, timer or open transaction needs the log from this position on; None: nothing does.
     """
 
     wall_ms: int
@@ -114,7 +115,7 @@ class RetentionDecision:
 
 
 def decide(state: RetentionState | None, look: Look, rules: RetentionRules) -> RetentionDecision:
-    """The decision for one look; `state` is what the last one left, None for a store that nobody has looked at."""
+    """Decides for one look. `state`: result of the last look; None for a store without one."""
     state = _watch_clock(state, look, rules.retention_ms)
     trusted_ms = look.wall_ms - state.lead_ms
     may_go = list(look.segments[:-1])
@@ -156,7 +157,7 @@ def _watch_clock(state: RetentionState | None, look: Look, retention_ms: int) ->
     else:
         agreed_ms = look.monotonic_ms - state.monotonic_ms
         gained_ms = passed_ms - agreed_ms
-    # Up to the newest message a jump only sets a clock right that was behind.
+    # A clock that jumps up to the newest message's store time was behind before; that jump only corrects it.
     if gained_ms > 0 and not state.lead_ms:
         gained_ms = max(0, gained_ms - max(0, state.newest_store_time_ms - state.wall_ms))
     lead_ms = max(0, state.lead_ms + gained_ms)
@@ -167,7 +168,7 @@ def _watch_clock(state: RetentionState | None, look: Look, retention_ms: int) ->
 
 
 def _forced_count(may_go: Sequence[SegmentAge], look: Look, rules: RetentionRules) -> int:
-    """How many of the oldest segments have to go for the sake of the disk."""
+    """Number of oldest segments that must go to bring the disk below the limit."""
     too_much = (look.disk_used_ratio - rules.disk_force_ratio) * look.disk_total_bytes
     if look.disk_used_ratio < rules.disk_force_ratio:
         return 0

@@ -1,11 +1,11 @@
-"""Whether what a send's numbers stand for in the log is that send: two producers may have been given one id.
+"""Checks that the log has a send's messages under its producer id and sequences: two producers may have been given one id.
 
-The table of repeated sends knows producers and sequences, not what they have sent. So before a send is answered as stored, its messages
-are compared with those that are. Rules:
+The table of repeated sends knows producers and sequences, not their messages. So before the broker answers that a send is stored, it
+compares its messages with the stored ones. Rules:
 - Two messages are the same if the CRC-32C of their fields 1 to 5 is; where it is not, if these fields are: a client may write a map
   in another order when it writes the message again.
-- The born time says nothing: who sends again what was computed again (a Spark task) has a new one.
-- What retention has deleted, or what is damaged, cannot be compared: then nobody can tell whether the send is stored.
+- The born time does not count: a Spark task that computes and sends a message again gives it a new one.
+- A deleted or damaged message cannot be compared: then nobody can tell whether the send is stored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .queues.reading import ReadResult, ReadStatus
 from .state.send_errors import ProducerIdTakenError, RepeatedSend, SequenceExpiredError
 
 READ_SIZE_BYTES: Final = 1 << 20
-"""Of the log that is read at a time."""
+"""Bytes of the log that are read at a time."""
 
 
 class SentAgain:
     """Compares sends with what is stored. Writer thread."""
 
     def __init__(self, reader: LogReader, end_position: Callable[[], int]) -> None:
-        """`end_position`: where the log ends. What is not synced yet is compared too, nobody is given it."""
+        """`end_position`: where the log ends. Messages that are not synced are compared too; nobody receives them."""
         self._reader = reader
         self._end_position = end_position
 
@@ -42,7 +42,7 @@ class SentAgain:
         self, region: RecordRegion, stored: RepeatedSend, index: int, count: int
     ) -> None:
         """Raises ProducerIdTakenError unless `count` messages of `region` from `index` on are those that stand from `stored` on;
-        SequenceExpiredError where nobody can tell.
+        SequenceExpiredError if nobody can tell.
         """
         if stored.queue_offset == NO_OFFSET:
             self._require_same_unqueued(region, stored, index, count)
@@ -58,7 +58,7 @@ class SentAgain:
     def _require_same_unqueued(
         self, region: RecordRegion, stored: RepeatedSend, index: int, count: int
     ) -> None:
-        """For messages that are in no consume queue: they stand one behind the other in the log."""
+        """Does the same for messages in no consume queue, which follow one another in the log."""
         position = self._reader.position_behind(stored.position, stored.ahead)
         for number in range(count):
             record = self._reader.record_at(position) if position else None

@@ -1,8 +1,8 @@
 """Reads old segments again, slowly, so that it finds damage before a consumer does.
 
-A start proves only what lies behind the checkpoint. The scrub walks what lies before it, a little at a time and round by round: seals,
-structure, and the sizes of the files. What does not hold, twice in a row, it puts into quarantine: readers get an error, and continue
-behind it.
+A start proves only the log behind the checkpoint. The scrub walks the part in front of it, a little at a time and round by round, and
+checks seals, structure and file sizes. It puts a part that fails twice in a row into quarantine: readers get an error, and continue behind
+it.
 
     a round   from the oldest segment to what is synced of the newest; the next begins ROUND_INTERVAL_MS later at the earliest
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 ROUND_INTERVAL_MS: Final = 24 * 3_600_000
 BLOCK_SIZE_BYTES: Final = 256 << 10
-"""A block is walked in 0.2 ms: the longest that other threads wait."""
+"""Size of a block. A walk of it takes 0.2 ms, the longest that other threads wait."""
 
 
 class Scrubber:
@@ -42,7 +42,8 @@ class Scrubber:
         quarantine: Quarantine,
         checked: CheckedLog,
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `checked` is told what holds, `quarantine` what does not."""
+        """`log_start` returns where a walk of the whole log begins. `checked` gets the parts that are valid, `quarantine` the damaged ones.
+        """
         self._disk = disk
         self._folder = folder
         self._size_bytes_per_s = size_bytes_per_s
@@ -55,7 +56,7 @@ class Scrubber:
         self._credit_bytes = 0
 
     def step(self, now_ms: int, end_position: int) -> None:
-        """Walks on, as far as the rate allows; everything in front of `end_position` is synced. `now_ms` is monotonic."""
+        """Walks on as far as the rate allows. Everything in front of `end_position` is synced. `now_ms`: monotonic time."""
         passed_ms = 0 if self._at_ms is None else now_ms - self._at_ms
         self._at_ms = now_ms
         if self._next is None:

@@ -15,14 +15,13 @@
       QueueHealer           heals damaged consume queue files               queues/
       LogHealer             heals damage of the log from a replica          log_healing.py
 
-Who may call: `append`, `find_repeated`, `append_verbatim`, `lead` on the writer thread, one and always the same. Everything else on any
-thread.
+Call `append`, `find_repeated`, `append_verbatim` and `lead` on the writer thread, always the same one. Call everything else on any thread.
 
-A store is opened to lead, or to follow: then its log is the leader's, who gives it the bytes. A follower that is open can be made the
-leader (`lead`); a leader becomes a follower when it is opened again.
+A store is opened to lead or to follow. A follower's log is the leader's: it stores the bytes that the leader gives. An open follower can
+become the leader (`lead`); a leader becomes a follower only when it is opened again.
 
-An append is visible when its position is published (`positions.py`), after the log and all derived structures have it. Nothing beyond
-the readable position leaves the store by any way.
+An append is visible when its position is published (`positions.py`), after the log and all derived structures have it. Nothing behind the
+readable position leaves the store in any way.
 """
 
 from __future__ import annotations
@@ -117,12 +116,13 @@ log = logging.getLogger(__name__)
 
 _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
-"""Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
-of their bytes do for CRC and write."""
+"""If there are at most this many requests (a vectored write takes IOV_MAX, 1,024), and they are large on average, CRC and write use views
+of their bytes and copy nothing.
+"""
 _COPIED_SIZE_MAX_BYTES: Final = 8 << 10
-"""Below it a copy costs less than a view."""
+"""Below this average size a copy costs less than a view."""
 _SPACE_MIN_BYTES: Final = 1 << 20
-"""A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
+"""Free bytes of a disk that counts as not full. Where segments are not truly preallocated, a write into one may find no space."""
 
 
 def _call(function: Callable[[], None]) -> None:
@@ -151,12 +151,13 @@ class Store:
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
-        `queues_default`: queues of a topic of which only the log tells, at least. `draw` gives random numbers of 63 bits, never 0: the
-        store's own, and incarnations of topics; without it they are not random, which tests want. `on_writer` has a function called on
-        the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes. `check_plan`: when
-        producers are asked about their transactions; RocketMQ's where it is None. `follows`: another store leads; nothing is readable
-        before `positions.note_replicated` says up to where that one's log is confirmed. `epoch`: in which it leads, one that was given to
-        it; None: the next one. `waits_for_replicas`: it leads, and nothing is readable before `positions.note_replicated` says so.
+        `queues_default`: fewest queues of a topic that is known only from the log. `draw` gives random numbers of 63 bits, never 0, for the
+        store's id and for incarnations of topics; without it they are not random, as tests need it. `on_writer` calls a function on the
+        writer thread and returns when it is done; it may raise StoreError. Without it, the thread that deletes also writes. `check_plan`:
+        when producers are asked about their transactions; None: RocketMQ's times. `follows`: another store leads; nothing is readable
+        before `positions.note_replicated` says how far the leader's log is confirmed. `epoch`: the epoch in which the store leads, if it
+        was given one; None: the next one. `waits_for_replicas`: the store leads, and nothing is readable before `positions.note_replicated`
+        says so.
 
         Raises StaleEpochError, StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -199,7 +200,7 @@ class Store:
         follows: bool,
         waits_for_replicas: bool,
     ) -> None:
-        """Wires what was recovered; nothing runs yet."""
+        """Connects the recovered parts; no thread runs yet."""
         disk, root, config = files.disk, files.root, files.config
         self.root = root
         self.config = config
@@ -207,9 +208,11 @@ class Store:
         """The store's random number, 1 to 2^63 - 1."""
         self.topics = files.topics
         self.on_topic_deleted: Callable[[str], None] = _ignore
-        """Told the name of a topic that is gone, on the thread that deleted it."""
+        """Called with the name of a deleted topic, on the thread that deleted it."""
         self.keep_from_position: Callable[[], int | None] = _nothing
-        """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
+        """Called before segments are deleted. Returns the position from which a replica, a timer or an open transaction needs the log;
+        None: nobody.
+        """
         self._files = files
         self._disk = disk
         self._folder = files.folder
@@ -224,12 +227,13 @@ class Store:
         self._on_writer = on_writer
         self._queues_default = queues_default
         self._follower: Follower | None = None
-        self._told_start = (0, 0)  # where the log says that it begins, and where that record ends
+        # Where the log says that it begins, and where that record ends.
+        self._told_start = (0, 0)
         self._refusal = ""
         self._full_disk = FullDisk()
         self._is_checkpoint_failed = False
         self.is_closed_clean = False
-        """All of it is on stable storage, and it was closed."""
+        """Whether the store was closed with everything on stable storage."""
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
@@ -247,7 +251,7 @@ class Store:
     def _wire_log(
         self, recovery: Recovery, epoch: int, *, follows: bool, waits_for_replicas: bool
     ) -> None:
-        """The log, its positions, and who syncs it."""
+        """Connects the log, its positions, and the flusher."""
         disk, config = self._disk, self.config
         self.positions = Positions(
             recovery.log.tail,
@@ -255,17 +259,17 @@ class Store:
             waits_for_flush=config.sync_flush,
             waits_for_replicas=waits_for_replicas,
         )
-        """Where the log stands; listeners join here."""
+        """The positions of the log; listeners join here."""
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self.append_durations = Durations(DISK_BOUNDS_S)
-        """Of appends that were stored: from their stamping until what is derived from the log has them."""
+        """Durations of appends that were stored: from stamping until the derived structures have the records."""
         self._flusher = LogFlusher(disk, self._log, self.positions, self._monotonic)
         self.sync_durations = self._flusher.durations
         if not follows:
             self._begin_segment()
 
     def _wire_reading(self, recovery: Recovery) -> None:
-        """What of the log is sound, and all ways to read it."""
+        """Connects what knows which parts of the log are sound, and everything that reads the log."""
         disk, clock = self._disk, self._clock
         self._quarantine = Quarantine(
             disk,
@@ -295,7 +299,7 @@ class Store:
         )
 
     def _wire_states(self, recovery: Recovery) -> None:
-        """The machines, brought to the end of the log, and how what they know outlives the segments that tell of it."""
+        """Brings the machines to the end of the log, and connects what carries their states forward."""
         disk, root, files = self._disk, self.root, self._files
         self.offsets = ConsumerOffsets(
             disk,
@@ -316,7 +320,7 @@ class Store:
         self.locks = LockTable(
             disk, f"{root}/config/locks.json", self._folder.first_position, self.positions.appended
         )
-        """Which members have which queues to themselves."""
+        """The locks of queues, with their owners."""
         self._front = LogFront(
             self._queues,
             self._repeated,
@@ -327,7 +331,7 @@ class Store:
         """Delayed messages that are not delivered yet."""
         self.timer = TimerState(self.pending)
         self.transactions = files.transactions
-        """Half messages that nobody has committed or rolled back, and how the last others ended."""
+        """Half messages that are still open, and how the last closed ones ended."""
         transaction_state = TransactionState(
             disk, files.transactions_folder, files.transactions, files.halves
         )
@@ -341,7 +345,7 @@ class Store:
             self.locks,
             self._front,
         )
-        """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
+        """The machines of the broker's own records. A machine in this list is replayed, saved and carried forward."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         transaction_state.end_replay()
@@ -362,7 +366,7 @@ class Store:
         )
 
     def _wire_upkeep(self) -> None:
-        """Who mends, deletes and saves in the background; no thread runs yet."""
+        """Connects what heals, deletes and saves in the background; no thread runs yet."""
         disk, root, config = self._disk, self.root, self.config
         self._log_healer = LogHealer(
             disk,
@@ -430,7 +434,7 @@ class Store:
         self._queues.watch_damage(self._keep_thread.wake)
 
     def _run(self, background: bool) -> None:
-        """The store is open: says so on the disk, and starts its threads."""
+        """Records on the disk that the store is open, and starts its threads."""
         try:
             self._files.abort.write()
         except OSError as error:
@@ -447,7 +451,7 @@ class Store:
             self._keep_thread.start()
 
     def _begin_segment(self) -> None:
-        """Makes the log's first segment, if it has none."""
+        """Creates the log's first segment if it has none."""
         try:
             self._log.position_for(0)
         except DiskFullError as error:  # what is there can be read, and deleted
@@ -463,16 +467,16 @@ class Store:
 
     @property
     def epochs(self) -> Epochs:
-        """Which epochs the log has, and which parts of it this store wrote as the leader."""
+        """The epochs of the log, and which parts of it this store wrote as the leader."""
         follower = self._follower
         return self._files.epochs if follower is None else follower.epochs
 
     def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
-        """Stores whole appends of the leader's log, which stand at `position` there; the new appended position. The writer thread.
+        """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position. The writer thread.
 
-        `may_end_within`: the beginning of one more may stand behind them, which is not stored yet.
-        An empty log begins at any segment. Raises NotFollowingError; ForeignBytesError: nothing of them is stored; DiskFullError,
-        StoreFailedError: they are stored up to the appended position.
+        `may_end_within`: the data may end with a part of one more append, which is not stored yet. An empty log begins at any segment.
+        Raises NotFollowingError; ForeignBytesError: nothing is stored; DiskFullError, StoreFailedError: the appends up to the appended
+        position are stored.
         """
         if self._follower is None:
             raise NotFollowingError("the store leads: it takes nobody else's bytes")
@@ -483,10 +487,10 @@ class Store:
             raise
 
     def lead(self, epoch: int | None = None, *, waits_for_replicas: bool = False) -> int:
-        """The follower leads from the end of its log on, in a new epoch, which is durable when this returns; the epoch. The writer thread.
+        """Makes the follower lead from the end of its log on, in a new epoch. Returns the epoch, which is durable then. The writer thread.
 
-        `epoch`: the one that it was given; None: the next one. `waits_for_replicas`: what is not confirmed yet stays unreadable until
-        `positions.note_replicated` says more. Raises StaleEpochError, OSError: then it follows on.
+        `epoch`: the epoch that the store was given; None: the next one. `waits_for_replicas`: unconfirmed bytes stay unreadable until
+        `positions.note_replicated` confirms more. Raises StaleEpochError, OSError; then the store still follows.
         """
         follower = self._follower
         assert follower is not None, "a follower becomes the leader"
@@ -503,11 +507,11 @@ class Store:
         return self._log.epoch
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
-        """(the last epoch not above `epoch` that the log has, where it ends there); None if it has none. Any thread."""
+        """Returns (the last epoch of the log that is not above `epoch`, where it ends); None if there is none. Any thread."""
         return self.epochs.end_of(epoch, self.positions.appended)
 
     def log_point(self, position: int) -> LogPoint | None:
-        """The end of an append at a position; None if there is none. Any thread; a part of a segment is read."""
+        """Returns the end of an append at a position; None if there is none. Reads a part of a segment. Any thread."""
         if not 0 < position <= self.positions.appended:
             return START if position == self._folder.first_position == 0 else None
         segment = self._folder.at(position - 1)
@@ -528,11 +532,11 @@ class Store:
         return None
 
     def truncate_to(self, point: LogPoint) -> LogPoint:
-        """The next opening truncates the log to a point at which it agrees with the leader's; until then nothing is stored any more.
+        """Makes the next opening truncate the log to a point at which it agrees with the leader's. Until then the store takes no appends.
 
-        `START` if they agree nowhere: then the log begins again, wherever the leader's does. So it does if its front was deleted, and what
-        was carried forward from there stands behind the point. The result is where the log will end. The writer thread.
-        Raises NotFollowingError, LogForkError: the log has no such point; StoreFailedError, OSError: then nothing has changed.
+        `START`: the logs agree nowhere, so the log begins again where the leader's does. It also begins again if its front was deleted and
+        what was carried forward from there stands behind the point. Returns where the log will end. The writer thread. Raises
+        NotFollowingError; LogForkError: the log has no such point; StoreFailedError, OSError: nothing has changed.
         """
         if self._follower is None:
             raise NotFollowingError("the store leads: nobody says where its log ends")
@@ -561,7 +565,7 @@ class Store:
         )
 
     def log_regions(self, start: int, end: int) -> list[LogRegion]:
-        """The log from `start` to `end` as it stands in its segments, unchecked; less where segments are gone. Any thread."""
+        """Returns the log from `start` to `end` as regions of its segments, unchecked; less if segments are gone. Any thread."""
         regions: list[LogRegion] = []
         for segment in self._folder.overlapping(start, end):
             first = max(start, segment.base_position)
@@ -585,32 +589,32 @@ class Store:
 
     @property
     def flushed_position(self) -> int:
-        """Everything below is on stable storage."""
+        """Everything below this position is on stable storage."""
         return self.positions.flushed
 
     @property
     def readable_position(self) -> int:
-        """Nothing at or beyond it is given to anybody."""
+        """Nobody gets anything at or behind this position."""
         return self.positions.readable
 
     @property
     def epoch(self) -> int:
-        """Of the appends that are made now."""
+        """The epoch of appends that are made now."""
         return self._log.epoch
 
     @property
     def append_size_max_bytes(self) -> int:
-        """The most that the records of one `append` may have together."""
+        """The most bytes that the records of one `append` may have together."""
         return self._log.append_size_max_bytes
 
     @property
     def log_failure(self) -> str:
-        """Why the log has failed for good: what is not flushed by now never will be; "" if it has not."""
+        """Why the log has failed for good, so that nothing more will be flushed; "" if it has not failed."""
         return self._log.failure
 
     @property
     def write_refusal(self) -> str:
-        """Why no writes are taken; "" if they are."""
+        """Why the store takes no writes; "" if it takes them."""
         return self._log.failure or self._refusal or self._full_disk.reason
 
     @property
@@ -619,9 +623,9 @@ class Store:
         return self._quarantine.ranges
 
     def heal_log(self, damage: DamagedRange, data: bytes) -> None:
-        """Puts the bytes of a replica in the place of a range in quarantine. Any thread.
+        """Replaces a range in quarantine by the bytes of a replica. Any thread.
 
-        Raises HealingRefusedError if they are not those that stood there: nothing is changed. OSError.
+        Raises HealingRefusedError if other bytes stood there (nothing has changed), OSError.
         """
         self._log_healer.heal(damage, data)
 
@@ -637,7 +641,7 @@ class Store:
 
     @property
     def damaged_files(self) -> Sequence[DamagedFile]:
-        """Files of consume queues in which damage was met, and which are not healed."""
+        """Damaged files of consume queues that are not healed yet."""
         return self._queues.damaged_files()
 
     @property
@@ -658,11 +662,12 @@ class Store:
         reserve: Reserve = Reserve.MESSAGES,
         apply_state: Callable[[], None] | None = None,
     ) -> int:
-        """Appends all of them as one group, one write and one seal; sets their offsets; the new appended position.
+        """Appends all requests as one group, with one write and one seal, and sets their offsets. Returns the new appended position.
 
-        `reserve`, `apply_state`: of `append_state` and `append_moved`; the latter is called when what is derived has the records.
+        `reserve`, `apply_state`: for `append_state` and `append_moved`. `apply_state` is called when the derived structures have the
+        records.
 
-        Raises DiskFullError, StoreFailedError, AppendTooLargeError or NotLeadingError: then nothing of it is stored.
+        Raises DiskFullError, StoreFailedError, AppendTooLargeError or NotLeadingError; then nothing is stored.
         """
         assert requests, "an append has records"
         if self._follower is not None or self._log.failure or (self._refusal and apply_state is None):
@@ -714,20 +719,20 @@ class Store:
     def append_state(
         self, topic: str, bodies: Sequence[bytes], reserve: Reserve = Reserve.STATE
     ) -> int:
-        """Appends the broker's own records, one for each body, and applies them to the state that the system topic holds; where they end.
+        """Appends the broker's own records, one for each body, and applies them to the state of the system topic. Returns where they end.
 
-        Taken as long as the disk takes them, however full it is: a disk is freed by deleting segments, which needs such appends.
-        Raises what `append` raises.
+        The store takes them however full the disk is: freeing a disk means deleting segments, which needs such appends. Raises what
+        `append` raises.
         """
         return self._append_states((), [(topic, bodies)], reserve)
 
     def append_moved(
         self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
     ) -> int:
-        """Appends copies of messages (`log/move.py`) together with what the states, by their system topics, have to know of that; where
-        all of it ends. One append with one seal: either all of it is in the log or nothing, whatever happens to the process or the power.
+        """Appends copies of messages (`log/move.py`) with the state records about them, by system topic. Returns where they end. All is one
+        append with one seal: after any crash, either all of it is in the log or nothing.
 
-        It is taken however full the disk is, as in `append_state`. Raises what `append` raises.
+        The store takes it however full the disk is, as in `append_state`. Raises what `append` raises.
         """
         return self._append_states(copies, states, Reserve.STATE)
 
@@ -753,12 +758,12 @@ class Store:
     def find_repeated(
         self, request: AppendRequest, previous_sequence: int | None = None
     ) -> StoredPlace | None:
-        """The place of the first time if this send is stored already; None if it is new: then the caller appends it next.
+        """Returns where this send is stored already; None if it is new: then the caller must append it next.
 
         `previous_sequence`: a sequence of the producer that must be stored here.
 
-        Raises what `RepeatedSends.admit` raises: SendInFlightError if the same send is part of the group not yet appended. And
-        ProducerIdTakenError where other messages have its sequences, SequenceExpiredError where that cannot be told any more.
+        Raises what `RepeatedSends.admit` raises, such as SendInFlightError if the same send is in the group not yet appended. Raises
+        ProducerIdTakenError if other messages have its sequences, SequenceExpiredError if nobody can tell any more.
         """
         region = request.region
         if not region.producer_id:
@@ -790,18 +795,18 @@ class Store:
         return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
 
     def drop_claims(self) -> None:
-        """What `find_repeated` said is new is not appended."""
+        """Drops the claims of sends that `find_repeated` called new and that will not be appended."""
         self._repeated.drop_claims()
 
     def _next_store_time_ms(self) -> int:
         return max(self._clock.now_ms(), self.positions.tail.store_time_ms)
 
     def request_flush(self) -> None:
-        """Wakes the flusher; any thread. What is appended while it syncs is covered by its next sync."""
+        """Wakes the flusher. What is appended during a sync is covered by the next one. Any thread."""
         self._flush_thread.wake()
 
     def flush(self) -> int:
-        """Syncs the log now, on the calling thread; the flushed position."""
+        """Syncs the log now, on the calling thread. Returns the flushed position."""
         return self._flusher.flush()
 
     # Reading: any thread.
@@ -835,7 +840,7 @@ class Store:
         size_max_bytes: int,
         tag_codes: frozenset[int] = NO_TAGS,
     ) -> ReadResult:
-        """As `read`, for records of which it is not sure yet that they leave the broker: they are not counted."""
+        """As `read`, but does not count the records: they may not leave the broker."""
         return self._reader.read(
             topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
         )
@@ -847,19 +852,19 @@ class Store:
         counters.bytes_out += result.regions_size_bytes
 
     def appended_end_offset(self, topic: str, queue_id: int) -> int:
-        """One past the last offset that a message of the queue has, readable or not."""
+        """One past the offset of the queue's last message, readable or not."""
         return self._queues.end_offset(topic, queue_id)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(first queue offset that is there, one past the last that may be read)."""
+        """Returns (first offset of the queue that is stored, one past the last readable offset)."""
         return self._reader.queue_range(topic, queue_id)
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """Queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
+        """Returns the queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
         return self._reader.offset_at_time(topic, queue_id, time_ms)
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Store time of a message that is there; KeyError if it is not, or may not be read."""
+        """Returns the store time of a message in ms since 1970. Raises KeyError if it is deleted or not readable."""
         return self._reader.store_time_of(topic, queue_id, queue_offset)
 
     def read_records(
@@ -869,11 +874,13 @@ class Store:
         return self._reader.read_records(positions, sizes)
 
     def record_at(self, position: int) -> bytes | None:
-        """The record (without tag and length) at a position, None if it is gone or damaged."""
+        """Returns the record at a position, without tag and length; None if it is gone or damaged."""
         return self._reader.record_at(position)
 
     def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
-        """Whether regions of an earlier answer hold now: they can be damaged behind it. If not, the next `read` knows it."""
+        """Whether regions of an earlier answer are still valid: they may have been damaged since. If not, the next `read` will find the
+        damage.
+        """
         return self._reader.regions_hold(regions)
 
     def find_by_key_hash(
@@ -912,26 +919,26 @@ class Store:
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go.
 
-        It goes between two appends: a send that found it is appended before, and gone with it. Not the writer thread, unless `on_writer`
-        says so. Raises what `append` raises, and NoWriterError.
+        The deletion happens between two appends: a send that found the topic is appended before it, and is deleted too. Not on the writer
+        thread, unless `on_writer` allows it. Raises what `append` raises, and NoWriterError.
         """
         if self.topics.delete(topic):
             self._keep_offsets()
             self._forget_topic(topic)
 
     def _forget_topic(self, topic: str) -> None:
-        """The topic is gone, from all that is derived too."""
+        """Forgets a deleted topic, also in derived structures."""
         self.offsets.forget_topic(topic)
         self._counters.pop(topic, None)
         self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:
-        """Deletes the segments that end at or below `position`, except those that a recovery would
-        need; where the log starts now. What is alive in them is appended again before. Not the writer thread, unless `on_writer` says so.
+        """Deletes the segments that end at or below `position`, except those that a recovery would need. Before, it appends again what is
+        alive in them. Returns where the log starts now. Not on the writer thread, unless `on_writer` allows it.
 
         A follower deletes no more than its leader has, and appends nothing.
 
-        A pull that is sending from one of them goes on: its file is open until the last reference goes.
+        A pull that is sending from a deleted segment goes on: the file stays open while something refers to it.
         """
         follower = self._follower
         if follower is not None:
@@ -955,9 +962,9 @@ class Store:
         return first
 
     def checkpoint(self) -> None:
-        """Makes everything durable and says so in the checkpoint; not the writer thread.
+        """Makes everything durable and records that in the checkpoint. Not on the writer thread.
 
-        Nothing happens after a sync has failed, of the log or of derived files: then only the old checkpoint can be believed.
+        Does nothing after a failed sync of the log or of derived files: then only the old checkpoint is trustworthy.
         """
         tail = self.positions.tail
         frozen_position = self._repeated.freeze()
@@ -969,7 +976,7 @@ class Store:
     def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
         found = [machine.unsaved() for machine in self._machines]
         snapshots = [snapshot for snapshot in found if snapshot is not None]
-        # What is in them must be on the disk first.
+        # First the log must be on the disk up to the position of these snapshots.
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
         if self._flusher.flush() < durable_position or self._is_checkpoint_failed:
             return
@@ -1002,13 +1009,13 @@ class Store:
             self.delete_segments_below(tail.position)
 
     def _keep_foreign_epochs(self, epochs: Epochs) -> None:
-        """Writes down the epochs of other leaders, if there are new ones."""
+        """Saves the epochs of other leaders if there are new ones."""
         if epochs.rows != self._files.epochs.rows:
             first, flushed = self._folder.first_position, self.positions.flushed
             self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
 
     def close(self) -> None:
-        """Stops the threads, makes everything durable, and gives the lock back. The writer has stopped before."""
+        """Stops the threads, makes everything durable, and releases the lock. The writer must have stopped before."""
         self._flush_thread.stop()
         self._keep_thread.stop()
         try:
@@ -1033,7 +1040,10 @@ class Store:
     def _stamp(
         self, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Sequence[Octets], int, bool]:
-        """Gives each record its place and time; (the bytes of the group in parts, number of records, whether all are plain messages)."""
+        """Gives each record its place and time.
+
+        Returns (the bytes of the group in parts, number of records, whether all are plain messages).
+        """
         start = position
         if len(requests) == 1:
             request = requests[0]
@@ -1084,7 +1094,7 @@ class Store:
         return self._queues.queue(region.topic, request.queue_id).end_offset
 
     def _count(self, requests: Sequence[AppendRequest]) -> list[QueueKey]:
-        """Counts what entered queues; the queues it went to."""
+        """Counts the messages that entered queues. Returns these queues."""
         keys: list[QueueKey] = []
         counters = self._counters
         for request in requests:
@@ -1103,7 +1113,7 @@ class Store:
     # Recovery and background.
 
     def _replay_states(self, recovered: RecoveredLog) -> None:
-        """Brings the states to the end of the log by the records that it has of them."""
+        """Replays the state records of the log, so that all states reach its end."""
         try:
             replay_states(self._machines, self._queues, self._reader)
         except ConsumeQueueDamagedError:
@@ -1111,7 +1121,7 @@ class Store:
             replay_states(self._machines, self._queues, self._reader)
 
     def _writer_of(self, machine: StateMachine) -> StateWriter:
-        """How the machine's changes get into the log."""
+        """Returns how a machine's changes get into the log."""
 
         def append(body: bytes) -> int:
             return self.append_state(machine.topic, [body])
@@ -1132,13 +1142,13 @@ class Store:
         return StateWriter(append, change)
 
     def _restore_topics(self) -> None:
-        """Topics of which no record tells, by their messages; and offsets of topics that are gone are forgotten."""
+        """Restores topics that have messages but no record, and forgets offsets of deleted topics."""
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, self._queues_default, known_incarnations, self.id)
         self._keep_offsets()
 
     def _keep_offsets(self) -> None:
-        """Forgets the offsets of topics that are gone, and what was popped of them."""
+        """Forgets offsets and pops of deleted topics."""
 
         def incarnation_of(name: str) -> int | None:
             topic = self.topics.find(name)
@@ -1163,11 +1173,11 @@ class Store:
         return half_copies(halves, self.read_records, is_half=is_half, now_ms=now_ms, topic=topic)
 
     def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool:
-        """Whether the topic of a message that stands at a position was not deleted since."""
+        """Whether the topic of a message at a position was not deleted after it."""
         return position >= self.topics.deleted.get(topic, 0)
 
     def _times(self, position: int) -> tuple[int, int]:
-        """Store time of the last record in front of `position`, where a segment ends, and of the last one of all."""
+        """Returns the store time of the last record in front of `position`, where a segment ends, and of the last record of the log."""
         end_ms = self.positions.tail.store_time_ms
         seal = seal_at_end(self._folder.at(position - 1))
         return (end_ms if seal is None else seal.store_time_ms), end_ms
@@ -1177,7 +1187,7 @@ class Store:
             log.warning("writes: refused, %s", reason)
 
     def _look_for_space(self) -> None:
-        """After an append was refused for a full disk: whether the next one would be, which somebody may wait for."""
+        """After a full disk refused an append: checks whether it would take the next one."""
         if not self._full_disk.is_look_due(self._clock.monotonic_ms()):
             return
         if self._log.has_next_segment:
@@ -1189,7 +1199,7 @@ class Store:
             _say_writes_are_taken()
 
     def _fail_lost(self, reason: str) -> None:
-        """The files are gone: nothing is written any more, nor created in their place."""
+        """Stops all writes because the files are gone; creates no new ones in their place."""
         log.critical("%s", reason)
         self._is_checkpoint_failed = True
         self._log.fail(reason)

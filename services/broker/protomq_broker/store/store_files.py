@@ -1,4 +1,4 @@
-"""What of a store is on the disk, loaded and brought to the end of its log: the first part of opening one. Nothing runs yet."""
+"""Loads the files of a store and brings them to the end of its log: the first part of opening a store. Nothing runs yet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .truncation import complete_truncation
 log = logging.getLogger(__name__)
 
 NO_POSITION: Final = (1 << 64) - 1
-"""In a checkpoint: with what CRC the log begins is not known."""
+"""In a checkpoint: the CRC at the log's start is unknown."""
 
 
 class StoreFiles:
@@ -92,7 +92,8 @@ class StoreFiles:
             TimerEntries(self.pending),
             self.halves,
         )
-        """What follows the log record by record, in this order: what joins here follows appends, starts, retention and checkpoints."""
+        """The structures that follow the log record by record, in this order. Each one follows appends, starts, retention and checkpoints.
+        """
         self.topics = TopicTable(
             disk,
             f"{root}/config/topics.json",
@@ -104,7 +105,7 @@ class StoreFiles:
         self.epochs = read_epochs(disk, self._epochs_path)
 
     def recover(self) -> Recovery:
-        """Finds the end of the log and brings what is derived from it there."""
+        """Finds the end of the log, and brings the derived structures to it."""
         disk = self.disk
         checkpoint = self._checkpoint()
         path = self._checkpoint_path
@@ -150,7 +151,7 @@ class StoreFiles:
         return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
 
     def settle_epochs(self, recovered: RecoveredLog) -> None:
-        """The epochs of a log that was recovered, and so is synced. Not written down yet."""
+        """Sets the epochs of a recovered log, which is synced. Does not write them yet."""
         end = recovered.tail.position
         epochs = self.epochs
         if not epochs.is_known:
@@ -160,11 +161,11 @@ class StoreFiles:
         self.epochs = replace(epochs, highest_epoch=highest)
 
     def begin_epoch(self, end: int, epoch: int | None = None) -> int:
-        """The store leads from the end of its log on: in a new epoch, which is durable when this returns.
+        """Begins a new epoch at the end of the log, in which the store leads. It is durable when this returns.
 
-        `epoch`: the one that it was given; None: the next one. Raises StaleEpochError, OSError. A disk that is full leaves it in the epoch
-        in which it led last, or in the new one if that stands in the file already, so that segments can be deleted. Not if it was given
-        one: nobody else has that.
+        `epoch`: the epoch that the store was given; None: the next one. Raises StaleEpochError, OSError. If the disk is full, the store
+        stays in the epoch in which it led last (or in the new one if the file has it), so that segments can be deleted. This does not apply
+        to a given epoch.
         """
         epochs = self.epochs
         is_given = epoch is not None
@@ -185,9 +186,9 @@ class StoreFiles:
         return epoch
 
     def _epoch_that_stands(self, last_epoch: int) -> int:
-        """The epoch to lead in after the file could not be made durable: the new one if it stands there, else `last_epoch`.
+        """Returns the epoch in which to lead after the file could not be made durable: the new one if the file has it, else `last_epoch`.
 
-        The next start believes the file, so the seals have to say the same.
+        The next start reads the file, so the seals must have the same epoch.
         """
         standing = read_epochs(self.disk, self._epochs_path)
         if standing.highest_epoch <= self.epochs.highest_epoch:
@@ -196,13 +197,15 @@ class StoreFiles:
         return standing.highest_epoch
 
     def end_epoch(self, end: int) -> int:
-        """The store follows from the end of its log on: that is durable when this returns. The epoch of the log there. Raises OSError."""
+        """Ends the lead at the end of the log: from there on the store follows. Durable when this returns. Returns the log's epoch there.
+        Raises OSError.
+        """
         epoch = epoch_at_end(self.folder, end)
         self.keep_epochs(self.epochs.begin(end, epoch, is_led=False))
         return epoch
 
     def keep_epochs(self, epochs: Epochs) -> None:
-        """Writes them down. Raises OSError."""
+        """Writes the epochs to their file. Raises OSError."""
         write_epochs(self.disk, self._epochs_path, epochs)
         self.epochs = epochs
 
@@ -235,7 +238,7 @@ class LogStart:
 
     @classmethod
     def of(cls, folder: SegmentFolder, checkpoint: Checkpoint | None) -> LogStart:
-        """As a start finds it."""
+        """Returns the log's start as a start of the store finds it."""
         first = folder.first_position
         if first == 0:
             return cls(folder, 0, 0)
@@ -244,7 +247,7 @@ class LogStart:
         return cls(folder, NO_POSITION, None)
 
     def move(self, crc32c: int | None) -> None:
-        """Segments were removed; `crc32c`: of the last seal that went with them."""
+        """Moves the start after segments were removed. `crc32c`: CRC of the last seal that was removed."""
         self._known = (self._folder.first_position, crc32c)
 
     def point(self) -> StartPoint:
@@ -254,7 +257,7 @@ class LogStart:
         return StartPoint(first, crc32c if position == first else None)
 
     def checkpointed(self) -> tuple[int, int]:
-        """(position, CRC) for the checkpoint."""
+        """Returns (position, CRC) for the checkpoint."""
         position, crc32c = self._known
         return (position, crc32c) if crc32c is not None else (NO_POSITION, 0)
 
@@ -263,7 +266,8 @@ class LogStart:
 class Recovery:
     """What a start has found.
 
-    Attributes: log: its end, and what is damaged; start: where it begins; replay_position: of the checkpoint; walked: what holds.
+    Attributes: log: its end and its damaged ranges; start: where it begins; replay_position: from the checkpoint; walked: the parts that
+    are valid.
     """
 
     log: RecoveredLog

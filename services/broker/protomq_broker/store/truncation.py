@@ -1,9 +1,8 @@
-"""Truncating a log to the last point at which it agrees with its leader's: an intent, which the next start completes.
+"""Truncates a log to the last point at which it agrees with its leader's. An intent is written first; the next start completes it.
 
     config/truncation.json    {"position": n, "epoch": e, "crc32c": c}: the log is to end there
 
-An open follower writes the intent, durably, and takes nothing any more. The start that finds it does this, in this order, each step
-durably:
+An open follower writes the intent, durably, and takes no more bytes. The start that finds it does these steps in order, each durably:
 
     1   what was derived from the log, and snapshots of states: those that may tell of something behind the point go
     2   the checkpoint, if it tells of more than the point: it says that the log is synced up to there, and nothing of what is derived
@@ -11,10 +10,10 @@ durably:
     4   the log behind the point: later segments go, the rest of its segment reads as zeros
     5   the intent
 
-Interrupted anywhere, the next start does all of it again. What went in step 1 is rebuilt from the log.
+If it is interrupted anywhere, the next start does all steps again. It rebuilds from the log what step 1 removed.
 
-What a checkpoint has written down tells of nothing behind its `flushed_position`. What is newer than the checkpoint belongs to one that
-was not completed, and may tell of anything.
+Files of a completed checkpoint contain nothing behind its `flushed_position`. Newer files belong to a checkpoint that was not completed,
+and may contain anything.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ _STORED_POSITIONS: Final = {
     "timer": pending.stored_position,
     "transactions": transaction_files.stored_position,
 }
-"""What is derived from the log, by its folder, and what says up to where it is complete."""
+"""Derived structures by folder, each with the function that reads up to where it is complete."""
 
 
 def intend_truncation(disk: Disk, root: str, point: LogPoint) -> None:
-    """The next start truncates the log to `point`, up to which it is synced. Durable when this returns. Raises OSError."""
+    """Makes the next start truncate the log to `point`, up to which it is synced. Durable when this returns. Raises OSError."""
     write_json_file(disk, f"{root}/{TRUNCATION_NAME}", point._asdict())
 
 
 def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: StoreLock) -> None:
-    """Does what an intent says, if there is one. At a start, before anything but the segments is opened. Raises OSError."""
+    """Completes an intent if there is one. Called at a start, before anything but the segments is open. Raises OSError."""
     path = f"{root}/{TRUNCATION_NAME}"
     point = _read_intent(disk, path)
     if point is None:
@@ -64,7 +63,7 @@ def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: Stor
     log.warning(
         "the log is truncated to position %d, where it agrees with its leader's", point.position
     )
-    # What consume queues have of more does not prove any more that the log was written that far.
+    # Extra entries in consume queues no longer prove that the log was written that far.
     lock.previous_cache_id = ""
     lock.publish("")
     checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
@@ -80,7 +79,7 @@ def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: Stor
 
 
 def discard_derived(disk: Disk, root: str) -> None:
-    """Removes all that is derived from the log, snapshots too: the start rebuilds it. Durable when this returns. Raises OSError."""
+    """Removes everything that is derived from the log, snapshots too: the start rebuilds it. Durable when this returns. Raises OSError."""
     _discard(disk, root, START, None)
 
 
@@ -99,7 +98,7 @@ def _read_intent(disk: Disk, path: str) -> LogPoint | None:
 
 
 def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | None) -> None:
-    """Removes what may tell of something behind the point."""
+    """Removes files that may contain something behind the point."""
     kept = 0
     if checkpoint is not None and checkpoint.flushed_position <= point.position:
         kept = checkpoint.replay_position
@@ -118,7 +117,7 @@ def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | No
 
 
 def _snapshot_position(disk: Disk, path: str) -> int:
-    """Of which position a snapshot of a state is; -1 if the file is none, or does not hold, which is ignored anyhow."""
+    """The position of a snapshot of a state; -1 if the file is no snapshot or is damaged, so that it is ignored anyway."""
     if not path.removesuffix(".previous").endswith(".json") or path.endswith(TRUNCATION_NAME):
         return -1
     try:
@@ -129,7 +128,7 @@ def _snapshot_position(disk: Disk, path: str) -> int:
 
 
 def _synced_position(disk: Disk, root: str, checkpoint: Checkpoint | None, point: LogPoint) -> int:
-    """What the files say is synced; behind it, all is written once more, as at every start."""
+    """Returns how far the files say the log is synced. The start writes everything behind it again, as every start does."""
     flushed = checkpoint.flushed_position if checkpoint is not None else 0
     synced = max(flushed, read_epochs(disk, f"{root}/{EPOCHS_NAME}").synced_position)
     return min(synced, point.position)
