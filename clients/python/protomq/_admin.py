@@ -1,7 +1,7 @@
 """Admin: topics, brokers and look-ups, for tools and tests. Sync.
 
-A topic lives on brokers, each of which has its own queues of it: what changes a topic is asked of every broker of the cluster
-(or of those that are named), what describes it is put together from all of them.
+A topic lives on brokers, and each broker has its own queues of it. So a change goes to every broker of the cluster (or to those that are
+named), and a description combines the answers of all.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ _T = TypeVar("_T", bound="PbMessage")
 class Admin(AdminCalls):
     """Administration of a cluster. Any thread may call everything.
 
-    A method that asks several brokers goes on when one does not answer, and in the end raises PartialResultError with what the
-    others said; if none answers, the error of the first. A broker that the name server had and has no more does not answer either
-    (BrokerMissingError), until it is back or `forget_broker` was called.
+    A method that asks several brokers goes on when one does not answer. In the end it raises PartialResultError with the answers of the
+    others, or the error of the first if none answered. A broker that the name server misses counts as one that does not answer
+    (BrokerMissingError), until it is back or somebody calls `forget_broker`.
     """
 
     @explain_unknown_settings
@@ -99,7 +99,7 @@ class Admin(AdminCalls):
         spin: bool = True,
         connection: ConnectionOptions | None = None,
     ) -> None:
-        """`request_timeout_s`: of each call to a server. The others are as in Producer."""
+        """`request_timeout_s`: time-out of each call to a server. The others are as in Producer."""
         check_seconds("request_timeout_s", request_timeout_s)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
@@ -121,12 +121,12 @@ class Admin(AdminCalls):
         incarnation: int = 0,
         type: TopicType = TopicType.UNSPECIFIED,
     ) -> dict[str, TopicConfig]:
-        """Creates a topic at all brokers or at those named; its configuration by broker.
+        """Creates a topic at all brokers or at those named. Returns its configuration by broker.
 
-        0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all
-        of these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes; a topic is MIXED unless it is told
-        otherwise, and an update that names no type leaves it. Raises TopicExistsError if it exists with another configuration or
-        incarnation, InvalidArgumentError, BrokerNotFoundError.
+        0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all of
+        these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes. The default is MIXED; an update that names
+        no type leaves it. Raises TopicExistsError if it exists with another configuration or incarnation, InvalidArgumentError,
+        BrokerNotFoundError.
         """
         from .v1 import admin_service_pb2 as pb
         from .v1 import topic_pb2
@@ -197,7 +197,7 @@ class Admin(AdminCalls):
         return whole(TopicDescription(topic, configs, tuple(queues)), failures)
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
-        """Deletes a topic, its queues and committed offsets; the brokers that had it. Raises TopicNotFoundError if none had."""
+        """Deletes a topic, its queues and committed offsets. Returns the brokers that had it. Raises TopicNotFoundError if none had."""
         from .v1 import admin_service_pb2 as pb
 
         check_topic(topic)
@@ -222,7 +222,9 @@ class Admin(AdminCalls):
         return whole(deleted, failures)
 
     def list_topic_names(self, *, group_topics: bool = False) -> list[str]:
-        """Names of all topics that the name server knows, in order; `group_topics`: those of groups, too (%RETRY%group, %DLQ%group)."""
+        """Returns the names of all topics that the name server knows, sorted. `group_topics`: also those of groups (%RETRY%group,
+        %DLQ%group).
+        """
         from .v1 import route_service_pb2 as pb
 
         self._check_open()
@@ -244,7 +246,7 @@ class Admin(AdminCalls):
     def list_topics(
         self, broker_name: str | None = None, *, group_topics: bool = False
     ) -> dict[str, list[TopicConfig]]:
-        """The topics of a broker, or of each, by broker name; `group_topics`: those of groups, too (%RETRY%group, %DLQ%group)."""
+        """Returns the topics of a broker, or of each, by broker name. `group_topics`: also those of groups (%RETRY%group, %DLQ%group)."""
         from .v1 import admin_service_pb2 as pb
 
         found: dict[str, list[TopicConfig]] = {}
@@ -261,7 +263,7 @@ class Admin(AdminCalls):
     def list_groups(self, topic: str = "") -> list[ConsumerGroup]:
         """The consumer groups that have committed offsets at any broker, by name; `topic`: only in that one.
 
-        A group that has never committed is known to nobody but its members. Raises TopicNotFoundError.
+        Brokers do not list a group that has never committed. Raises TopicNotFoundError.
         """
         from .v1 import admin_service_pb2 as pb
 
@@ -289,7 +291,7 @@ class Admin(AdminCalls):
     def group_lag(
         self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[GroupLag]:
-        """How far a group is behind, by queue: in all topics in which it has committed, or in all queues of one topic.
+        """Returns the lag of a group by queue: in all topics in which it has committed, or in all queues of one topic.
 
         Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
         """
@@ -298,16 +300,16 @@ class Admin(AdminCalls):
     def group_members(
         self, group: str, *, brokers: Iterable[str] | None = None
     ) -> list[GroupMemberInfo]:
-        """Who is in a consumer group now, and which queues each has. Consumers that `assign` are no members."""
+        """Returns the present members of a consumer group, and the queues of each. Consumers that `assign` are no members."""
         return whole(*group_members(self, group, brokers))
 
     def describe_member(
         self, group: str, client_id: str, *, nonce: int = 0, stacks: bool = False
     ) -> MemberReport:
-        """How a member of a group stands, as it says itself; with what its threads and tasks are doing, if `stacks`.
+        """Returns the report of a group's member about itself; with `stacks` also what its threads and tasks are doing.
 
-        `client_id`, `nonce`: as `group_members` tells; 0 for the only member of that name, or one of them. Raises MemberUnknownError,
-        RequestTimeoutError if it says nothing in time.
+        `client_id`, `nonce`: from `group_members`; nonce 0: any member of that name. Raises MemberUnknownError, or RequestTimeoutError if
+        the member does not answer in time.
         """
         return describe_member(self, group, client_id, nonce, stacks, self._request_timeout_s)
 
@@ -320,26 +322,29 @@ class Admin(AdminCalls):
         queue_ids: Iterable[int] = (),
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Has a group go on elsewhere: at "earliest", at "latest" (what has piled up is skipped), at the first message that was stored at a
-        time or later, or at an offset. The brokers that did it. Each broker takes it for all queues or for none.
+        """Makes a group go on elsewhere: at "earliest", at "latest" (skips its backlog), at the first message stored at a time or later, or
+        at an offset. Returns the brokers that did it. Each broker does it for all queues or for none.
 
-        Members that run go on there within seconds: what they have pulled and not handed out is dropped. They may finish what they work at.
+        Running members go on there within seconds. They drop messages that they have pulled and not handed out, and may finish their
+        present ones.
         """
         return whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
 
     def clone_offsets(
         self, source: str, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[str]:
-        """Has a group go on where another one is, in all of its topics or in one. The brokers that did it. Raises GroupNotFoundError."""
+        """Makes a group go on at the offsets of another one, in all its topics or in one. Returns the brokers that did it. Raises
+        GroupNotFoundError.
+        """
         return whole(*clone_offsets(self, source, group, topic, brokers))
 
     def delete_group(
         self, group: str, *, brokers: Iterable[str] | None = None, force: bool = False
     ) -> list[str]:
-        """Forgets what a consumer group has committed; the brokers that knew it. Raises GroupNotFoundError if none did.
+        """Deletes the offsets of a consumer group. Returns the brokers that knew it. Raises GroupNotFoundError if none did.
 
-        A group whose members have pulled within the last minute is refused by their brokers (GroupInUseError) unless `force` is given: a
-        member that goes on commits again, and the group is there again.
+        Brokers refuse to delete a group whose members have pulled within the last minute (GroupInUseError), unless `force` is given: a
+        member that goes on would commit again, and create the group again.
         """
         from .v1 import admin_service_pb2 as pb
 
@@ -369,7 +374,7 @@ class Admin(AdminCalls):
         return whole(deleted, failures)
 
     def get_group(self, group: str) -> GroupSettings:
-        """The settings of a consumer group: those with the highest version over all brokers; the defaults if nobody has set it up."""
+        """Returns the settings of a consumer group with the highest version over all brokers; the defaults if nobody has set it up."""
         return whole(*get_group(self, group))
 
     def set_group(
@@ -383,11 +388,12 @@ class Admin(AdminCalls):
         broadcast_enabled: bool | None = None,
         brokers: Iterable[str] | None = None,
     ) -> GroupSettings:
-        """Changes settings of a consumer group at all brokers or at those named; what is None stays. The settings that hold then.
+        """Changes settings of a consumer group at all brokers or at those named; None leaves a setting. Returns the new settings.
 
         `retry_count_max`: retries before a message becomes a dead letter; "default": 16, without limit if `orderly`. `retry_delays_ms`: how
         long each retry waits, the last one standing for all further ones; []: the brokers' delay levels from level 3 on.
-        `consume_enabled=False`: brokers refuse pulls of the group, GroupDisabledError. `broadcast_enabled`: for consumers to go by.
+        `consume_enabled=False`: brokers refuse pulls of the group (GroupDisabledError). `broadcast_enabled`: brokers only store it;
+        consumers read it.
         """
         return whole(
             *set_group(
@@ -403,7 +409,7 @@ class Admin(AdminCalls):
         )
 
     def list_group_settings(self) -> list[str]:
-        """Names of the groups that were set up at any broker."""
+        """Names of the groups that have settings at any broker."""
         return whole(*list_group_settings(self))
 
     # -- transactions ----------------------------------------------------------------------------------------------------
@@ -430,11 +436,11 @@ class Admin(AdminCalls):
         )
 
     def end_transaction(self, message_id: str, decision: TransactionDecision) -> OpenTransaction:
-        """Commits the open transaction of a message, or rolls it back; what it was. Raises TransactionNotFoundError if none is open."""
+        """Commits or rolls back the open transaction of a message. Returns what it was. Raises TransactionNotFoundError if none is open."""
         return end_transaction(self, message_id, decision)
 
     def list_dead_letters(self) -> list[DeadLetters]:
-        """The groups that have dead letters, by name. The messages: a consumer of %DLQ%group reads them like any topic."""
+        """Returns the groups that have dead letters, by name. Read the messages with a consumer of %DLQ%group, as in any topic."""
         return whole(*list_dead_letters(self))
 
     def replay_dead_letters(
@@ -448,10 +454,11 @@ class Admin(AdminCalls):
         brokers: Iterable[str] | None = None,
         on_progress: Callable[[ReplayProgress], None] | None = None,
     ) -> ReplayProgress:
-        """Sends dead letters of a group to their original topics again: all, those with these ids, or those that died in a time.
+        """Sends dead letters of a group to their original topics again: all, those with these ids, or those that died from `begin` to
+        `end`.
 
-        Each is replayed once, however often this is called and wherever it was interrupted, unless `again` is given. Its id stays, its
-        attempts begin again, and all groups of that topic get it. `on_progress` is told after each step. Raises TopicNotFoundError if
+        Each letter is replayed once, even if you call this again or it was interrupted, unless `again` is given. It keeps its id, its
+        attempts begin again, and all groups of that topic get it. `on_progress` is called after each step. Raises TopicNotFoundError if
         there are none.
         """
         return whole(
@@ -472,10 +479,11 @@ class Admin(AdminCalls):
     def deploy_filter(
         self, name: str, module: bytes, *, brokers: Iterable[str] | None = None
     ) -> list[str]:
-        """Deploys a WebAssembly module at all brokers or at those named, in place of one of that name; the brokers that have it now.
+        """Deploys a WebAssembly module at all brokers or at those named, and replaces one of that name. Returns the brokers that have it
+        now.
 
-        docs/filters.md says what it exports. Raises IllegalFilterError for what is no such module, InvalidArgumentError, TooManyError,
-        UnsupportedError where a broker is installed without WebAssembly.
+        docs/filters.md says what it must export. Raises IllegalFilterError for an invalid module, InvalidArgumentError, TooManyError,
+        UnsupportedError if a broker is installed without WebAssembly.
         """
         with fork_waits:
             from .v1 import filter_service_pb2 as pb
@@ -507,7 +515,7 @@ class Admin(AdminCalls):
         return whole(found, self._ask_each(None, ask))
 
     def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
-        """Deletes a module; the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
+        """Deletes a module. Returns the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
         with fork_waits:
             from .v1 import filter_service_pb2 as pb
 
@@ -534,16 +542,16 @@ class Admin(AdminCalls):
     def missing_brokers(self, topic: str = "") -> list[MissingBroker]:
         """Brokers that were removed since the name server started and are not back, by name; `topic`: those that had it.
 
-        What they store is in no answer. A name server keeps this in memory: one that was restarted knows of none.
+        Answers lack what these brokers store. A name server keeps this list in memory, so it is empty after a restart.
         """
         from .v1 import route_service_pb2 as pb
 
         return self._cluster(pb.GetClusterInfoRequest(topic=topic))[1]
 
     def forget_broker(self, broker_name: str) -> None:
-        """A missing broker will not come back: no name server misses it any more. What it stores is not touched.
+        """Makes all name servers stop missing a broker that will not come back. Its stored messages stay as they are.
 
-        Raises BrokerNotFoundError if none misses it, NoRouteError if a name server does not answer: call again.
+        Raises BrokerNotFoundError if none misses it, NoRouteError if a name server does not answer; then call again.
         """
         from .v1 import route_service_pb2 as pb
 
@@ -558,7 +566,7 @@ class Admin(AdminCalls):
             raise errors[0]
 
     def broker_status(self, broker_name: str | None = None) -> list[BrokerStatus]:
-        """What a broker does, or all of them do."""
+        """Returns the status of a broker, or of all brokers."""
         from .v1 import admin_service_pb2 as pb
 
         answers: list[pb.GetBrokerStatusResponse] = []
@@ -572,7 +580,7 @@ class Admin(AdminCalls):
         return whole(states, failures)
 
     def ha_status(self, broker_name: str | None = None) -> list[HaStatus]:
-        """How replication stands at all masters and slaves, or at those of one name.
+        """Returns the state of replication at all masters and slaves, or at those of one name.
 
         Raises BrokerNotFoundError if none is registered; PartialResultError if some did not answer.
         """
@@ -588,23 +596,23 @@ class Admin(AdminCalls):
         return whole(states, failures)
 
     def switch_master(self, broker_name: str, broker_id: int | None = None) -> None:
-        """Orders the master of a name to give the lead to the slave with this id, or to the one that is furthest; nothing is lost.
+        """Orders the master of a name to give the lead to the slave with this id, or to the slave with the longest log. Nothing is lost.
 
-        Returns when the order stands in etcd: `ha_status` tells what became of it. It is dropped if no slave in sync has that id, or has
-        everything within some seconds. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
+        Returns when the order is in etcd; `ha_status` shows its outcome. The master drops the order if no slave in sync has that id, or if
+        the slave does not have the whole log within some seconds. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
         """
         order_lead(self, broker_name, broker_id, is_unclean=False)
 
     def promote_unclean(self, broker_name: str, broker_id: int) -> None:
-        """Orders the broker with this id to lead, whatever it lacks of what was acknowledged: that is lost.
+        """Orders the broker with this id to lead, even if it lacks acknowledged messages: those are lost.
 
-        It leads when no other master's lease lasts. The old master must have been stopped: cut off from etcd and alone, it would go on
+        It leads once no other master has a lease. Stop the old master before: if it is alone and cut off from etcd, it would go on
         acknowledging. Raises as `switch_master`.
         """
         order_lead(self, broker_name, broker_id, is_unclean=True)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
-        """Counters of the topics named, or of all, by topic."""
+        """Returns counters of the topics named, or of all, by topic."""
         from .v1 import admin_service_pb2 as pb
 
         request = pb.GetStatsRequest(topics=checked_texts("topics", topics))
@@ -621,7 +629,7 @@ class Admin(AdminCalls):
         return whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
 
     def ping(self, broker_name: str) -> float:
-        """Time of a round trip to the broker's admin lane, in seconds."""
+        """Returns the time of a round trip to the broker's admin lane, in seconds."""
         address = self._brokers([check_text("broker_name", broker_name)])[0][0].address
         started_s = time.perf_counter()
         self._ask(address, _methods.PING, ())
@@ -640,10 +648,10 @@ class Admin(AdminCalls):
     ) -> list[Message]:
         """Messages with that key, newest first; stored at `begin` or later and before `end` (with time zones). `count_max`: 1 to 256.
 
-        A broker answers with at most 16 MiB of them, 3.5 MiB over gRPC, though with one: ask for older ones with `end`.
+        A broker answers with at most 16 MiB (3.5 MiB over gRPC), but always with one message: ask for older ones with `end`.
 
-        Raises CorruptLogError (from several brokers: PartialResultError) where a message with that key may be damaged: ask for its
-        metadata's found_count only, or leave the time of the damage out.
+        Raises CorruptLogError (from several brokers: PartialResultError) if a message with that key may be damaged. Then ask only for the
+        found_count messages that its metadata names, or choose `begin` and `end` to leave the damage out.
         """
         from .v1 import admin_service_pb2 as pb
 
@@ -660,7 +668,7 @@ class Admin(AdminCalls):
         return self._query(request, count_max)
 
     def query_by_id(self, topic: str, message_id: str) -> Message | None:
-        """The message with that id, None if no broker has it. Raises as `query_by_key` if it may be damaged."""
+        """Returns the message with that id; None if no broker has it. Raises as `query_by_key` if it may be damaged."""
         from .v1 import admin_service_pb2 as pb
 
         check_topic(topic)
@@ -677,15 +685,15 @@ class Admin(AdminCalls):
     def track_message(
         self, message_id: str, *, brokers: Iterable[str] | None = None
     ) -> MessageTrack:
-        """Every place of a message in the brokers' logs, the oldest first, and what groups have done with it there.
+        """Returns every place of a message in the brokers' logs, oldest first, and what groups have done with it there.
 
-        A message keeps its id wherever it is moved: delayed, retried, committed, dead. One that waits for its delay is in no queue yet, and
-        has no place. Raises InvalidArgumentError for what is no message id.
+        A message keeps its id when it is moved: delayed, retried, committed, dead. A message that waits for its delay is in no queue yet,
+        so it has no place. Raises InvalidArgumentError for an invalid message id.
         """
         return whole(*track_message(self, message_id, brokers))
 
     def trace_of(self, message_id: str) -> list[TraceEvent]:
-        """What clients that trace (`trace=True`) did with a message, the oldest first; empty if none of them told anything.
+        """Returns what tracing clients (`trace=True`) did with a message, oldest first; empty if none reported anything.
 
         Raises as `query_by_key`.
         """
@@ -716,7 +724,7 @@ class Admin(AdminCalls):
             except NotFoundError:
                 return
             answer = decoded(data, pb.QueryMessagesResponse.FromString)
-            # As they stand in the answer, not serialised again: their CRC covers octets.
+            # Take the records as they stand in the answer: their CRC covers these bytes, and another serialisation may differ.
             for record, octets in zip(answer.records, field_values(data, 1), strict=True):
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
                 found.append(Message.from_record(octets, queue, record.queue_offset))

@@ -1,4 +1,4 @@
-"""What Admin answers: values, and how they are read from what servers say."""
+"""The values that Admin returns, and how to read them from servers' answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .errors import BrokerMissingError
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted; the next one of that name has another."""
+    """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted. A new topic of the same name gets another
+    one.
+    """
 
     name: str
     write_queues: int
@@ -60,13 +62,13 @@ class BrokerInfo:
 
     @property
     def address(self) -> BrokerAddress:
-        """What a transport takes."""
+        """The address that a transport needs."""
         return BrokerAddress(self.broker_name, self.grpc_address, self.remoting_address)
 
 
 @dataclass(frozen=True, slots=True)
 class MissingBroker:
-    """A broker that the name server had, as it was last: removed then, for that cause. It is not in `cluster_info`."""
+    """A broker that the name server misses, as it was last, with the time and cause of its removal. It is not in `cluster_info`."""
 
     broker: BrokerInfo
     removed_time: datetime
@@ -74,7 +76,7 @@ class MissingBroker:
 
     @property
     def error(self) -> BrokerMissingError:
-        """What a method of Admin fails with that needs this broker."""
+        """The error of an Admin method that needs this broker."""
         broker = self.broker
         since = self.removed_time.strftime("%Y-%m-%dT%H:%M:%SZ")
         return BrokerMissingError(
@@ -118,7 +120,7 @@ class DamagedQueue:
 
 @dataclass(frozen=True, slots=True)
 class LogDamage:
-    """A part of the log, in positions, of which nothing is served."""
+    """A part of the log, in positions, that the broker does not serve because of damage."""
 
     start_position: int
     end_position: int
@@ -165,7 +167,7 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class FilterModule:
-    """A WebAssembly module that a broker filters by; the checksum tells whether two brokers have the same."""
+    """A WebAssembly module by which a broker filters. If two brokers have the same module, its checksum is the same."""
 
     name: str
     size_bytes: int

@@ -7,10 +7,10 @@
 Rules:
 - Body and rest are cut out, and the CRC-32C compared, when the answer is decoded (`_pull_answer`). Everything else is read
   when somebody asks: numbers at their distance from the record's end, texts by walking what stands before them.
-- Nothing that its producer did not write comes out of a message: whoever asks a DamagedMessage for its body, keys, tag, properties
-  or attributes gets CorruptMessageError.
+- A message gives out only what its producer wrote: reading body, keys, tag, properties or attributes of a DamagedMessage raises
+  CorruptMessageError.
 - A message whose body is compressed is a StoredMessage; the body of all others is a plain attribute.
-- A message keeps nothing in memory of the answer that it came with.
+- A message keeps no other part of its answer in memory.
 
 Messages are immutable by agreement, and may be shared between threads and pickled.
 """
@@ -58,14 +58,16 @@ from .wire.record import (
 )
 
 DECOMPRESSED_SIZE_MAX_BYTES: Final = 8 * BODY_SIZE_MAX_BYTES
-"""What one body may unpack to: the sender chooses what we unpack, and 4 MiB of zeros fit into 4 KiB."""
+"""Most bytes to which one body may unpack. The sender chooses what we unpack, and 4 MiB of zeros fit into 4 KiB."""
 
 _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
 _I64: Final = struct.Struct("<q").unpack_from
 
 CONTIGUOUS_MAX_BYTES: Final = 4096
-"""Up to this size the octets under the CRC are cut out once more, for one call over them; beyond it that would cost more than calls do."""
+"""Up to this size one call computes the CRC over a copy of the covered bytes. For larger messages the copy would cost more than several
+calls.
+"""
 TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
 _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A
@@ -95,7 +97,7 @@ class Message:
     CompressionError if it cannot be decompressed.
     """
     queue_offset: int
-    """Its ordinal in the queue."""
+    """Position of the message in its queue, counted in messages from 0."""
     queue: MessageQueue
     """Topic, broker and queue from which it was pulled."""
     is_damaged: ClassVar[bool] = False
@@ -131,13 +133,13 @@ class Message:
     def value(self, type_: type[_T]) -> _T:
         """The body as a value of this type: a pydantic or protobuf class, str, dict, list, or what a body codec decodes (`body_codecs`).
 
-        Raises SchemaError if it is none, WrongTypeError for a type without codec, and what `body` raises.
+        Raises SchemaError if the body is no such value, WrongTypeError for a type without a codec, and what `body` raises.
         """
         return decode_body(self.body, lambda: self.properties, type_)
 
     @property
     def stored_body(self) -> bytes:
-        """The payload as it is stored: compressed if it was, and whatever the CRC says."""
+        """The payload as it is stored: still compressed if it was, and even if the CRC is wrong."""
         return self.body
 
     @property
@@ -181,25 +183,25 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often it was handed out before: 0 unless the group sent it back."""
+        """How often the message was handed out before: 0 unless the group sent it back."""
         transit = self._transit()
         return transit.attempt if transit is not None else 0
 
     @property
     def last_error(self) -> str:
-        """What its last delivery failed of, as the consumer that sent it back said; "" if it was not sent back."""
+        """Why its last delivery failed, as its consumer said; "" if it was not sent back."""
         transit = self._transit()
         return transit.last_error if transit is not None else ""
 
     @property
     def replayed_group(self) -> str:
-        """The group of which it was a dead letter that was replayed; "" if it is none."""
+        """The group whose dead letter this message was before it was replayed; "" for any other message."""
         transit = self._transit()
         return transit.replayed_group if transit is not None else ""
 
     @property
     def origin(self) -> MessageOrigin | None:
-        """Where it stood before the broker moved it, of a retry, a dead letter or a message that was delayed; None if it was not moved."""
+        """Where a retry, a dead letter or a delayed message stood before the broker moved it; None if it was not moved."""
         transit = self._transit()
         return transit.origin if transit is not None else None
 
@@ -290,7 +292,7 @@ class Message:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes here before its body is decompressed: its octets without the head of its record."""
+        """Bytes in memory before its body is decompressed, without the head of its record."""
         return len(self._rest) + len(self.stored_body)
 
     @property
@@ -372,7 +374,7 @@ class StoredMessage(Message):
 
 
 class DamagedMessage(StoredMessage):
-    """A message that is not what its producer wrote. What the broker says of it is there: where it stands, when it was stored."""
+    """A message that is not what its producer wrote. The broker's data are still there: where it stands, when it was stored."""
 
     __slots__ = ("_record",)
 
@@ -382,7 +384,7 @@ class DamagedMessage(StoredMessage):
     def __init__(
         self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue, record: bytes
     ) -> None:
-        """`body`: what seems to be it. `record`: the whole, since nobody knows where its parts begin."""
+        """`body`: the bytes that seem to be the body. `record`: the whole record, since nobody knows where its parts begin."""
         super().__init__(body, rest, queue_offset, queue)
         self._record = record
 
@@ -478,7 +480,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def field_values(data: bytes, number: int) -> list[bytes]:
-    """What stands in each occurrence of a length-delimited field of a message that parses."""
+    """The values of all occurrences of a length-delimited field, in a message that parses."""
     values: list[bytes] = []
     position = 0
     while position < len(data):
@@ -490,7 +492,7 @@ def field_values(data: bytes, number: int) -> list[bytes]:
 
 
 def skip_value(data: bytes, position: int, field_tag: int) -> int:
-    """Behind the value of a field that this version does not know."""
+    """Position behind the value of a field that this version does not know."""
     wire_type = field_tag & 7
     if wire_type == 0:
         return read_varint(data, position)[1]

@@ -55,8 +55,8 @@ class SimpleConsumer:
 
         consumer.handle("flights", handle, concurrency=8)
 
-    What is not acknowledged within `invisible_s` is given to somebody again. Any thread may call everything; nothing is opened before the
-    first use.
+    A message that is not acknowledged within `invisible_s` goes to some member again. Any thread may call everything; nothing is opened
+    before the first use.
     """
 
     @explain_unknown_settings
@@ -76,9 +76,9 @@ class SimpleConsumer:
     ) -> None:
         """Makes a consumer; raises ConfigurationError.
 
-        `request_timeout_s`: of an acknowledgement, all its tries together, and of looking up a route. `trace`: what was received and
-        acknowledged is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md). `hooks`: code of yours that is called around what
-        is consumed and around calls, and that filters (protomq.hooks). All else: as in Producer.
+        `request_timeout_s`: time-out of an acknowledgement with all its tries, and of looking up a route. `trace`: reports what was
+        received and acknowledged to RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md). `hooks`: code of yours that is called around
+        what is consumed and around calls, and that filters (protomq.hooks). All else: as in Producer.
         """
         check_hooks(hooks)
         self._hooks = HookPoints(group, hooks)
@@ -117,12 +117,13 @@ class SimpleConsumer:
         fifo: bool = False,
         start: Start = "earliest",
     ) -> list[Message]:
-        """Up to `count` messages (1,024 at most), which nobody else gets for `invisible_s` (10 s to 12 h, by the broker's settings).
+        """Returns up to `count` messages (at most 1,024), which nobody else gets for `invisible_s` (10 s to 12 h, by the broker's
+        settings).
 
-        Returns as soon as there are any, and an empty list if there are none for `hold_s` (60 at most). `queue`: only from there.
-        `tags`, `sql`, `cel`, `module`: as in PullConsumer.subscribe; all members of a group use the same. `fifo`: of the messages with
-        one sharding key one is out at a time; all members use it, or none. `start`: where a group begins that has never received from a
-        queue, nor committed an offset.
+        Returns as soon as there are any, and an empty list if there are none for `hold_s` (60 at most). `queue`: only from there. `tags`,
+        `sql`, `cel`, `module`: as in PullConsumer.subscribe; all members of a group use the same. `fifo`: only one message of each sharding
+        key is handed out at a time; all members must use it, or none. `start`: where a group begins in a queue in which it has received and
+        committed nothing yet.
 
         `message.queue` is a PoppedQueue: its `attempt` says which delivery this is. Raises TopicNotFoundError, IllegalFilterError,
         GroupDisabledError, TransportError.
@@ -146,7 +147,7 @@ class SimpleConsumer:
         return messages
 
     def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
-        """These are done: nobody gets them again. Those that were done before, or that somebody else has by now, are returned.
+        """Acknowledges messages: nobody gets them again. Returns those that were done before, or that another member has by now.
 
         Many at once cost one call for each broker. Raises StaleReceiptError if none of them was held any more at one broker.
         """
@@ -156,16 +157,16 @@ class SimpleConsumer:
     def change_invisible(
         self, messages: Message | Iterable[Message], invisible_s: float
     ) -> list[Message]:
-        """Nobody else gets these for `invisible_s` from now on (0 to 12 h), however long it was before. As `ack` else."""
+        """Hides messages from other members for `invisible_s` from now on (0 to 12 h), instead of the earlier time. Otherwise as `ack`."""
         self._check_open()
         return self._driver.run(self._steps.change_invisible(messages, invisible_s))
 
     def nack(
         self, messages: Message | Iterable[Message], after_s: float = 0.0, *, error: str | BaseException = ""
     ) -> list[Message]:
-        """Gives these back: somebody gets them after `after_s` (0 to 12 h). As `ack` else.
+        """Gives messages back: some member gets them after `after_s` (0 to 12 h). Otherwise as `ack`.
 
-        `error`: what they failed of, of which 512 octets are kept. The `last_error` of a dead letter is what was said last.
+        `error`: why they failed; the broker keeps 512 bytes of it. The last one becomes the `last_error` of a dead letter.
         """
         self._check_open()
         return self._driver.run(self._steps.nack(messages, after_s, error))
@@ -193,13 +194,13 @@ class SimpleConsumer:
         10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject(), and may have a
         type for the body, as a listener of a push consumer.
 
-        While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15
-        minutes) have passed. Where the broker refuses to renew, somebody else has the message: `hold(message).is_lost` says so, and what
-        the handler says in the end counts no more (`HandledCounts.refused`). At a stop, handlers that run are waited for, for
-        `drain_timeout_s`.
+        While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15 minutes)
+        have passed. If the broker refuses to renew, another member has the message: `hold(message).is_lost` says so, and the handler's
+        result does not count (`HandledCounts.refused`). A stop waits up to `drain_timeout_s` for running handlers.
 
-        A broker that is away is asked again. Raises what needs somebody, as `receive` does: TopicNotFoundError and the like. The other
-        arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is acknowledged or dead.
+        It asks a broker that is away again and again. Raises errors that need your action, as `receive` does: TopicNotFoundError and the
+        like. The other arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is
+        acknowledged or dead.
         """
         self._check_open()
         function = hooked_listener(Listener.of(handler), self._hooks)
@@ -218,11 +219,11 @@ class SimpleConsumer:
             self._handlers.discard(threads)
 
     def hold(self, message: Message) -> Hold:
-        """Of a message that a handler of `handle` has: whether it is still nobody else's. Raises ConfigurationError for any other."""
+        """Returns whether a message still belongs to its running handler of `handle`. Raises ConfigurationError for any other message."""
         return hold_of(message, [threads.handling for threads in list(self._handlers)])
 
     def request_stop(self) -> None:
-        """Every `handle` returns soon: within 2 s, and when its handlers have. Also from a handler, or a signal's."""
+        """Makes every `handle` return within 2 s after its handlers have. Handlers and signal handlers may call it, too."""
         for threads in list(self._handlers):
             threads.stop()
 

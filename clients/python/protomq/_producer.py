@@ -66,18 +66,18 @@ class Producer(LineSender):
         with Producer("shop", namesrv="127.0.0.1:9876") as producer:
             result = producer.send("orders", b"...", key="order-17", tag="created")
 
-    Every `send` returns when the broker has stored the message (as the broker is configured: in memory or on disk), or raises an
-    error whose `definite` says whether it may have been stored all the same. Sends of many threads travel together.
+    Every `send` returns when the broker has stored the message (in memory or on disk, as the broker is configured), or raises an error. The
+    error's `definite` is False if the message may be stored all the same. Sends of many threads travel together.
 
     Nothing is opened before the first send; a forked child has a producer id of its own.
 
     - `namesrv`: host:port[;host:port], a sequence of addresses, or a URL that lists them; None: PROTOMQ_NAMESRV_ADDR, else
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share.
-    - `client_id`: what the servers' operators see; the group, host and process where empty.
-    - `peer_timeout_s`: a server that answers nothing for this time, not even probes, is gone; 3 or more, over gRPC 20 unless the servers'
-      `connections.peer_timeout_ms` is as low.
-    - `spin`: a blocking call looks for its answer for up to 0.2 ms before it sleeps, where that was of use lately.
+    - `client_id`: the name that the servers' operators see; "" for one made of group, host and process.
+    - `peer_timeout_s`: a server that answers nothing for this time, not even probes, counts as gone. At least 3; over gRPC at least 20,
+      unless the servers' `connections.peer_timeout_ms` is as low.
+    - `spin`: a blocking call polls for its answer for up to 0.2 ms before it sleeps, if that has helped lately.
     - `connection`: all of these in one ConnectionOptions, for all clients of an application.
     """
 
@@ -129,7 +129,7 @@ class Producer(LineSender):
         self._room = Room(self.options.pending_size_max_bytes)
         self._requests = RequestCalls(self._driver)
         self._pending: set[SendFuture] = set()
-        """Of `send_async`, without an outcome."""
+        """Messages of `send_async` that have no outcome yet."""
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -151,14 +151,16 @@ class Producer(LineSender):
     ) -> SendResult:
         """Sends a message and waits until it is stored.
 
-        Without `queue`, `sharding_key` (same key, same queue, in order; "" is none) or `selector` it may go to any queue. A chosen
-        queue whose broker is away is waited for within the time-out, unless `retries` is 0.
+        `sharding_key`: messages with the same key go to the same queue, in order; "" is none. Without `queue`, `sharding_key` or `selector`
+        the message may go to any queue. If the broker of a chosen queue is away, the send waits for it within the time-out, unless
+        `retries` is 0.
 
-        `delay` (a timedelta, seconds, or a DelayLevel of the broker's) counts from when the broker gets the message, `deliver_at` is a
-        time with its zone: nobody gets it before, and until then `recall` takes it back. 40 days at most; a time that is past is at once.
+        `delay` (a timedelta, seconds, or a DelayLevel of the broker) counts from the time when the broker gets the message; `deliver_at` is
+        a time with a time zone. Nobody gets the message before, and until then `recall` can take it back. At most 40 days; a time in the
+        past means at once.
 
         Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
-        RequestTimeoutError, ... after the retries that make sense.
+        RequestTimeoutError and others, after the retries that can help.
         """
         if (
             sharding_key is not None
@@ -197,8 +199,8 @@ class Producer(LineSender):
         """Sends a message without waiting; the future has the result or the error.
 
         Messages to one chosen queue (or with one sharding key) keep the order of the calls. Waits only while more than
-        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Look at each
-        future: of a failure that nobody has seen, `flush`, `close` or the end of the program tell no more than a RuntimeWarning.
+        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Look at each future:
+        for a failure that nobody has seen, `flush`, `close` or the end of the program only give a RuntimeWarning.
         """
         message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
@@ -215,7 +217,7 @@ class Producer(LineSender):
             raise
         future = SendFuture(self._failures)
         self._pending.add(future)
-        # Past SendFuture, here and in the callbacks: what the producer itself asks does not count as seen.
+        # Bypasses SendFuture, here and in the callbacks: a look by the producer itself does not count as seen.
         Future.add_done_callback(future, lambda _: self._forget(future, size))
         if context is not None:
             Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
@@ -240,7 +242,7 @@ class Producer(LineSender):
         deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends a message and returns when it is handed to the kernel; nothing tells whether it was stored. No retries."""
+        """Sends a message and returns when the kernel has it. The caller never learns whether it was stored. No retries."""
         message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
@@ -284,12 +286,12 @@ class Producer(LineSender):
     ) -> BatchResult:
         """Sends many messages of one topic: bodies (with `keys` and `tags`, if given) or OutgoingMessages.
 
-        They go to one queue in one request (all or nothing), split where that would be over 4 MiB or 32,768 messages; messages
-        with a queue or a sharding key of their own go there. The time-out is for all of it. A batch does not wait for
-        messages of `send_async` that are still on their way. `delay` and `deliver_at` (see `send`) are for those that have none of
-        their own; each delay is a request of its own, messages with times go together.
+        All messages go to one queue in one request (all or nothing); more than 4 MiB or 32,768 messages become several requests. Messages
+        with their own queue or sharding key go there. The time-out covers the whole batch. A batch does not wait for messages of
+        `send_async` that are still under way. `delay` and `deliver_at` (see `send`) apply to messages without their own. Each delay needs
+        its own request; messages with a `deliver_at` travel together.
 
-        Raises BatchIncompleteError if some requests were stored and another failed; its `stored` tells which.
+        Raises BatchIncompleteError if some requests were stored and another failed; its `stored` lists the stored ones.
         """
         deadline_s = self._deadline(timeout_s)
         check_batch(topic, messages, keys, tags, queue, sharding_key)
@@ -317,8 +319,8 @@ class Producer(LineSender):
     def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
         """Takes a delayed message back by the `recall_handle` of its SendResult; any producer may.
 
-        True: nobody gets it. False: too late, it is delivered, or somebody has recalled it before. Asked once: of a recall whose answer
-        is lost nobody knows. Raises ConfigurationError for what is no handle, NoRouteError if its broker is away.
+        Returns True if nobody will get it. False: the message is delivered already, or was recalled before. The recall is not retried: if
+        its answer is lost, its outcome is unknown. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)
@@ -337,7 +339,7 @@ class Producer(LineSender):
         sharding_key: str | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
-        """Sends a message and waits for the reply that a consumer of it gives by its `reply`; the first one, if several do.
+        """Sends a message and waits for the reply that its consumer sends by `reply`; the first one if several consumers reply.
 
         The request is a message like any other: it is stored, and may be processed more than once, or after the time-out (None: the send
         time-out). Raises what `send` raises, and RequestTimeoutError (not definite) if no reply has come in time.
@@ -371,10 +373,10 @@ class Producer(LineSender):
         self._driver.run(reply_steps(message, body, properties, within_s))
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until every message that was given to `send_async` has its outcome, which its future has then.
+        """Waits until every message of `send_async` has its outcome in its future.
 
-        Failures whose future nobody has looked at (result, exception, a callback) are told in a RuntimeWarning, and in the log.
-        Raises RequestTimeoutError after `timeout_s` (None: the send time-out); what is not there by then stays on its way.
+        A RuntimeWarning and the log report failures whose future nobody has looked at (result, exception, a callback). Raises
+        RequestTimeoutError after `timeout_s` (None: the send time-out); messages without an outcome stay under way.
         """
         deadline_s = self._deadline(timeout_s)
         waiting = wait(list(self._pending), max(deadline_s - time.monotonic(), 0.0)).not_done
@@ -393,7 +395,7 @@ class Producer(LineSender):
 
     @property
     def compression(self) -> str:
-        """The codec in use: "zstd", "lz4", "zlib" or "none"; another than was asked for if that is not installed."""
+        """The codec in use: "zstd", "lz4", "zlib" or "none". It differs from the one asked for if that is not installed."""
         return self._core.compressor.name
 
     @property
@@ -402,7 +404,7 @@ class Producer(LineSender):
         return self._core.sequences.producer_id
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be written; of one that does not exist yet, those that the first send makes.
+        """The writable queues of a topic. If the topic does not exist yet: the queues that the first send will create.
 
         RocketMQ: fetchPublishMessageQueues. Raises TopicNotFoundError, NoRouteError.
         """
@@ -418,15 +420,15 @@ class Producer(LineSender):
         }
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Waits until what is on its way has its answer, at most `timeout_s` (None: the send time-out).
+        """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).
 
-        What still waits then fails with ClosedError. With 0 it waits for nothing. Failures that nobody has seen: as `flush`.
+        Messages that still wait then fail with ClosedError. With 0 it does not wait. It reports unseen failures as `flush` does.
         """
         if self._shut(timeout_s):
             self._tell_unseen_failures()
 
     def _shut(self, timeout_s: float | None) -> bool:
-        """Closes everything; False: it was closed."""
+        """Closes everything. Returns False if it was closed before."""
         if self._closed:
             return False
         if timeout_s is None:
@@ -449,7 +451,9 @@ class Producer(LineSender):
         return True
 
     def _tell_unseen_failures(self) -> None:
-        """About the line that calls the public method that calls this. After `close` what has no outcome will have none to see."""
+        """Warns about failures that nobody has seen, at the line that calls the public method. After `close` nobody can see messages
+        without an outcome.
+        """
         count, error = self._failures.take(list(self._pending) if self._closed else ())
         if count:
             warn(logger, unseen_text(count, error), 3)
@@ -462,13 +466,13 @@ class Producer(LineSender):
             self._tell_unseen_failures()
 
     def after_fork(self) -> None:
-        """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
+        """Prepares a forked child: no connections, no waiting messages, another producer id. The SDK calls it."""
         self._core.after_fork()
         self._failures.restart()
         self._start()
 
     def finish_at_exit(self) -> int:
-        """When the interpreter ends: what is on its way gets the send time-out. How many messages are lost. Called by itself."""
+        """Gives messages under way the send time-out when the interpreter ends. Returns how many are lost. The SDK calls it."""
         if self._closed:
             return 0
         waiting = wait(list(self._pending), self.options.send_timeout_s).not_done
@@ -479,7 +483,7 @@ class Producer(LineSender):
     def _send_message(
         self, message: OutgoingMessage, selector: QueueSelector | None, timeout_s: float | None
     ) -> SendResult:
-        """The general way: hooks, selectors, sharding keys."""
+        """Sends with hooks, selectors and sharding keys."""
         core = self._core
         check_selector(selector, message.queue)
         deadline_s = self._deadline(timeout_s)
@@ -492,7 +496,7 @@ class Producer(LineSender):
             except QueueNotFoundError:
                 if message.queue is not None:
                     raise
-                # The topic has fewer queues than the route said; it has been looked up again: choose again.
+                # The topic has fewer queues than the route said. The route is fresh now, so choose again.
                 line, _ = self._line_and_record(message, selector, deadline_s)
                 result = self._send_in(line, record, deadline_s)
             return result
@@ -514,7 +518,7 @@ class Producer(LineSender):
         return self._line(message.topic, queue, when), record
 
     def _forget(self, done: SendFuture, size_bytes: int) -> None:
-        """A message of `send_async` has its outcome."""
+        """Forgets a message of `send_async` that has its outcome."""
         self._pending.discard(done)
         self._room.give_back(size_bytes)
 
@@ -523,7 +527,7 @@ class Producer(LineSender):
         self._core.after_send(context, None if error else Future.result(done), error)
 
     def _deadline(self, timeout_s: float | None) -> float:
-        """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
+        """Returns when a send that begins now must end. Every public send calls this, so a closed producer takes none."""
         if self._closed:
             raise ClosedError("the producer is closed")
         if timeout_s is None:

@@ -2,8 +2,8 @@
 
 Rules:
 - No thread of its own: pulls are in flight while the user works, their answers wait in the kernel, and `poll` reads them.
-- Delivery is at least once. With a consumer group, positions are committed every 5 s inside `poll` and on `close`; a batch
-  counts as dealt with when `poll` is called again (or the `with` block ends without an exception).
+- Delivery is at least once. With a consumer group, `poll` commits positions every 5 s, and `close` commits them too. A batch counts as done
+  when `poll` is called again, or when the `with` block ends without an exception.
 - Any thread may call everything; calls wait for each other, except `close` and `wakeup`, which end a `poll` at once.
 """
 
@@ -57,7 +57,7 @@ class PullConsumer(ConsumerBase):
     - `namesrv`: host:port[;host:port], a URL that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`, `client_id`, `peer_timeout_s` and `spin`: as in Producer; pulls never spin. `connection`: all of these in one object.
-    - `listener`: what is told of the queues that come and go (QueueListener).
+    - `listener`: a QueueListener, called when queues come and go.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class PullConsumer(ConsumerBase):
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()
         self._start_hooks(connection)
-        if not options.broadcasting:  # It commits nothing, and is to get what others get, too.
+        # A broadcasting consumer commits nothing, and must get what others get, too.
+        if not options.broadcasting:
             opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
@@ -106,14 +107,14 @@ class PullConsumer(ConsumerBase):
     ) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these ("*": all).
 
-        `sql`, or `cel`: only messages of which this condition is true, in SQL92 ("delay > 30 AND TAGS = 'UA'") or CEL; the broker evaluates
-        it (docs/filters.md). `module`: the name of a WebAssembly module that was deployed there (Admin.deploy_filter). What is wrong with
-        it, and where, `poll` raises as IllegalFilterError.
+        `sql`, or `cel`: only messages for which this condition is true, in SQL92 ("delay > 30 AND TAGS = 'UA'") or CEL; the broker
+        evaluates it (docs/filters.md). `module`: the name of a WebAssembly module that was deployed there (Admin.deploy_filter). For a
+        wrong filter `poll` raises IllegalFilterError, which says what is wrong and where.
 
-        May be called for several topics, and again for one: to change what is wanted from here on, or to begin again with a topic that was
-        deleted or made again (`poll` raises TopicNotFoundError or TopicRecreatedError then). A topic that does not exist yet, where
-        brokers create topics on the first send, is waited for, with a RuntimeWarning: the name may be wrong. So is one that may not be
-        read now. Raises TopicNotFoundError, NoRouteError.
+        Call it for several topics, or again for one: to change the filter from here on, or to begin again after a topic was deleted or
+        created again (`poll` raised TopicNotFoundError or TopicRecreatedError). If brokers create topics on the first send, the consumer
+        waits for a topic that does not exist yet, with a RuntimeWarning, since the name may be wrong. It also waits for a topic that may
+        not be read now. Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_open()
@@ -125,7 +126,7 @@ class PullConsumer(ConsumerBase):
                 warn(logger, text, 2)
 
     def unsubscribe(self, topic: str) -> None:
-        """Ends a subscription. With `auto_commit`, what was dealt with is committed."""
+        """Ends a subscription. With `auto_commit`, commits the messages that are done."""
         check_topic(topic)
         with self._own_lock():
             self._check_open()
@@ -142,7 +143,7 @@ class PullConsumer(ConsumerBase):
     ) -> None:
         """Consumes exactly these queues, beside subscribed topics; replaces the last assignment.
 
-        A topic that does not exist yet is waited for as in `subscribe`, a broker that is away as well. Raises TopicNotFoundError,
+        The consumer waits for a topic that does not exist yet, as in `subscribe`, and for a broker that is away. Raises TopicNotFoundError,
         QueueNotFoundError.
         """
         wanted = checked_queues(queues)
@@ -157,13 +158,13 @@ class PullConsumer(ConsumerBase):
     # -- messages --------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
-        """The next messages, at most `max_messages`; waits for them for up to `timeout_s`, then returns an empty list.
+        """Returns the next messages, at most `max_messages`. Waits for them up to `timeout_s`, then returns an empty list.
 
-        Messages of one queue come in their order. What may pass is tried again inside, and told by one warning in the log when it begins
-        and one when it is over: a server that is away or busy, a topic that may not be read now. Raised is what needs somebody:
+        Messages of one queue come in their order. `poll` itself retries trouble that may pass (a server that is away or busy, a topic that
+        may not be read now), and logs one warning when it begins and one when it ends. It raises errors that need your action:
         TopicNotFoundError (deleted while it was read), TopicRecreatedError, QueueNotFoundError (of an assigned queue), CorruptLogError and
-        the like, OffsetIllegalError (if asked for), ClosedError. It is raised again with every try until you have seen to it; the messages
-        of other queues come in between.
+        the like, OffsetIllegalError (if asked for), ClosedError. It raises such an error again at every try until you have solved it;
+        messages of other queues come in between.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
@@ -188,7 +189,7 @@ class PullConsumer(ConsumerBase):
             except ProtomqError:
                 raise
             except BaseException:
-                # Ctrl-C, half-way: what was read, but not handed out, is pulled again.
+                # After Ctrl-C half-way, messages that were read but not returned must be pulled again.
                 self._close_pulls()
                 steps.state.rewind()
                 raise
@@ -237,11 +238,12 @@ class PullConsumer(ConsumerBase):
         next_delay_ms: int = NEXT_DELAY_DEFAULT_MS,
         max_messages: int = PULL_COUNT_DEFAULT,
     ) -> None:
-        """Calls `pull(queue, messages)` with up to `max_messages` of one queue at a time, until `close`, by which `pull` may end it.
+        """Calls `pull(queue, messages)` with up to `max_messages` of one queue at a time, until somebody calls `close`; `pull` may do so.
 
-        It returns in how many milliseconds the queue is due again (0 to 40 days), or None for `next_delay_ms`; other queues go on. A queue
-        that comes from another member is due at once. One that raises is logged, and gets the same messages again after 1 s. What it has
-        returned of is dealt with, and committed as after a `poll`. Calls come one after another, on this thread. Raises what `poll` raises.
+        `pull` returns in how many milliseconds its queue is due again (0 to 40 days), or None for `next_delay_ms`; other queues go on. A
+        queue that comes from another member is due at once. If `pull` raises, the error is logged, and it gets the same messages again
+        after 1 s. When it returns, its messages are done, and are committed as after a `poll`. Calls come one after another, on this
+        thread. Raises what `poll` raises.
         """
         check_count("max_messages", max_messages, 1)
         schedule = PullSchedule(pull, next_delay_ms, may_wait=False)
@@ -274,7 +276,7 @@ class PullConsumer(ConsumerBase):
             self._state.give_back(messages)
 
     def wakeup(self) -> None:
-        """Makes a `poll` that waits in another thread look around; it goes on waiting unless the consumer is closed."""
+        """Wakes a `poll` that waits in another thread. It goes on waiting unless the consumer is closed."""
         pulls = self._pulls
         if pulls is not None:
             pulls.wake()
@@ -305,19 +307,19 @@ class PullConsumer(ConsumerBase):
         delay: Delay | None = None,
         dead_letter: bool = False,
     ) -> list[SentBack]:
-        """Gives messages back that could not be processed: the group gets them again after a delay, from %RETRY%group.
+        """Sends back messages that could not be processed: the group gets them again after a delay, from %RETRY%group.
 
         Once the retries of the group's settings are spent (16 by default, `Admin.set_group`), they become dead letters, in %DLQ%group.
-        `error`: what they failed of. `delay`: when to try again: a timedelta, seconds or a DelayLevel; else as the settings say.
-        `dead_letter`: not at all. What became of each is the result; a message so given back is dealt with, commit its offset.
+        `error`: why they failed. `delay`: when to try again (a timedelta, seconds or a DelayLevel; None: as the settings say).
+        `dead_letter`: do not try again. Returns the outcome of each message. A message that was sent back is done: commit its offset.
 
-        An error leaves open what was done with the messages of other brokers, or beyond the first 256: those may come twice.
+        After an error the messages of other brokers, or those behind the first 256, may have been sent back or not: they may come twice.
         """
         self._check_open()
         return self._run(self._send_back_steps(messages, error, delay, dead_letter))
 
     def subscribe_retries(self) -> None:
-        """Consumes the topic of the group's retries, too, which `send_back` fills, at all brokers of what is consumed by now.
+        """Consumes the group's retry topic, too, at all brokers of the topics that it consumes now. `send_back` fills that topic.
 
         Call it again after another `subscribe`.
         """
@@ -327,10 +329,11 @@ class PullConsumer(ConsumerBase):
     # -- pauses ----------------------------------------------------------------------------------------------------------
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """`poll` returns nothing of these queues until `resume`; they stay this member's, and one answer of each waits here.
+        """Makes `poll` return nothing from these queues until `resume`. They stay this member's queues, and one answer of each waits in
+        memory.
 
-        A queue that goes to another member and comes back is not paused. Raises ConfigurationError, and pauses none, where one is not
-        assigned.
+        A queue that goes to another member and comes back is not paused. Raises ConfigurationError if a queue is not assigned; then it
+        pauses none.
         """
         wanted = checked_queues(queues)
         with self._own_lock():
@@ -338,7 +341,7 @@ class PullConsumer(ConsumerBase):
             self._state.pause(wanted)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Goes on with queues that were paused, where they stopped. Raises ConfigurationError where one is not assigned."""
+        """Goes on with paused queues where they stopped. Raises ConfigurationError if a queue is not assigned."""
         wanted = checked_queues(queues)
         with self._own_lock():
             self._check_open()
@@ -355,9 +358,9 @@ class PullConsumer(ConsumerBase):
             return self._run(self._steps.position(queue))
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """The next message of the queue is the one at this offset.
+        """Makes `poll` go on in the queue at this offset.
 
-        No broker is asked: where the offset is outside the queue, the next `poll` does as `offset_reset` says.
+        It asks no broker: if the offset is outside the queue, the next `poll` does what `offset_reset` says.
         """
         check_message_queue(queue)
         with self._own_lock():
@@ -383,8 +386,8 @@ class PullConsumer(ConsumerBase):
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
 
-        Raises what the call to a broker raises, after retries, and after every broker was asked; notes of the error tell which failed.
-        A queue that its broker has no more keeps no other from being committed: QueueNotFoundError names those that are not.
+        It asks every broker, with retries, and then raises the error of a call that failed; the error's notes say which calls failed. If a
+        broker has lost a queue, the other queues are still committed: QueueNotFoundError names those that are not.
         """
         self._check_group()
         checked = None if offsets is None else checked_offsets(offsets)
@@ -428,7 +431,7 @@ class PullConsumer(ConsumerBase):
 
     @property
     def transport(self) -> str:
-        """What carries the pulls: "remoting", "grpc", both with a comma where brokers differ, or "" before the first call."""
+        """The transport of the pulls: "remoting", "grpc", both with a comma if brokers differ, or "" before the first call."""
         return ",".join(
             sorted({kind for kind in map(self._transport.kind, self._addresses()) if kind})
         )
@@ -438,14 +441,14 @@ class PullConsumer(ConsumerBase):
     def close(self, *, commit: bool = True) -> None:
         """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice.
 
-        Each broker has the request time-out for it. A RuntimeWarning tells that messages will come again because one did not take
-        its offsets; the log tells which.
+        Each broker has the request time-out for its commit. If one fails, a RuntimeWarning says that messages will come again; the log
+        names the broker.
         """
         if text := self._shut(commit):
             warn(logger, text, 2)
 
     def _shut(self, commit: bool) -> str:
-        """Closes everything; what is to be told of the last commit."""
+        """Closes everything. Returns the warning about the last commit; "" if there is none."""
         text = ""
         was_closed, self._closed = self._closed, True
         closed(self)
@@ -474,12 +477,12 @@ class PullConsumer(ConsumerBase):
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        # After an exception the last batch may not have been dealt with: it is not committed, and comes again.
+        # After an exception the program may not have finished its last batch: it is not committed, and comes again.
         if text := self._shut(exception_type is None):
             warn(logger, text, 2)
 
     def finish_at_exit(self, timeout_s: float) -> int:
-        """When the interpreter ends: commits what has been dealt with. The queues of which more was handed out. Called by itself."""
+        """Commits finished messages when the interpreter ends. Returns the queues of which more was handed out. The SDK calls it."""
         ends_s = time.monotonic() + timeout_s
         if self._closed or not self._auto_commits or self._pid != os.getpid():
             return 0
@@ -496,7 +499,7 @@ class PullConsumer(ConsumerBase):
         self.wakeup()
 
     def _own_lock(self) -> threading.RLock:
-        """The lock; a forked child starts with one of its own, without its parent's connections."""
+        """Returns the lock. A forked child gets a new one, and drops its parent's connections."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.RLock()
             if self._pulls is not None:
@@ -514,7 +517,7 @@ class PullConsumer(ConsumerBase):
             self._pulls = None
 
     def _exchange(self, wait_s: float) -> None:
-        """Sends the pulls that are due, and takes what has come or comes within the time."""
+        """Sends the pulls that are due, and takes the answers that have come or come within `wait_s`."""
         pulls = self._pulls
         if pulls is None:
             pulls = self._pulls = multiplexer_with(self._transport)

@@ -1,4 +1,4 @@
-"""PushConsumer: functions that are given a group's messages, on a pool of threads.
+"""PushConsumer: gives a group's messages to functions, on a pool of threads.
 
     protomq-push          polls: pulls, commits, ticks; hands what came to the state
     protomq-listener-N    take runs of messages and call listeners
@@ -36,11 +36,11 @@ from .errors import ClosedError, ConfigurationError, ProtomqError
 logger = logging.getLogger("protomq")
 
 JOIN_S = 5.0
-"""How long the end of a stop waits for its own threads, whose calls have time-outs."""
+"""How long the end of a stop waits for the consumer's own threads, whose calls have time-outs."""
 
 
 class ListenedConsumer(PullConsumer):
-    """The pull consumer below: what is dealt with is said by listeners."""
+    """The pull consumer below a push consumer. Listeners decide which messages are done."""
 
     def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
         return ListenedPulls(options.pull_options())
@@ -52,9 +52,10 @@ class ListenedConsumer(PullConsumer):
         count_max: int,
         offer: Callable[[list[tuple[MessageQueue, list[Message]]]], None],
     ) -> None:
-        """Offers what is there, or comes within the time, by queue; less time if somebody wakes it.
+        """Offers the messages that are there or come within `timeout_s`, by queue. It waits less if somebody wakes it.
 
-        `held`: not of these queues; None: of none. `offer` is called under the lock: nobody commits between, when the interpreter ends.
+        `held`: queues to leave out; None: all. `offer` is called under the lock, so that no commit at the interpreter's end comes in
+        between.
         """
         with self._own_lock():
             self._check_open()
@@ -66,12 +67,12 @@ class ListenedConsumer(PullConsumer):
             parts = self._taken(count_max)
             if parts:
                 offer(parts)
-                # Answers that are there already need no look at the connections.
+                # If answers are there already, there is no need to look at the connections.
                 if self._pulls is not None:
                     self._send_due(self._pulls)
                 return
             self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
-            # It may have been stopped meanwhile: then others have the queues.
+            # The process may have been stopped meanwhile; then others have the queues.
             if steps.group_due_in_s(time.monotonic()) and (parts := self._taken(count_max)):
                 offer(parts)
 
@@ -83,7 +84,7 @@ class ListenedConsumer(PullConsumer):
 
 
 class _Queues(QueueListener):
-    """Tells the push consumer of the queues that its pull consumer gets and gives away, on the polling thread."""
+    """Tells the push consumer which queues its pull consumer gets and gives away, on the polling thread."""
 
     def __init__(self, owner: PushConsumer) -> None:
         self._owner = owner
@@ -110,9 +111,9 @@ class PushConsumer(PushBase):
 
         consumer.run()                      # until Ctrl-C, SIGTERM or request_stop(); or start() ... stop(), or `with consumer:`
 
-    A listener that returns is done with its message. One that raises gets it again after the group's delays, until it is a dead letter; so
-    with Retry(delay=...), Reject() and Suspend(ms), which it may return. Coroutine functions may listen too: each thread then has a loop.
-    Messages come at least once. A consumer is started once, in the process that uses it.
+    A message is done when its listener returns. If the listener raises, it gets the message again after the group's delays, until the
+    message is a dead letter. The listener may also return Retry(delay=...), Reject() or Suspend(ms). Coroutine functions may listen too:
+    each thread then has a loop. Messages come at least once. A consumer is started once, in the process that uses it.
 
     - `namesrv`, `transport`, `client_id`, `peer_timeout_s`, `connection`: as of PullConsumer.
     """
@@ -137,16 +138,16 @@ class PushConsumer(PushBase):
         self._push: PushSteps | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        """There may be a run to take, or the pool is to shrink."""
+        """Notified when there may be a run to take, or the pool must shrink."""
         self._failed = threading.Condition(self._lock)
-        """There is something to give back, or nothing is any more."""
+        """Notified when there is something to give back, and when there is nothing any more."""
         self._drained = threading.Condition(self._lock)
         self._idle_count = 0
         self._threads: list[threading.Thread] = []
         self._pool: set[threading.Thread] = set()
         self._thread_number = 0
         self._is_ending = False
-        """The consumer's own threads are to end."""
+        """Whether the consumer's own threads must end."""
         self._is_revoking = False
         self._stop_wanted = threading.Event()
         self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
@@ -154,7 +155,7 @@ class PushConsumer(PushBase):
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribes and begins; returns at once. Raises what a subscription raises: nothing was begun then."""
+        """Subscribes and begins; returns at once. Raises what a subscription raises; then nothing has begun."""
         if self._consumer is not None:
             raise ConfigurationError("a push consumer is started once; make another one")
         consumer = ListenedConsumer(
@@ -184,9 +185,11 @@ class PushConsumer(PushBase):
         self.set_concurrency(self._concurrency)
 
     def stop(self, timeout_s: float | None = None) -> int:
-        """Ends it: begins no listener any more, waits `timeout_s` (`drain_timeout_s`) for those that run, gives back what failed, commits.
+        """Stops: starts no more listeners, waits `timeout_s` (None: `drain_timeout_s`) for running ones, gives back failed messages,
+        commits.
 
-        How many messages were begun and are not done: they come again. May be called twice. Not from a listener: see `request_stop`.
+        Returns how many messages were begun and are not done: they come again. May be called twice. A listener must call `request_stop`
+        instead.
         """
         consumer = self._consumer
         self._stop_wanted.set()
@@ -223,11 +226,13 @@ class PushConsumer(PushBase):
         return left_count
 
     def request_stop(self) -> None:
-        """Makes `run` end. Any thread, also a listener's or a signal handler."""
+        """Makes `run` end. Any thread may call it, also a listener's or a signal handler."""
         self._stop_wanted.set()
 
     def run(self) -> int:
-        """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. What `stop` returns. A second Ctrl-C waits for no listener."""
+        """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. Returns what `stop` returns. A second Ctrl-C waits for no
+        listener.
+        """
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -270,19 +275,19 @@ class PushConsumer(PushBase):
     # -- while it runs ---------------------------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Begins no listener any more, until `resume`; those that run go on."""
+        """Starts no more listeners until `resume`; running ones go on."""
         with self._lock:
             self._state.is_suspended = True
 
     def resume(self) -> None:
-        """Goes on after `suspend`."""
+        """Starts listeners again after `suspend`."""
         with self._lock:
             self._state.is_suspended = False
             self._changed.notify_all()
         self._wake()
 
     def set_concurrency(self, concurrency: int) -> None:
-        """So many threads from now on; those that are too many end after what they have."""
+        """Sets the number of listener threads. Surplus threads end after their present work."""
         concurrency = self._checked_concurrency(concurrency)
         with self._lock:
             self._concurrency = concurrency
@@ -323,7 +328,7 @@ class PushConsumer(PushBase):
                 with self._lock:
                     self._state.drop(gone)
             except Exception:
-                # A defect of ours must not end the consumption silently.
+                # A defect in the SDK must not end the consumption silently.
                 logger.exception("group %s could not poll, trying again", self.group)
                 time.sleep(IDLE_TICK_S)
 
@@ -382,7 +387,7 @@ class PushConsumer(PushBase):
                 runner.close()
 
     def _next_run(self) -> Run | None:
-        """Waits for one; None: the thread is one too many, or the consumer stops."""
+        """Waits for the next run. Returns None if this thread is one too many, or the consumer stops."""
         state = self._state
         while not state.is_stopping and len(self._pool) <= self._concurrency:
             run = state.next_run(time.monotonic(), self._idle_count + 1)
@@ -445,7 +450,7 @@ class PushConsumer(PushBase):
             return self._push.lowest_open(queue)
 
     def _give_away(self, queues: Sequence[MessageQueue]) -> None:
-        """Waits a moment for what listeners have of these queues, and for what is to be given back of them."""
+        """Waits a moment until listeners are done with messages of these queues, and until failed ones are given back."""
         if self._push is None or self._is_ending:
             return  # `stop` has waited.
         ends_s = time.monotonic() + min(self.options.drain_timeout_s, REVOKE_TIMEOUT_S)
@@ -461,13 +466,13 @@ class PushConsumer(PushBase):
             self._push.gave_away(going)
 
     def _lose(self, queues: Sequence[MessageQueue]) -> None:
-        """Nothing of these queues counts any more."""
+        """Drops everything of these queues, which belong to others now."""
         if self._push is not None:
             with self._lock:
                 self._push.lost(queues)
 
     def _get(self, queues: Sequence[MessageQueue]) -> None:
-        """These queues are this consumer's."""
+        """Notes that these queues belong to this consumer now."""
         if self._push is not None:
             with self._lock:
                 self._push.came(queues)

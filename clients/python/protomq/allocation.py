@@ -1,4 +1,4 @@
-"""How the members of a group share queues out: RocketMQ's six strategies, as pure functions of the same lists everywhere.
+"""Strategies by which the members of a group share queues: RocketMQ's six, as pure functions of the same lists everywhere.
 
     PullConsumer("readers", allocation=Circle())
 
@@ -33,9 +33,9 @@ class GroupMember(NamedTuple):
     """A member, as strategies see it."""
 
     name: str
-    """Members have different names."""
+    """Unique among the members."""
     machine_room: str = ""
-    """What the member said of itself (`machine_room`)."""
+    """The machine room that the member has named (`machine_room`)."""
 
 
 class Allocation(Protocol):
@@ -43,12 +43,12 @@ class Allocation(Protocol):
 
     @property
     def name(self) -> str:
-        """By which members find out that one of them shares in another way: with all settings that matter."""
+        """The strategy's name with all settings that matter. Members compare it to find a member that shares in another way."""
 
     def share(
         self, member: GroupMember, queues: Sequence[MessageQueue], members: Sequence[GroupMember]
     ) -> list[MessageQueue]:
-        """The queues of a topic that `member` gets; nothing if it is not one of `members`."""
+        """Returns the queues of a topic that `member` gets; none if it is not one of `members`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Circle:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """This member gets these queues, whoever else is there (AllocateMessageQueueByConfig)."""
+    """This member gets these queues, whichever other members there are (AllocateMessageQueueByConfig)."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -113,7 +113,7 @@ class Configured:
 class MachineRoom:
     """All members share the queues of brokers in these machine rooms (AllocateMessageQueueByMachineRoom).
 
-    A broker is in the room that its name begins with: "room@name". Queues of other brokers go to nobody.
+    The name of a broker begins with its room: "room@name". Nobody gets queues of brokers in other rooms.
     """
 
     rooms: frozenset[str]
@@ -143,7 +143,7 @@ class MachineRoom:
 
 
 def room_of_broker_name(queue: MessageQueue) -> str:
-    """The room that a broker's name begins with: "room" of "room@name"; the name itself where it has no @."""
+    """Returns the room at the start of a broker's name: "room" of "room@name"; the whole name if it has no @."""
     return queue.broker_name.split("@")[0]
 
 
@@ -151,7 +151,7 @@ def room_of_broker_name(queue: MessageQueue) -> str:
 class MachineRoomNear:
     """Members get queues of their own machine room; all share those of rooms without a member (AllocateMachineRoomNearby).
 
-    `inner` shares out the queues of a room. A member says its room (`machine_room`); `room_of` says a broker's, by its queue.
+    `inner` shares out the queues of a room. A member names its room (`machine_room`); `room_of` returns the room of a queue's broker.
     Raises ConfigurationError for a queue or a member without a room.
     """
 

@@ -70,9 +70,9 @@ What a handler reads are attributes, not classes:
 
 - `reason`: UPPER_SNAKE, stable; for a ServerError a value of protomq.v1.ErrorReason without prefix.
 - `retriable`: the same request may succeed later or at another broker.
-- `definite`: what was asked did not happen and will not; a server says it with each error. False after a time-out: the message may be
-  stored all the same (the SDK's own retries are safe: a repeated send is recognised by its sequence number).
-- `stale_route`: the route is the suspect: look it up again before the next try.
+- `definite`: the request did not happen and will not; a server says it with each error. False after a time-out: the message may be stored
+  all the same. The SDK's own retries are safe: the broker recognises a repeated send by its sequence number.
+- `stale_route`: the route may be out of date: look it up again before the next try.
 - `code`: gRPC status code as a number (0 where no code fits); `metadata`: values that the message names;
   `retry_delay_ms`: how long the server asks to wait, or None.
 """
@@ -245,7 +245,7 @@ class NoRouteError(ClientError):
 
 
 class BrokerMissingError(NoRouteError):
-    """A broker was registered at the name server and is not any more: what it stores cannot be reached.
+    """A broker is no longer registered at the name server: nobody can reach the messages that it stores.
 
     `metadata`: broker_name, grpc_address and remoting_address as they were last, removed_time (ISO 8601) and cause.
     """
@@ -262,7 +262,7 @@ class CompressionError(ClientError):
 class BatchIncompleteError(ClientError):
     """A batch went out in several requests: those in `stored` are stored, the one after them failed (`__cause__`).
 
-    What was not stored can be sent again; the whole batch again would store the first part twice.
+    Send only the messages again that were not stored; sending the whole batch again would store the first part twice.
     """
 
     reason = "BATCH_INCOMPLETE"
@@ -276,8 +276,8 @@ class BatchIncompleteError(ClientError):
 class PartialResultError(ClientError):
     """Several brokers were asked and some did not answer.
 
-    `result` is what the method would have returned if there were only those that did; `failures` says by broker name what
-    became of the others. What was to be changed is changed at the brokers in `result`.
+    `result`: what the method would have returned for the brokers that answered. `failures`: the errors of the others, by broker name. A
+    change is done at the brokers in `result`.
     """
 
     reason = "PARTIAL_RESULT"
@@ -343,7 +343,7 @@ class CorruptMessageError(ProtomqError):
 class SchemaError(ProtomqError, ValueError):
     """A received body is not what its consumer asks for: another content type or schema, or what the type's codec refuses.
 
-    Raised in a listener it makes the message a dead letter at once, with this text: another try would end so, too.
+    If a listener raises it, the message becomes a dead letter at once, with this text: another try would fail, too.
     """
 
     reason = "SCHEMA"
@@ -372,19 +372,19 @@ class MessageTooLargeError(InvalidArgumentError):
 
 
 class IllegalFilterError(InvalidArgumentError):
-    """A filter is no expression of its language, or failed while it was evaluated; `metadata` holds line, column and position."""
+    """The expression is invalid in its language, or the filter failed while it ran; `metadata` holds line, column and position."""
 
     reason = "ILLEGAL_FILTER"
 
 
 class IllegalDelayError(InvalidArgumentError):
-    """A delay level that there is none of, or a delay of more than 40 days; `metadata` holds field, value and limit."""
+    """The delay level does not exist, or the delay is longer than 40 days; `metadata` holds field, value and limit."""
 
     reason = "ILLEGAL_DELAY"
 
 
 class IllegalReceiptError(InvalidArgumentError):
-    """A receipt that no broker has given, or that is of another broker, group or topic. `metadata` holds field and value."""
+    """No broker has given this receipt, or it belongs to another broker, group or topic. `metadata` holds field and value."""
 
     reason = "ILLEGAL_RECEIPT"
 
@@ -397,7 +397,7 @@ class NotFoundError(ServerError):
 
 
 class TopicNotFoundError(NotFoundError):
-    """The topic does not exist, there and then."""
+    """The topic does not exist at that broker or name server."""
 
     reason = "TOPIC_NOT_FOUND"
     retriable = True
@@ -433,19 +433,25 @@ class BrokerNotFoundError(NotFoundError):
 
 
 class CallerGoneError(NotFoundError):
-    """Nobody waits for a reply any more: the caller has gone, or its time is up. Drop it. If not `definite`, the caller may have it."""
+    """Nobody waits for the reply any more: the caller has gone, or its time is up. Drop the reply. If not `definite`, the caller may have
+    it.
+    """
 
     reason = "CALLER_GONE"
 
 
 class TransactionNotFoundError(NotFoundError):
-    """There is no open transaction of that handle: there never was, its topic was deleted, or it ended longer ago than is remembered."""
+    """The handle names no open transaction: there never was one, its topic was deleted, or it ended so long ago that the broker has
+    forgotten it.
+    """
 
     reason = "TRANSACTION_NOT_FOUND"
 
 
 class TransactionEndedError(ServerError):
-    """The transaction has ended otherwise, by another decision or since nobody could say; `metadata` holds message_id and ending."""
+    """The transaction has ended in another way: by another decision, or because no producer could say. `metadata` holds message_id and
+    ending.
+    """
 
     reason = "TRANSACTION_ENDED"
     code = _FAILED_PRECONDITION
@@ -459,7 +465,7 @@ class TopicExistsError(ServerError):
 
 
 class OffsetOutOfRangeError(ServerError):
-    """An offset was to be committed that is below 0 or beyond the end of its queue: nothing was committed. `metadata` holds the range."""
+    """A commit named an offset below 0 or beyond the end of its queue. Nothing was committed. `metadata` holds the range."""
 
     reason = "OFFSET_OUT_OF_RANGE"
     code = 11  # OUT_OF_RANGE
@@ -468,8 +474,8 @@ class OffsetOutOfRangeError(ServerError):
 class TopicRecreatedError(ServerError):
     """The topic was deleted and created again: offsets of the old one mean nothing in the new one.
 
-    What was not consumed of the old one is gone. A consumer that is to go on with the new one calls `subscribe` (or `assign`) again and
-    begins again; `metadata` holds topic, wanted and current incarnation.
+    Messages of the old topic that nobody consumed are gone. To go on with the new topic from its beginning, call `subscribe` (or `assign`)
+    again. `metadata` holds topic, wanted and current incarnation.
     """
 
     reason = "TOPIC_RECREATED"
@@ -477,14 +483,15 @@ class TopicRecreatedError(ServerError):
 
 
 class StaleReceiptError(ServerError):
-    """None of these popped messages is held any more: each is done, dead, or somebody else has it. `metadata` names the first one."""
+    """None of these popped messages is held any more: each is done, dead, or handed out to another member. `metadata` names the first one.
+    """
 
     reason = "STALE_RECEIPT"
     code = _FAILED_PRECONDITION
 
 
 class GroupInUseError(ServerError):
-    """A consumer group was to be deleted whose members have pulled within the last minute. `metadata` names the last one."""
+    """The group cannot be deleted, because its members have pulled within the last minute. `metadata` names the last one."""
 
     reason = "GROUP_IN_USE"
     code = _FAILED_PRECONDITION
@@ -498,14 +505,14 @@ class QueueNotOwnedError(ServerError):
 
 
 class MemberUnknownError(ServerError):
-    """A member of a group was not heard of in time, and is none any more; it joins again. `metadata`: consumer_group, client_id."""
+    """The broker has not heard of this member in time and has removed it; the member joins again. `metadata`: consumer_group, client_id."""
 
     reason = "MEMBER_UNKNOWN"
     code = _FAILED_PRECONDITION
 
 
 class TopicTypeMismatchError(ServerError):
-    """The topic takes messages of one type (`Admin.create_topic`), and these are of another. Nothing was stored."""
+    """The topic takes messages of one type (`Admin.create_topic`), and these have another type. Nothing was stored."""
 
     reason = "TOPIC_TYPE_MISMATCH"
     code = _FAILED_PRECONDITION
@@ -529,7 +536,7 @@ class NotPermittedError(ServerError):
 
 
 class BusyError(ServerError):
-    """The server is there, but cannot now."""
+    """The server is there, but cannot do this now."""
 
     reason = "BUSY"
     code = _RESOURCE_EXHAUSTED
@@ -586,7 +593,7 @@ class NotEnoughReplicasError(BusyError):
 
 
 class NotMasterError(ServerError):
-    """A slave changes nothing: look the route up again, its master may be back."""
+    """The request went to a slave, which changes nothing. Look the route up again: its master may be back."""
 
     reason = "NOT_MASTER"
     code = _FAILED_PRECONDITION
@@ -595,14 +602,14 @@ class NotMasterError(ServerError):
 
 
 class OrderPendingError(ServerError):
-    """Another order about who leads is there, which nobody has taken yet: this one was not left."""
+    """The order was not left, because nobody has taken an earlier order yet."""
 
     reason = "ORDER_PENDING"
     code = _FAILED_PRECONDITION
 
 
 class StoreFailedError(ServerError):
-    """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one holds."""
+    """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one is stored."""
 
     reason = "STORE_FAILED"
     code = _FAILED_PRECONDITION
@@ -611,7 +618,7 @@ class StoreFailedError(ServerError):
 
 
 class SequenceExpiredError(ServerError):
-    """The broker cannot tell whether it has the message: it remembers neither its sequence number nor, maybe, its producer."""
+    """The broker cannot tell whether it has the message: it has forgotten the sequence number, and perhaps the producer."""
 
     reason = "SEQUENCE_EXPIRED"
     code = _FAILED_PRECONDITION
@@ -619,23 +626,23 @@ class SequenceExpiredError(ServerError):
 
 
 class SendOutOfOrderError(ServerError):
-    """The broker lacks the message that was to stand before this one (`previous_sequence`), and has not stored this one."""
+    """The broker lacks the message before this one (`previous_sequence`), and has not stored this one."""
 
     reason = "SEND_OUT_OF_ORDER"
     code = _FAILED_PRECONDITION
 
 
 class ProducerFencedError(ServerError):
-    """A producer with the same id and a higher epoch has written."""
+    """Another producer with the same id and a higher epoch has written since."""
 
     reason = "PRODUCER_FENCED"
     code = _FAILED_PRECONDITION
 
 
 class ProducerIdTakenError(ServerError):
-    """Another message has the sequence of this one, which is not stored: two producers have this id and epoch. `metadata` names them.
+    """The message is not stored, because another message has its sequence: two producers have this id and epoch. `metadata` names both.
 
-    Give each producer an id of its own (the default), or who starts again with its id a higher epoch.
+    Give each producer its own id (the default). A producer that starts again with its old id needs a higher epoch.
     """
 
     reason = "PRODUCER_ID_TAKEN"
@@ -643,7 +650,9 @@ class ProducerIdTakenError(ServerError):
 
 
 class DeadlineExceededError(ServerError):
-    """The deadline had passed before the server started the request: it was dropped. Not `definite`: it is done, but may not be on disk."""
+    """The deadline had passed before the server started the request, which was dropped. If not `definite`: it was done, but may not be on
+    disk.
+    """
 
     reason = "DEADLINE_EXCEEDED"
     code = _DEADLINE_EXCEEDED
@@ -651,21 +660,21 @@ class DeadlineExceededError(ServerError):
 
 
 class UnknownMethodError(ServerError):
-    """No such method, or not by this transport."""
+    """The server has no such method, or not by this transport."""
 
     reason = "UNKNOWN_METHOD"
     code = _UNIMPLEMENTED
 
 
 class UnsupportedError(ServerError):
-    """The server's version cannot do what a field asks for; `metadata` name the field. Nothing was stored."""
+    """The server's version does not support what a field asks for; `metadata` names the field. Nothing was stored."""
 
     reason = "UNSUPPORTED"
     code = _UNIMPLEMENTED
 
 
 class CorruptLogError(ServerError):
-    """What was asked for is damaged on the broker's disk, or may be. `metadata` holds the position and, where they are known, topic,
+    """The requested messages are damaged on the broker's disk, or may be. `metadata` holds the position and, where they are known, topic,
     queue_id, queue_offset and next_offset (behind the damage); for a look-up found_count, the number of newer messages found before it."""
 
     reason = "CORRUPT_LOG"
@@ -680,7 +689,7 @@ class StaleRegistrationError(ServerError):
 
 
 class NameTakenError(ServerError):
-    """The broker's name belongs to another broker, with another store: this one takes no sends. The route leads to the other one."""
+    """The broker's name belongs to another broker with another store, so this one takes no sends. The route leads to the other one."""
 
     reason = "NAME_TAKEN"
     code = _FAILED_PRECONDITION

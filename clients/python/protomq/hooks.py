@@ -1,4 +1,4 @@
-"""Hooks: code of the program's that a client calls around what it does.
+"""Hooks: methods of the program that a client calls before and after its own work.
 
     class Audit(Hook):
         def after_send(self, context):
@@ -10,10 +10,10 @@ A hook has the methods that it needs; the others cost nothing. RocketMQ's models
 EndTransactionHook, RPCHook.
 
 Rules:
-- A hook never breaks what it looks at: what it raises is logged, once for each of its methods, and the client goes on.
-- The methods are called on the thread, or in the task, that does the thing. They are functions, and do not wait.
+- A hook never breaks the work that it watches: the client logs an error of a hook, once for each method, and goes on.
+- The client calls the methods on the thread, or in the task, that does the work. They are plain functions and must not wait.
 - `before_...` methods are called in the order of the hooks, `after_...` methods in the opposite order, both with the same context.
-- A hook keeps what belongs to one thing in `context.notes`, under a key of its own.
+- A hook keeps its data about one call in `context.notes`, under its own key.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class SendContext:
     """One call of `send` and the like.
 
     Attributes:
-        group: of the producer; "" if it has none.
+        group: the producer group; "" if there is none.
         topic: where the messages go.
-        messages: what is sent. `before_send` may put other messages in their places; their number and topic stay.
+        messages: the messages to send. `before_send` may replace them; their number and topic must stay.
         is_batch: whether the call was `send_batch`.
         is_one_way: nobody will know whether the message was stored: after it there are neither results nor an error.
-        client_id: of the client, as the brokers see it.
-        results: where the messages are stored, in their order; empty before, and after an error.
+        client_id: the client's id, as the brokers see it.
+        results: where the messages are stored, in their order; empty before the send and after an error.
         error: why the call failed.
-        duration_s: of the call.
-        notes: of the hooks.
+        duration_s: duration of the call in seconds.
+        notes: data of the hooks.
     """
 
     group: str
@@ -70,11 +70,11 @@ class ConsumeContext:
         group: of the consumer; "" if it has none.
         messages: one or more, of one topic where a listener gets them.
         listener: the name of the push consumer's listener; "" of other consumers.
-        client_id: of the client, as the brokers see it.
-        failures: for each message why it is not done, or None where it is; empty before.
+        client_id: the client's id, as the brokers see it.
+        failures: for each message why it is not done, None if it is done; empty before.
         error: what the listener raised.
-        duration_s: until it was done.
-        notes: of the hooks.
+        duration_s: seconds until the messages were done.
+        notes: data of the hooks.
     """
 
     group: str
@@ -89,7 +89,7 @@ class ConsumeContext:
 
 @dataclass(slots=True, eq=False)
 class EndTransactionContext:
-    """A decision on a transaction that is told to its broker.
+    """A decision on a transaction, which the client sends to its broker.
 
     Attributes:
         group: of the producer.
@@ -98,9 +98,9 @@ class EndTransactionContext:
         transaction_handle: names the transaction.
         decision: COMMIT or ROLL_BACK.
         is_check: whether the broker had asked.
-        error: why it was not told; None before, and if it was.
-        duration_s: until the broker had answered.
-        notes: of the hooks.
+        error: why the broker did not get the decision; None before, and if it did.
+        duration_s: seconds until the broker answered.
+        notes: data of the hooks.
     """
 
     group: str
@@ -123,11 +123,11 @@ class CallContext:
         server: the name of the broker; of a name server its address.
         method: as gRPC has it: "/protomq.v1.SendService/Send".
         request_size_bytes, answer_size_bytes: of the encoded messages, without frames.
-        timeout_s: within which the answer is to come.
+        timeout_s: the call's time-out.
         is_one_way: there will be no answer.
         error: what the call raised.
-        duration_s: until there was an answer or an error.
-        notes: of the hooks.
+        duration_s: seconds until the answer or the error.
+        notes: data of the hooks.
     """
 
     server: str
@@ -145,29 +145,33 @@ class Hook:
     """Derive from it, and write the methods that are needed."""
 
     def before_send(self, context: SendContext) -> None:
-        """Messages are to be sent; nothing of them is encoded yet."""
+        """Called before messages are sent; nothing of them is encoded yet."""
 
     def after_send(self, context: SendContext) -> None:
-        """They are stored (`context.results`), or not (`context.error`), or nobody will know (`context.is_one_way`)."""
+        """Called after the send: the messages are stored (`context.results`), not stored (`context.error`), or nobody knows
+        (`context.is_one_way`).
+        """
 
     def before_consume(self, context: ConsumeContext) -> None:
-        """The program gets messages."""
+        """Called before the program gets messages."""
 
     def after_consume(self, context: ConsumeContext) -> None:
-        """It is done with them: `context.failures`."""
+        """Called when the program is done with the messages; `context.failures` has the outcome."""
 
     def keeps(self, message: Message) -> bool:
-        """Whether the program is to get a message; one that it does not get counts as done. If a hook raises, it gets the message."""
+        """Returns whether the program gets a message; one that it does not get counts as done. If a hook raises, the program gets the
+        message.
+        """
         return True
 
     def before_end_transaction(self, context: EndTransactionContext) -> None:
-        """A decision is to be told to its broker."""
+        """Called before a decision is sent to its broker."""
 
     def after_end_transaction(self, context: EndTransactionContext) -> None:
-        """The broker has taken it, or not (`context.error`)."""
+        """Called after the broker has taken the decision, or not (`context.error`)."""
 
     def before_call(self, context: CallContext) -> None:
-        """A request is to go to a server."""
+        """Called before a request goes to a server."""
 
     def after_call(self, context: CallContext) -> None:
-        """It is answered, or has failed (`context.error`)."""
+        """Called when the request is answered, or has failed (`context.error`)."""
