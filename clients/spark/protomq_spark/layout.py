@@ -3,6 +3,7 @@
     record field   0A size | 0A size body | keys 12.. tag 1A.. properties 22.. attributes 2A.. | topic 3A n .. | 103 bytes of trailer
                    ^ field   ^ body                                                            ^ limit         ^              ^ end
 
+A copy that the broker moved has its transit (32 size ..) at the limit, in front of the topic; it says where the message comes from.
 Positions count from the start of the buffer. Nothing is taken for granted that a foreign client could have written otherwise:
 `UnusualRecordError` says that the layout does not hold, and `records.py` then parses those records with protobuf.
 """
@@ -19,8 +20,9 @@ from protomq.wire.record import (
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_DUE_TIME,
     FLAG_TRANSIT,
+    FRONT_TAGS,
     RECORD_TAG,
-    front_end,
+    TRANSIT_TAG,
 )
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
@@ -29,6 +31,10 @@ Positions = NDArray[np.int64]
 
 _KEY, _TAG, _PROPERTY, _ATTRIBUTES = 0x12, 0x1A, 0x22, 0x2A
 _FIRST, _SECOND = 0x0A, 0x12
+_ORIGIN_QUEUE_ID, _ORIGIN_QUEUE_OFFSET, _ATTEMPT = 0x15, 0x19, 0x20
+_FIRST_STORE_TIME, _LAST_ERROR, _REPLAYED_GROUP = 0x29, 0x32, 0x3A
+_IS_FRONT = np.zeros(256, np.bool_)
+_IS_FRONT[list(FRONT_TAGS)] = True
 
 
 class UnusualRecordError(ValueError):
@@ -37,7 +43,8 @@ class UnusualRecordError(ValueError):
 
 class Located(NamedTuple):
     """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where they end: there stands the topic, or what the
-    broker writes in front of it. A record that does not begin with a body that fits, since it is damaged, has its body at its start.
+    broker writes in front of it. A record that does not begin with a body that fits, or that should have a transit and has none that fits,
+    is damaged: it has its body at its start.
     """
 
     data: NDArray[np.uint8]
@@ -72,6 +79,21 @@ class Fronts(NamedTuple):
     born_hosts: Spans
 
 
+class Transits(NamedTuple):
+    """Where messages that were moved come from. `rows` are those that have a transit; numbers and times are columns of these rows, the
+    n-th of row `rows[n]`; the rows of texts are rows of the records, too. What is not written is 0, or has no span.
+    """
+
+    rows: Positions
+    origin_topics: Spans
+    origin_queue_ids: Positions
+    origin_queue_offsets: NDArray[np.uint64]
+    attempts: Positions
+    first_store_times_ms: NDArray[np.uint64]
+    last_errors: Spans
+    replayed_groups: Spans
+
+
 def locate(
     raw: bytes | memoryview, starts: Positions, ends: Positions, topic_size_bytes: int | Positions
 ) -> Located:
@@ -93,7 +115,7 @@ def locate(
     ):
         raise UnusualRecordError("a record whose parts do not fit")
     trailers = trailers_of(data, ends)
-    limits = _front_limits(raw, records, ends, topic_size_bytes, trailers["flags"])
+    limits = _front_limits(data, records, ends, topic_size_bytes, trailers["flags"])
     damaged = (fronts > limits) | (data[records] != _FIRST)
     if damaged.any():
         body_starts, fronts = np.where(damaged, records, (body_starts, fronts))
@@ -101,23 +123,44 @@ def locate(
 
 
 def _front_limits(
-    raw: bytes | memoryview,
+    data: NDArray[np.uint8],
     records: Positions,
     ends: Positions,
     topic_size_bytes: int | Positions,
     flags: NDArray[np.uint32],
 ) -> Positions:
-    """Where fields 1 to 5 end. Raises UnusualRecordError."""
+    """Where fields 1 to 5 end; of a record whose transit cannot be found: where it begins."""
     limits: Positions = ends - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size_bytes
     if not (flags & (FLAG_DUE_TIME | FLAG_TRANSIT)).any():
         return limits
     limits = limits - DUE_TIME_SIZE_BYTES * ((flags & FLAG_DUE_TIME) != 0)
-    try:
-        for row in np.flatnonzero(flags & FLAG_TRANSIT).tolist():
-            limits[row] = front_end(raw, int(records[row]), int(limits[row]))
-    except ValueError as error:
-        raise UnusualRecordError(str(error)) from None
+    moved = np.flatnonzero(flags & FLAG_TRANSIT)
+    if len(moved):
+        limits[moved] = _transit_starts(data, records[moved], limits[moved])
     return limits
+
+
+def _transit_starts(data: NDArray[np.uint8], records: Positions, topics: Positions) -> Positions:
+    """Where the transit of each record stands that ends in front of its topic; where there is none that does: the record's start.
+
+    Field by field, of all records at a time.
+    """
+    cursor = records.copy()
+    rows = np.arange(len(records))
+    while True:
+        rows = rows[cursor[rows] < topics[rows]]
+        rows = rows[_IS_FRONT[data[cursor[rows]]]]
+        if not len(rows):
+            break
+        sizes, starts = read_lengths(data, cursor[rows] + 1, too_long=len(data))
+        cursor[rows] = starts + sizes
+    inside = np.flatnonzero(cursor < topics)
+    inside = inside[data[cursor[inside]] == TRANSIT_TAG]
+    sizes, starts = read_lengths(data, cursor[inside] + 1, too_long=len(data))
+    found = inside[starts + sizes == topics[inside]]
+    result = records.copy()
+    result[found] = cursor[found]
+    return result
 
 
 def trailers_of(data: NDArray[np.uint8], ends: Positions) -> NDArray[Any]:
@@ -159,6 +202,64 @@ def read_fronts(located: Located) -> Fronts:
         sharding_keys._replace(rows=rows[sharding_keys.rows]),
         born_hosts._replace(rows=rows[born_hosts.rows]),
     )
+
+
+def read_transits(located: Located) -> Transits:
+    """Where the messages come from that were moved. Raises UnusualRecordError."""
+    data = located.data
+    moved = (located.trailers["flags"] & FLAG_TRANSIT) != 0
+    rows = np.flatnonzero(moved & (located.body_starts != located.record_starts))
+    try:
+        sizes, cursor = read_lengths(data, located.limits[rows] + 1)
+        limits = cursor + sizes
+        origin_topics = _take(data, cursor, limits, _FIRST)
+        queue_ids = _take_number(data, cursor, limits, _ORIGIN_QUEUE_ID, np.dtype("<u4"))
+        queue_offsets = _take_number(data, cursor, limits, _ORIGIN_QUEUE_OFFSET, np.dtype("<u8"))
+        attempts = _take_varint(data, cursor, limits, _ATTEMPT)
+        store_times_ms = _take_number(data, cursor, limits, _FIRST_STORE_TIME, np.dtype("<u8"))
+        last_errors = _take(data, cursor, limits, _LAST_ERROR)
+        replayed_groups = _take(data, cursor, limits, _REPLAYED_GROUP)
+    except IndexError:
+        raise UnusualRecordError("a length that does not end") from None
+    if (cursor != limits).any():
+        raise UnusualRecordError("a field where none was expected")
+    return Transits(
+        rows,
+        origin_topics._replace(rows=rows[origin_topics.rows]),
+        queue_ids.astype(np.int64),
+        queue_offsets,
+        attempts,
+        store_times_ms,
+        last_errors._replace(rows=rows[last_errors.rows]),
+        replayed_groups._replace(rows=rows[replayed_groups.rows]),
+    )
+
+
+def _take_number(
+    data: NDArray[np.uint8], cursor: Positions, limits: Positions, tag: int, kind: np.dtype[Any]
+) -> NDArray[Any]:
+    """The fixed-width field `tag` of all rows, 0 where it is not at the cursor, which is moved behind it."""
+    values = np.zeros(len(cursor), kind)
+    rows = np.flatnonzero(cursor + kind.itemsize < limits)
+    rows = rows[data[cursor[rows]] == tag]
+    if len(rows):
+        words: NDArray[Any] = np.ndarray(
+            (len(data) - kind.itemsize + 1,), kind, buffer=data, strides=(1,)
+        )
+        values[rows] = words[cursor[rows] + 1]
+        cursor[rows] += 1 + kind.itemsize
+    return values
+
+
+def _take_varint(
+    data: NDArray[np.uint8], cursor: Positions, limits: Positions, tag: int
+) -> Positions:
+    """As `_take_number`, of a number of up to 32 bits that is written as a length is."""
+    values = np.zeros(len(cursor), np.int64)
+    rows = np.flatnonzero(cursor < limits)
+    rows = rows[data[cursor[rows]] == tag]
+    values[rows], cursor[rows] = read_lengths(data, cursor[rows] + 1)
+    return values
 
 
 def _read_properties(

@@ -22,10 +22,26 @@ from numpy.typing import NDArray
 from protomq import MessageQueue
 from protomq.errors import CompressionError, CorruptMessageError
 from protomq.records import DECOMPRESSED_SIZE_MAX_BYTES, decompress
-from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, FLAG_COMPRESSION_MASK
+from protomq.wire.record import (
+    FIXED_TRAILER_SIZE_BYTES,
+    FLAG_COMPRESSION_MASK,
+    FLAG_TRANSIT,
+    NO_QUEUE_OFFSET,
+)
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .checksums import crc32c_of_pieces
-from .layout import Fronts, Located, Positions, Spans, UnusualRecordError, locate, read_fronts
+from .layout import (
+    Fronts,
+    Located,
+    Positions,
+    Spans,
+    Transits,
+    UnusualRecordError,
+    locate,
+    read_fronts,
+    read_transits,
+)
 from .schema import TIMESTAMP_TYPE_STORED, arrow_schema
 
 CorruptPolicy = Literal["fail", "null", "skip"]
@@ -37,6 +53,12 @@ _FRONT_COLUMNS: Final = frozenset(
 
 _OF_PRODUCER: Final = _FRONT_COLUMNS | {"body"}
 """What the CRC covers."""
+
+_TRANSIT_COLUMNS: Final = frozenset(
+    ("reconsume_times", "origin_topic", "origin_queue_id", "origin_queue_offset", "origin_timestamp",
+     "last_error", "replayed_group")
+)  # fmt: skip
+_ATTEMPT_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +114,10 @@ def decode_records(
         "timestamp": lambda: _timestamps(trailers["store_time_ms"]),
         "timestamp_type": lambda: _constant(TIMESTAMP_TYPE_STORED, count),
         "message_id": lambda: _message_ids(trailers),
-        "reconsume_times": lambda: _constant(0, count),  # Retries come with the delivery issue.
         "born_timestamp": lambda: _timestamps(trailers["born_time_ms"]),
     }
+    if not _TRANSIT_COLUMNS.isdisjoint(columns):
+        made |= _of_transit(raw, located, columns)
     arrays = [made[name] if name in made else others[name]() for name in columns]
     batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
     keep = _kept_rows(count, made.get("tags"), decoding, damaged, unpackable)
@@ -300,6 +323,103 @@ def _parsed_texts(raw: bytes, located: Located, wanted: Iterable[str]) -> dict[s
         rows["properties"].append(properties)
         headers = [{"key": name, "value": value.encode()} for name, value in properties]
         rows["headers"].append(headers or None)
+    return {name: pa.array(rows[name], arrow_schema((name,)).field(0).type) for name in wanted}
+
+
+# -- where moved messages come from -------------------------------------------------------------------------------------
+
+
+def _of_transit(raw: bytes, located: Located, columns: Iterable[str]) -> dict[str, pa.Array]:
+    """The columns of what the broker wrote about a message that it moved, as far as they are asked for.
+
+    A message that was never moved has no attempts and no origin. Of a record that is so damaged that its transit cannot be found,
+    all are null.
+    """
+    wanted = _TRANSIT_COLUMNS.intersection(columns)
+    count = len(located.ends)
+    moved = (located.trailers["flags"] & FLAG_TRANSIT) != 0
+    if not moved.any():
+        none = wanted - {"reconsume_times"}
+        made = {name: pa.nulls(count, arrow_schema((name,)).field(0).type) for name in none}
+        return made | ({"reconsume_times": _constant(0, count)} if "reconsume_times" in wanted else {})
+    try:
+        transits = read_transits(located)
+    except UnusualRecordError:
+        return _parsed_transits(raw, located, wanted)
+    return _gathered_transits(raw, located, transits, moved, wanted)
+
+
+def _gathered_transits(
+    raw: bytes, located: Located, transits: Transits, moved: NDArray[np.bool_], wanted: Iterable[str]
+) -> dict[str, pa.Array]:
+    count, rows = len(located.ends), transits.rows
+    nowhere = transits.origin_queue_offsets == NO_QUEUE_OFFSET
+
+    def text(spans: Spans) -> pa.Array:
+        # A text that is empty is not written, and is the same as none.
+        return gather(raw, located.data, spans.starts, spans.ends, pa.string(), spans.rows, count)
+
+    def numbers(values: NDArray[Any], kind: pa.DataType, nulls: NDArray[np.bool_] | None = None) -> pa.Array:
+        column = np.zeros(count, np.int64)
+        column[rows] = values
+        empty = np.ones(count, np.bool_)
+        empty[rows] = False if nulls is None else nulls
+        return pa.array(column, pa.int64(), mask=empty).cast(kind)
+
+    def attempts() -> pa.Array:
+        column = np.zeros(count, np.int32)
+        column[rows] = np.minimum(transits.attempts, _ATTEMPT_MAX)
+        damaged = moved.copy()
+        damaged[rows] = False
+        return pa.array(column, mask=damaged)
+
+    made: dict[str, Callable[[], pa.Array]] = {
+        "reconsume_times": attempts,
+        "origin_topic": lambda: text(transits.origin_topics),
+        "origin_queue_id": lambda: numbers(transits.origin_queue_ids.astype(np.int32), pa.int32()),
+        "origin_queue_offset": lambda: numbers(
+            np.where(nowhere, np.uint64(0), transits.origin_queue_offsets).astype(np.int64), pa.int64(), nowhere
+        ),
+        "origin_timestamp": lambda: numbers(
+            transits.first_store_times_ms.astype(np.int64) * 1000, pa.timestamp("us", "UTC")
+        ),
+        "last_error": lambda: text(transits.last_errors),
+        "replayed_group": lambda: text(transits.replayed_groups),
+    }
+    return {name: made[name]() for name in wanted}
+
+
+def _parsed_transits(raw: bytes, located: Located, wanted: Iterable[str]) -> dict[str, pa.Array]:
+    """The same by protobuf, transit by transit. One that does not parse is null."""
+    from google.protobuf.message import DecodeError
+
+    from protomq.v1.record_pb2 import Transit
+
+    rows: dict[str, list[Any]] = {name: [] for name in _TRANSIT_COLUMNS}
+    moved = (located.trailers["flags"] & FLAG_TRANSIT) != 0
+    damaged = moved & (located.body_starts == located.record_starts)
+    for row in range(len(moved)):
+        transit = Transit()
+        if moved[row] and not damaged[row]:
+            size, start = read_varint(raw, int(located.limits[row]) + 1, LENGTH_SIZE_MAX_BYTES)
+            try:
+                transit = Transit.FromString(raw[start : start + size])
+            except DecodeError:
+                damaged[row] = True
+        known = moved[row] and not damaged[row]
+        offset = transit.origin_queue_offset
+        values: dict[str, Any] = {
+            "origin_topic": transit.origin_topic or None,
+            "origin_queue_id": transit.origin_queue_id,
+            "origin_queue_offset": None if offset == NO_QUEUE_OFFSET else offset,
+            "origin_timestamp": transit.first_store_time_ms * 1000,
+            "last_error": transit.last_error or None,
+            "replayed_group": transit.replayed_group or None,
+        }
+        for name, value in values.items():
+            rows[name].append(value if known else None)
+        attempt = min(transit.attempt, _ATTEMPT_MAX)
+        rows["reconsume_times"].append(None if damaged[row] else attempt)
     return {name: pa.array(rows[name], arrow_schema((name,)).field(0).type) for name in wanted}
 
 

@@ -44,6 +44,13 @@ COLUMNS: Final[tuple[Column, ...]] = (
         "ARRAY<STRUCT<key: STRING, value: BINARY>>",
         pa.list_(pa.field("element", _HEADER)),
     ),
+    # Only where `columns` asks for them: where a message comes from that the broker moved.
+    Column("origin_topic", "STRING", pa.string()),
+    Column("origin_queue_id", "INT", pa.int32()),
+    Column("origin_queue_offset", "BIGINT", pa.int64()),
+    Column("origin_timestamp", "TIMESTAMP", pa.timestamp("us", "UTC")),
+    Column("last_error", "STRING", pa.string()),
+    Column("replayed_group", "STRING", pa.string()),
 )
 COLUMN_NAMES: Final = tuple(column.name for column in COLUMNS)
 DEFAULT_COLUMNS: Final = COLUMN_NAMES[:13]

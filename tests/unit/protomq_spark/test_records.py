@@ -32,6 +32,36 @@ names = st.text(min_size=1, max_size=20)
 
 
 @st.composite
+def transits(draw: st.DrawFn) -> Transit:
+    return Transit(
+        origin_topic=draw(texts),
+        origin_queue_id=draw(st.integers(0, 99)),
+        origin_queue_offset=draw(st.integers(0, 2**40) | st.just(layout.NO_QUEUE_OFFSET)),
+        attempt=draw(st.integers(0, 9) | st.integers(0, 2**32 - 1)),
+        first_store_time_ms=draw(st.integers(0, 2**41)),
+        last_error=draw(texts),
+        replayed_group=draw(texts),
+    )
+
+
+def with_transit(record: bytes, transit: Transit, *, zeros: bool = False, more: bytes = b"") -> bytes:
+    """As a copy that the broker moved. `zeros`: as at the first move, where 0 is written, too; `more`: octets behind the rest."""
+    octets = transit.SerializeToString()
+    if zeros and not transit.attempt:
+        topic = Transit(origin_topic=transit.origin_topic).SerializeToString()
+        rest = Transit(last_error=transit.last_error, replayed_group=transit.replayed_group)
+        octets = topic + struct.pack(
+            "<BIBQBQ", 0x15, transit.origin_queue_id, 0x19, transit.origin_queue_offset, 0x29, transit.first_store_time_ms
+        ) + rest.SerializeToString()  # fmt: skip
+    octets += more
+    at = layout.front_end(record, 0, len(record))
+    field = bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(len(octets)) + octets
+    moved = bytearray(record[:at] + field + record[at:])
+    moved[len(moved) + layout.FLAGS_AT + 1] = (layout.FLAG_TRANSIT | layout.FLAG_KIND_COPY) >> 8
+    return bytes(moved)
+
+
+@st.composite
 def records(draw: st.DrawFn) -> bytes:
     keys = draw(st.lists(names, max_size=3))
     tag = draw(texts)
@@ -51,11 +81,7 @@ def records(draw: st.DrawFn) -> bytes:
         due_time_ms=draw(st.none() | st.integers(0, 2**40)),
     )
     if draw(st.booleans()):  # A copy that the broker moved.
-        at = layout.front_end(record, 0, len(record))
-        transit = Transit(origin_topic=draw(texts), attempt=draw(st.integers(0, 9)))
-        moved = bytearray(record[:at] + Record(transit=transit).SerializeToString() + record[at:])
-        moved[len(moved) + layout.FLAGS_AT + 1] = (layout.FLAG_TRANSIT | 0x200) >> 8
-        record = bytes(moved)
+        record = with_transit(record, draw(transits()), zeros=draw(st.booleans()))
     values = (3, draw(st.integers(0, 2**41)), 0, 0)
     pairs = zip(layout.STAMP_TAGS, values, strict=True)
     stamp = layout.STAMP.pack(*(part for pair in pairs for part in pair))
@@ -100,19 +126,37 @@ def expected_row(data: bytes, offset: int) -> dict[str, Any]:
         "message_id": f"{record.producer_id:016X}{record.producer_epoch:08X}{record.sequence:016X}",
         "properties": properties,
         "born_host": record.attributes.born_host or None,
-        "reconsume_times": 0,
+        "reconsume_times": min(record.transit.attempt, 2**31 - 1),
         "born_timestamp": record.born_time_ms,
         "sharding_key": record.attributes.sharding_key or None,
         "headers": {name: value.encode() for name, value in properties.items()} or None,
+        **expected_origin(record),
     }
+
+
+def expected_origin(record: Record) -> dict[str, Any]:
+    names = ("origin_topic", "origin_queue_id", "origin_queue_offset", "origin_timestamp", "last_error", "replayed_group")
+    if not record.HasField("transit"):
+        return dict.fromkeys(names)
+    transit = record.transit
+    offset = transit.origin_queue_offset
+    values = (
+        transit.origin_topic,
+        transit.origin_queue_id,
+        None if offset == layout.NO_QUEUE_OFFSET else offset,
+        transit.first_store_time_ms,
+        transit.last_error,
+        transit.replayed_group,
+    )
+    return dict(zip(names, values, strict=True))
 
 
 def actual_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = batch.to_pylist()
-    for name in ("timestamp", "born_timestamp"):
+    for name in ("timestamp", "born_timestamp", "origin_timestamp"):
         micros = batch.column(name).cast(pa.int64()).to_pylist()
         for row, value in zip(rows, micros, strict=True):
-            row[name] = value // 1000
+            row[name] = None if value is None else value // 1000
     for row in rows:
         row["properties"] = dict(row["properties"])
         if row["headers"] is not None:
@@ -155,6 +199,16 @@ def test_records_in_another_order_of_fields_are_parsed_by_protobuf(
     batch = decode(strange)
     expected = [expected_row(record, 100 + n) for n, record in enumerate(strange)]
     assert [without_empty(row) for row in actual_rows(batch)] == [
+        without_empty(row) for row in expected
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=6), transits())
+def test_a_transit_with_a_field_of_a_later_version_is_parsed_by_protobuf(raw_records: list[bytes], transit: Transit) -> None:
+    strange = [*raw_records, with_transit(FULL, transit, more=b"\x42\x01x")]
+    expected = [expected_row(record, 100 + n) for n, record in enumerate(strange)]
+    assert [without_empty(row) for row in actual_rows(decode(strange))] == [
         without_empty(row) for row in expected
     ]
 
@@ -211,6 +265,37 @@ def test_a_flipped_bit_anywhere_in_what_is_the_producers_is_found(bit: int) -> N
     assert filtered.column(0).to_pylist() == ["key", None, "key"]
     # Numbers are the broker's, and not under that CRC.
     assert decode(rows, columns=("queue_offset",)).num_rows == 3
+
+
+MOVED = with_transit(
+    FULL, Transit(origin_topic="orders", origin_queue_id=2, origin_queue_offset=70, attempt=3, first_store_time_ms=9, last_error="no")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * layout.front_end(MOVED, 0, len(MOVED)), 3))
+def test_a_flipped_bit_in_a_message_that_was_moved_is_found_in_that_message(bit: int) -> None:
+    damaged = bytearray(MOVED)
+    damaged[bit // 8] ^= 1 << bit % 8
+    rows = [MOVED, bytes(damaged), MOVED]
+    with pytest.raises(CorruptMessageError, match="orders/broker-a/3@101"):
+        decode(rows, columns=("body",))
+    whole, nulled, last = decode(rows, corrupt_records="null").to_pylist()
+    assert whole == {**last, "queue_offset": 100}
+    assert {nulled[name] for name in OF_PRODUCER} == {None}
+    # Where it comes from is the broker's word, but a length that is damaged hides it.
+    assert nulled["reconsume_times"] in (3, None)
+    assert nulled["origin_queue_offset"] in (70, None)
+    assert (nulled["reconsume_times"] is None) == (nulled["origin_topic"] is None)
+
+
+def test_attempts_and_origin_are_made_without_what_the_producer_wrote() -> None:
+    rows = [FULL, MOVED, damaged(b"b")]
+    columns = ("reconsume_times", "origin_topic", "origin_queue_id", "origin_queue_offset", "last_error", "replayed_group")
+    assert [tuple(row.values()) for row in decode(rows, columns=columns).to_pylist()] == [
+        (0, None, None, None, None, None),
+        (3, "orders", 2, 70, "no", None),
+        (0, None, None, None, None, None),
+    ]
 
 
 def test_a_damaged_body_is_an_error_that_says_where() -> None:
