@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def track(
       protomq message track --key order-17 --topic orders
 
     A message keeps its id wherever it is moved. One that waits for its delay
-    is in no queue yet, and is shown when it is delivered.
+    is in no queue yet, and is shown with the time when it comes there.
     """
     if bool(message_id) == bool(key):
         raise typer.BadParameter("give a message id, or --key and --topic")
@@ -53,15 +54,20 @@ def track(
         raise typer.BadParameter("--key needs the topic of its messages", param_hint="--topic")
     missing = Missing()
     rows: list[dict[str, Any]] = []
-    damaged_count = 0
+    damaged_count = unsearched_count = 0
     with open_admin(namesrv, timeout) as admin:
         ids = [message_id] if message_id else _ids_of(admin, missing, topic, key)
         for each in ids:
             found: MessageTrack = missing.take(partial(admin.track_message, each))
             rows += [{"message_id": found.message_id} | _row(place) for place in found.places]
             damaged_count += found.damaged_count
+            unsearched_count = max(unsearched_count, found.unsearched_count)
     columns = _COLUMNS if len(ids) == 1 else ("message_id", *_COLUMNS)
     print_rows(rows, columns, output, expendable=_EXPENDABLE)
+    if unsearched_count:
+        sys.stderr.write(
+            f"{unsearched_count:,} messages wait for a delay or a retry and were not searched: the message may be one of them\n"
+        )
     missing.check()
     if damaged_count:
         raise CliError(
@@ -123,6 +129,8 @@ def _row(place: MessagePlace) -> dict[str, Any]:
     kind = str(place.kind)
     if place.check_count:
         kind += f", checked {place.check_count} times"
+    if place.due_time is not None:
+        kind += f" until {time_text(round(place.due_time.timestamp() * 1000))}"
     return {
         "kind": kind,
         "topic": place.queue.topic,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -98,14 +98,37 @@ def test_delays_and_transactions_show_where_the_message_came_from(
     namesrv = protomq_server.namesrv
     with Producer(namesrv=namesrv) as producer:
         delayed = producer.send(name, b"later", delay=timedelta(milliseconds=200))
-        wait_for(lambda: kinds(protomq_server, delayed.message_id))
-        assert kinds(protomq_server, delayed.message_id) == [("DELAYED", name)]
+        wait_for(lambda: kinds(protomq_server, delayed.message_id) == [("DELAYED", name)])
     with TransactionProducer(name, lambda _: TransactionDecision.UNKNOWN, namesrv=namesrv) as producer:
         transaction = producer.begin(name, b"half")
         (open_,) = places(protomq_server, transaction.message_id)
         assert (open_.kind, open_.queue.topic, open_.queue_offset) == (PlaceKind.OPEN_TRANSACTION, name, None)
         transaction.commit()
         assert kinds(protomq_server, transaction.message_id) == [("COMMITTED", name)]
+
+
+def test_what_waits_for_a_delay_or_a_retry_is_shown_with_its_time(
+    protomq_server: Broker, name: str
+) -> None:
+    namesrv = protomq_server.namesrv
+    with Producer(namesrv=namesrv) as producer, PullConsumer(name, namesrv=namesrv) as consumer:
+        before = datetime.now(UTC)
+        delayed = producer.send(name, b"later", delay=timedelta(hours=1))
+        (place,) = places(protomq_server, delayed.message_id)
+        assert (place.kind, place.queue.topic, place.queue_offset) == (PlaceKind.WAITING, name, None)
+        assert place.due_time is not None
+        assert timedelta(0) <= place.due_time - before - timedelta(hours=1) < timedelta(minutes=5)
+        sent = producer.send(name, b"poison")
+        consumer.subscribe(name)
+        (message,) = polled(consumer, 1)
+        told = consumer.send_back(message, error="no account", delay=3600)
+        _, retry = places(protomq_server, sent.message_id)
+        assert (retry.kind, retry.queue.topic, retry.group) == (PlaceKind.WAITING, f"%RETRY%{name}", name)
+        assert (retry.attempt, retry.last_error, retry.due_time) == (1, "no account", told[0].due_time)
+        (row,) = jsonl(run("message", "track", delayed.message_id, "-o", "jsonl", namesrv=namesrv))
+        assert row["kind"].startswith("WAITING until 20")
+        assert producer.recall(name, delayed.recall_handle)
+        assert places(protomq_server, delayed.message_id) == ()
 
 
 def test_a_popped_message_is_held_until_it_is_acknowledged(protomq_server: Broker, name: str) -> None:

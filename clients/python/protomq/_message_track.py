@@ -28,6 +28,7 @@ class PlaceKind(IntEnum):
     REPLAYED = 6
     EXPIRED = 7
     OPEN_TRANSACTION = 8
+    WAITING = 9
 
     def __str__(self) -> str:
         return self.name
@@ -59,6 +60,7 @@ class MessagePlace:
         group: whose retry or dead letter it is.
         groups: what the groups that consume the topic have done with it.
         check_count: how often its producer was asked about its transaction, while that is open.
+        due_time: when it comes there (UTC), while it waits for a delay or a retry; else None.
     """
 
     kind: PlaceKind
@@ -70,18 +72,21 @@ class MessagePlace:
     group: str = ""
     groups: Mapping[str, TrackState] = field(default_factory=dict)
     check_count: int = 0
+    due_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTrack:
     """What became of a message: its places, the oldest first.
 
-    `damaged_count`: places in damaged parts of logs, of which nothing else is known.
+    `damaged_count`: places in damaged parts of logs, of which nothing else is known. `unsearched_count`: messages that wait, and among
+    which this one was not looked for: a broker looks at 65,536, those that fall due next.
     """
 
     message_id: str
     places: tuple[MessagePlace, ...]
     damaged_count: int = 0
+    unsearched_count: int = 0
 
 
 def track_message(
@@ -94,18 +99,21 @@ def track_message(
     check_wanted("message_id", message_id)
     request = pb.TrackMessageRequest(message_id=message_id)
     places: list[MessagePlace] = []
-    damaged: list[int] = []
+    damaged_count = unsearched_count = 0
 
     def ask(broker: Any) -> None:
+        nonlocal damaged_count, unsearched_count
         answer = admin._call(
             broker.address, _methods.TRACK_MESSAGE, request, pb.TrackMessageResponse
         )
         places.extend(_place(each, broker.broker_name) for each in answer.places)
-        damaged.append(answer.damaged_count)
+        damaged_count += answer.damaged_count
+        unsearched_count += answer.unsearched_count
 
     failures = admin._ask_each(brokers, ask)
     places.sort(key=lambda place: place.store_time)
-    return MessageTrack(message_id.upper(), tuple(places), sum(damaged)), failures
+    track = MessageTrack(message_id.upper(), tuple(places), damaged_count, unsearched_count)
+    return track, failures
 
 
 def _place(each: Any, broker_name: str) -> MessagePlace:
@@ -119,4 +127,5 @@ def _place(each: Any, broker_name: str) -> MessagePlace:
         each.consumer_group,
         {group.consumer_group: TrackState(group.state) for group in each.groups},
         each.check_count,
+        datetime.fromtimestamp(each.due_time_ms / 1000, UTC) if each.due_time_ms else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +15,14 @@ from protomq.v1.track_service_pb2 import (
     TrackMessageResponse,
 )
 from protomq.wire.record import decode_message_id
+from protomq.wire.topics import RETRY_PREFIX
 from protomq_runtime.errors import invalid_argument
 
 from .message_track import origin_of, state_of
 from .store.state.popped_queue import QueueOfGroup
 from .store.state.transactions import Ending, TransactionKey
 from .store_errors import tells_store_errors
+from .waiting_messages import find_waiting, still_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +52,12 @@ class TrackService:
         except ValueError as error:
             raise invalid_argument("message_id", str(error)) from error
         key = TransactionKey(*identity)
+        # First those that wait: what is delivered meanwhile is found in its queue then, and waits no more.
+        waiting = find_waiting(self._store, identity)
         found = self._store.find_everywhere(identity, PLACES_MAX)
-        response = TrackMessageResponse(damaged_count=found.damaged_count)
+        response = TrackMessageResponse(
+            damaged_count=found.damaged_count, unsearched_count=waiting.unsearched_count
+        )
         transaction = self._store.transactions.decide(key, Ending.COMMITTED)
         was_committed = transaction.ending == Ending.COMMITTED
         response.places.extend(
@@ -58,7 +65,23 @@ class TrackService:
             for data in found.records
         )
         response.places.extend(self._open_transaction(key))
+        response.places.extend(self._waiting(waiting.records))
         return response
+
+    def _waiting(self, records: Sequence[Record]) -> Iterator[MessagePlace]:
+        for record in still_waiting(self._store, records):
+            group = record.topic.removeprefix(RETRY_PREFIX)
+            yield MessagePlace(
+                kind=PlaceKind.PLACE_KIND_WAITING,
+                topic=record.topic,
+                queue_id=record.queue_id,
+                queue_offset=-1,
+                store_time_ms=record.store_time_ms,
+                attempt=record.transit.attempt,
+                last_error=record.transit.last_error,
+                consumer_group=group if group != record.topic else "",
+                due_time_ms=record.due_time_ms,
+            )
 
     def _place_of(self, record: Record, *, was_committed: bool) -> MessagePlace:
         origin = origin_of(record, was_committed=was_committed)

@@ -43,6 +43,8 @@ class _PlaceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlaceKind.V
     """Nobody has ended its transaction: no consumer gets it."""
     PLACE_KIND_OPEN_TRANSACTION: _PlaceKind.ValueType  # 8
     """Its transaction is open: it is in no queue yet."""
+    PLACE_KIND_WAITING: _PlaceKind.ValueType  # 9
+    """It comes there when its delay is over: it is in no queue yet."""
 
 class PlaceKind(_PlaceKind, metaclass=_PlaceKindEnumTypeWrapper):
     """PlaceKind says how the message came to a place."""
@@ -65,6 +67,8 @@ PLACE_KIND_EXPIRED: PlaceKind.ValueType  # 7
 """Nobody has ended its transaction: no consumer gets it."""
 PLACE_KIND_OPEN_TRANSACTION: PlaceKind.ValueType  # 8
 """Its transaction is open: it is in no queue yet."""
+PLACE_KIND_WAITING: PlaceKind.ValueType  # 9
+"""It comes there when its delay is over: it is in no queue yet."""
 Global___PlaceKind: _TypeAlias = PlaceKind  # noqa: Y015
 
 class _TrackState:
@@ -125,8 +129,11 @@ class TrackMessageResponse(_message.Message):
 
     PLACES_FIELD_NUMBER: _builtins.int
     DAMAGED_COUNT_FIELD_NUMBER: _builtins.int
+    UNSEARCHED_COUNT_FIELD_NUMBER: _builtins.int
     damaged_count: _builtins.int
     """Places that stand in damaged parts of the log, and of which nothing else is known."""
+    unsearched_count: _builtins.int
+    """Messages that wait for their time, and among which this one was not looked for: a call looks at 65,536 of them, those that fall due next."""
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessagePlace]:
         """In the order in which they were stored; the newest 256."""
@@ -136,10 +143,11 @@ class TrackMessageResponse(_message.Message):
         *,
         places: _abc.Iterable[Global___MessagePlace] | None = ...,
         damaged_count: _builtins.int = ...,
+        unsearched_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_count", b"damaged_count", "places", b"places"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_count", b"damaged_count", "places", b"places", "unsearched_count", b"unsearched_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,6 +169,7 @@ class MessagePlace(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     CHECK_COUNT_FIELD_NUMBER: _builtins.int
+    DUE_TIME_MS_FIELD_NUMBER: _builtins.int
     kind: Global___PlaceKind.ValueType
     """How it came there."""
     topic: _builtins.str
@@ -179,6 +188,8 @@ class MessagePlace(_message.Message):
     """The group whose retry, dead letter or replayed dead letter it is."""
     check_count: _builtins.int
     """Times that the producer was asked about its transaction, while it is open."""
+    due_time_ms: _builtins.int
+    """When it comes there, while it waits: milliseconds since 1970-01-01 UTC, by the broker's log time. 0: it does not wait."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTrack]:
         """What the groups that consume the topic have done with it, by name; 1,000 at most."""
@@ -196,10 +207,11 @@ class MessagePlace(_message.Message):
         consumer_group: _builtins.str = ...,
         groups: _abc.Iterable[Global___GroupTrack] | None = ...,
         check_count: _builtins.int = ...,
+        due_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "check_count", b"check_count", "consumer_group", b"consumer_group", "groups", b"groups", "kind", b"kind", "last_error", b"last_error", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "store_time_ms", b"store_time_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "check_count", b"check_count", "consumer_group", b"consumer_group", "due_time_ms", b"due_time_ms", "groups", b"groups", "kind", b"kind", "last_error", b"last_error", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "store_time_ms", b"store_time_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
