@@ -19,7 +19,7 @@ if not __package__:  # Started by spark-submit: this folder is no place to impor
 from protomq.errors import ProtomqError
 from protomq_spark.archive_table import ArchiveError
 from protomq_spark.offsets import DataLossError
-from protomq_spark.pipelines import archive, backfill, flights, lag, reconcile, transform
+from protomq_spark.pipelines import archive, backfill, dlq, flights, lag, reconcile, transform
 from protomq_spark.pipelines.report import RunReport, say
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PIPELINES: dict[str, ModuleType] = {
     "archive": archive,
     "backfill": backfill,
+    "dlq": dlq,
     "flights": flights,
     "lag": lag,
     "reconcile": reconcile,
