@@ -52,13 +52,15 @@ def pipeline(spark: SparkSession, protomq_server: Broker) -> Pipeline:
     return go
 
 
-def kill_messages(server: Broker, topic: str, group: str, error: Callable[[Message], str], count: int = COUNT) -> None:
-    """Sends the ids 0 to `count` - 1 to a topic; the group gives all of them back as dead letters."""
+def kill_messages(
+    server: Broker, topic: str, group: str, error: Callable[[Message], str], count: int = COUNT, *, unread: int = 0
+) -> None:
+    """Sends the ids 0 to `count` - 1 to a topic; the group gives all of them back as dead letters, and those `unread` before."""
     with Producer(namesrv=server.namesrv) as producer, PullConsumer(group, namesrv=server.namesrv) as consumer:
         consumer.subscribe(topic)
         producer.send_batch(topic, [b"%d" % number for number in range(count)])
-        left = count
-        while left:
+        left = unread + count
+        while left > 0:
             by_error: dict[str, list[Message]] = {}
             for message in consumer.poll(30):
                 by_error.setdefault(error(message), []).append(message)
@@ -83,7 +85,7 @@ def test_dead_letters_are_counted_by_group_topic_error_and_time(
     one, other = (make_topic(protomq_server, name, 2) for name in ("dlq-orders", "dlq-bills"))
     kill_messages(protomq_server, one, "counted", of_parity)
     kill_messages(protomq_server, other, "counted", of_parity)
-    kill_messages(protomq_server, one, "others", lambda _: "")
+    kill_messages(protomq_server, one, "others", lambda _: "", unread=COUNT)
     report = pipeline("report", "--group", "counted,others,none", "--merge-numbers", "--report", str(tmp_path))
     result = report.result
     counts = [(row["group"], row["stored"], row["replayed"], row["selected"]) for row in result["groups"]]
