@@ -126,7 +126,7 @@ def test_what_waits_for_a_delay_or_a_retry_is_shown_with_its_time(
         assert (retry.kind, retry.queue.topic, retry.group) == (PlaceKind.WAITING, f"%RETRY%{name}", name)
         assert (retry.attempt, retry.last_error, retry.due_time) == (1, "no account", told[0].due_time)
         (row,) = jsonl(run("message", "track", delayed.message_id, "-o", "jsonl", namesrv=namesrv))
-        assert row["kind"].startswith("WAITING until 20")
+        assert str(row["kind"]).startswith("WAITING until 20")
         assert producer.recall(name, delayed.recall_handle)
         assert places(protomq_server, delayed.message_id) == ()
 
