@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from protomq_cli import (
+    agreeing,
     backups,
     bench,
     clusters,
@@ -27,6 +28,7 @@ from protomq_cli import (
     group_settings,
     groups,
     health,
+    in_sync,
     leading,
     logs,
     messages,
@@ -34,6 +36,7 @@ from protomq_cli import (
     replication,
     requests,
     servers,
+    spreading,
     topics,
     tracks,
     transactions,
@@ -150,12 +153,13 @@ def build_app() -> typer.Typer:
         "message", "Find single messages.", ADMINISTRATION, query=messages.query, track=tracks.track,
     )  # fmt: skip
     group(
-        "cluster", "Brokers: list, status, drain, forget.", ADMINISTRATION,
+        "cluster", "Brokers and name servers: list, status, spread, drain, forget.", ADMINISTRATION,
         list=clusters.list_brokers, status=clusters.status, drain=draining.drain, forget=clusters.forget,
+        spread=spreading.spread, namesrv=agreeing.name_servers,
     )  # fmt: skip
     group(
         "ha", "Replication: masters and slaves; who leads.", ADMINISTRATION,
-        status=replication.status, switch=leading.switch, demote=leading.demote, promote=leading.promote,
+        status=replication.status, wait=in_sync.wait_in_sync, switch=leading.switch, demote=leading.demote, promote=leading.promote,
     )  # fmt: skip
     group(
         "log", "The commit log on disk: dump, verify, repair, epochs.", TOOLS,

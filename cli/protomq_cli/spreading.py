@@ -1,0 +1,160 @@
+"""`cluster spread`: a broker that was added gets what the others have: topics, and where groups begin in them, and settings of groups.
+
+    settings   of groups go to all brokers: how often a message is retried must not depend on where it was stored
+    topic      is made there and takes no messages yet
+    groups     that consume the topic elsewhere begin there with its first message, whether a member runs now or not
+    open       the topic takes messages, and producers find it within seconds
+
+Interrupted, it is run again: what is done already stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from protomq_cli.connection import open_admin
+from protomq_cli.draining import BrokerArgument
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
+from protomq_cli.output import OutputFormat, print_rows
+
+if TYPE_CHECKING:
+    from protomq import Admin, ConsumerGroup, TopicConfig
+
+_COLUMNS: Final = ("topic", "broker", "write_queues", "read_queues", "permission", "groups", "is_new")
+
+
+def spread(
+    broker: BrokerArgument,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", show_default="all that others have", help="Only this one; can be repeated."),
+    ] = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Give a broker the topics and group settings of the others.
+
+    For one that was added: it has registered, and has no topics yet. Each
+    topic has as many queues there as where it has most, and groups begin
+    with its first message. What is sent with a sharding key may go to
+    another queue from then on.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        rows = [_row(broker, *done) for done in spread_to(admin, broker, topics)]
+    print_rows(rows, _COLUMNS, output)
+
+
+def spread_to(
+    admin: Admin, broker: str, names: Sequence[str] | None = None
+) -> list[tuple[TopicConfig, list[str], bool]]:
+    """The topics that the broker has then, groups that begin there, and whether the topic is new. Raises CliError."""
+    topics = admin.list_topics()
+    if broker not in topics:
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            "BROKER_NOT_FOUND",
+            f"no broker {broker} is registered; `protomq cluster list` shows all there are",
+        )
+    wanted = wanted_topics(topics, broker)
+    unknown = sorted(set(names or ()) - set(wanted))
+    if unknown:
+        raise CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", f"no other broker has the topic {unknown[0]}")
+    _check_filters(admin, broker)
+    for group in admin.list_group_settings():
+        admin.set_group(group)
+    groups = admin.list_groups()
+    has = {topic.name: topic for topic in topics[broker]}
+    return [
+        _spread_topic(admin, broker, topic, has.get(name), groups)
+        for name, topic in wanted.items()
+        if not names or name in names
+    ]
+
+
+def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> dict[str, TopicConfig]:
+    """What the broker is to have, by name: each topic that any other has, as it is where it is most open and has most queues."""
+    wanted: dict[str, TopicConfig] = {}
+
+    def size(topic: TopicConfig) -> tuple[int, int, int]:
+        return int(topic.permission), topic.write_queues, topic.read_queues
+
+    for name, found in sorted(topics.items()):
+        if name == broker:
+            continue
+        for topic in found:
+            known = wanted.get(topic.name)
+            if known is None or size(topic) > size(known):
+                wanted[topic.name] = topic
+    return dict(sorted(wanted.items()))
+
+
+def _check_filters(admin: Admin, broker: str) -> None:
+    """Consumers whose filter the broker lacks would be refused there."""
+    filters = {name: {module.name for module in found} for name, found in admin.list_filters().items()}
+    missing = set().union(*filters.values()) - filters.get(broker, set())
+    if missing:
+        raise CliError(
+            ExitCode.REFUSED,
+            "FILTERS_MISSING",
+            f"{broker} has no filter {', '.join(sorted(missing))}, which others have; nothing was changed: first"
+            f" `protomq filter deploy NAME FILE --broker {broker}`",
+        )
+
+
+def _spread_topic(
+    admin: Admin, broker: str, topic: TopicConfig, has: TopicConfig | None, groups: Iterable[ConsumerGroup]
+) -> tuple[TopicConfig, list[str], bool]:
+    from protomq import Permission
+
+    closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
+    if has is None:
+        # Nothing is stored there before it is said where the groups begin.
+        _create(admin, broker, topic, closed.get(topic.permission, topic.permission), update=False)
+    begun = [group.name for group in groups if topic.name in group.topics and _begins(admin, broker, group.name, topic.name)]
+    for group in begun:
+        admin.reset_offsets(group, topic.name, "earliest", brokers=[broker])
+    config = has
+    if config is None or config.permission in closed.values():
+        config = _create(admin, broker, topic, topic.permission, update=True)
+    return config, begun, has is None
+
+
+def _begins(admin: Admin, broker: str, group: str, topic: str) -> bool:
+    """Whether the group has committed nothing in the topic there."""
+    from protomq.errors import GroupNotFoundError
+
+    try:
+        lags = admin.group_lag(group, topic, brokers=[broker])
+    except GroupNotFoundError:
+        return True
+    return all(each.committed_offset is None for each in lags)
+
+
+def _create(admin: Admin, broker: str, topic: TopicConfig, permission: Any, *, update: bool) -> TopicConfig:
+    made = admin.create_topic(
+        topic.name,
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        permission=permission,
+        update=update,
+        type=topic.type,
+        brokers=[broker],
+    )
+    return made[broker]
+
+
+def _row(broker: str, topic: TopicConfig, groups: list[str], is_new: bool) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "broker": broker,
+        "write_queues": topic.write_queues,
+        "read_queues": topic.read_queues,
+        "permission": topic.permission.name.lower().replace("_", "-"),
+        "groups": groups,
+        "is_new": is_new,
+    }
