@@ -155,6 +155,10 @@ deploy-check: etcd $(ENV) $(DEPLOY) ## the files of deploy/: linters, helm (or G
 	@$(BIN)/python tools/deploy_check.py
 	$(PYTEST) tests/unit/test_deploy_files.py tests/integration/test_deploy.py tests/integration/test_compose.py
 
+.PHONY: operations
+operations: etcd $(ENV) ## grow, shrink, replace, upgrade and downgrade a cluster under load, and count (minutes)
+	$(PYTEST) tests/integration/test_drain.py tests/integration/test_growing.py tests/integration/test_rolling.py -rP
+
 # --- the contract -----------------------------------------------------------------------------------
 
 .PHONY: proto

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,8 +30,16 @@ SEGMENT_SIZE_BYTES = 4 << 20
 class HaBroker:
     """One broker. `address` is that of its last start."""
 
-    def __init__(self, folder: Path, role: str, broker_id: int, **settings: Any) -> None:
-        """`settings`: of the configuration."""
+    def __init__(
+        self,
+        folder: Path,
+        role: str,
+        broker_id: int,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`environment`: variables of the next start, beside those of this process; `settings`: of the configuration."""
+        self.environment = environment or {}
         self.folder = folder
         self.role = role
         self._config: dict[str, Any] = {
@@ -76,7 +85,10 @@ class HaBroker:
         file.write_text(json.dumps(self._config))
         log = self.log_path.open("a")
         command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        environment = {**os.environ, **self.environment}
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         log.close()
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
