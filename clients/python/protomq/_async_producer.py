@@ -307,7 +307,7 @@ class AsyncProducer(AsyncLineSender):
 
     @property
     def compression(self) -> str:
-        """The codec in use: "zstd", "lz4", "zlib" or "none"; another than was asked for if that is not installed."""
+        """The codec in use: "zstd", "lz4", "zlib" or "none". It differs from the one asked for if that is not installed."""
         return self._core.compressor.name
 
     @property
@@ -368,7 +368,7 @@ class AsyncProducer(AsyncLineSender):
         await self.close()
 
     def after_fork(self) -> None:
-        """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
+        """Prepares a forked child: no connections, no waiting messages, another producer id. The SDK calls it."""
         self._core.after_fork()
         self._start()
 
@@ -381,7 +381,7 @@ class AsyncProducer(AsyncLineSender):
     async def _send_message(
         self, message: OutgoingMessage, selector: QueueSelector | None, timeout_s: float | None
     ) -> SendResult:
-        """The general way: hooks, selectors, sharding keys."""
+        """Sends with hooks, selectors and sharding keys."""
         core = self._core
         check_selector(selector, message.queue)
         deadline_s = self._deadline(timeout_s)
@@ -416,7 +416,7 @@ class AsyncProducer(AsyncLineSender):
         )
 
     def _deadline(self, timeout_s: float | None) -> float:
-        """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
+        """Returns when a send that begins now must end. Every public send calls this, so a closed producer takes none."""
         if self._closed:
             raise ClosedError("the producer is closed")
         if timeout_s is None:

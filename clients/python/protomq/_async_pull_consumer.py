@@ -367,7 +367,7 @@ class AsyncPullConsumer(ConsumerBase):
             warn(logger, text, 2)
 
     async def _shut(self, commit: bool) -> str:
-        """Closes everything; what is to be told of the last commit."""
+        """Closes everything. Returns the warning about the last commit; "" if there is none."""
         if self._closed:
             return ""
         text = ""

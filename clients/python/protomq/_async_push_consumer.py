@@ -35,7 +35,7 @@ logger = logging.getLogger("protomq")
 
 
 class AsyncListenedConsumer(AsyncPullConsumer):
-    """The pull consumer below: what is dealt with is said by listeners."""
+    """The pull consumer below a push consumer. Listeners decide which messages are done."""
 
     def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
         return ListenedPulls(options.pull_options())
@@ -392,7 +392,7 @@ class AsyncPushConsumer(PushBase):
                 self._wake()
 
     async def _give_away(self, queues: Sequence[MessageQueue]) -> None:
-        """Waits a moment for what listeners have of these queues, and for what is to be given back of them."""
+        """Waits a moment until listeners are done with messages of these queues, and until failed ones are given back."""
         if self._push is None or self._is_ending:
             return  # `stop` has waited.
         state, going = self._state, frozenset(queues)
@@ -407,12 +407,12 @@ class AsyncPushConsumer(PushBase):
         self._push.gave_away(going)
 
     def _lose(self, queues: Sequence[MessageQueue]) -> None:
-        """Nothing of these queues counts any more."""
+        """Drops everything of these queues, which belong to others now."""
         if self._push is not None:
             self._push.lost(queues)
 
     def _get(self, queues: Sequence[MessageQueue]) -> None:
-        """These queues are this consumer's."""
+        """Notes that these queues belong to this consumer now."""
         if self._push is not None:
             self._push.came(queues)
 
