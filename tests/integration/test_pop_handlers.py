@@ -119,6 +119,27 @@ def test_a_message_stays_with_a_handler_that_takes_three_times_as_long_as_it_is_
         assert consumer.receive(topic, hold_s=0) == []
 
 
+def test_quick_handlers_get_messages_ahead_and_what_waits_at_a_stop_comes_at_once(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic = f"ahead-{abs(hash(request.node.name))}"
+    bodies = [b"%d" % number for number in range(300)]
+    fill(broker, topic, bodies)
+    seen: list[bytes] = []
+
+    def handler(message: Message, consumer: Any) -> None:
+        seen.append(message.body)
+        if len(seen) == 200:
+            consumer.request_stop()
+
+    counts = handle("group", topic, handler, invisible_s=600, concurrency=2)
+    assert counts == (len(seen), 0, 0)
+    with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+        rest = consumer.receive(topic, 1_024, hold_s=0)
+    assert sorted(seen + [message.body for message in rest]) == sorted(bodies)
+    assert any(attempt_of(message) == 2 for message in rest)  # It had waited.
+
+
 def test_a_handler_whose_message_somebody_else_has_is_told_and_what_it_says_is_refused(
     broker: Broker, handle: Any, request: pytest.FixtureRequest
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from ._async_acks import AckGatherer
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._checks import check_flag, explain_unknown_settings
@@ -16,6 +17,7 @@ from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop import REQUEST_TIMEOUT_S
 from ._pop_handling import (
+    AHEAD_DEFAULT,
     CONCURRENCY_DEFAULT,
     DRAIN_TIMEOUT_DEFAULT_S,
     RECEIVE_HOLD_S,
@@ -73,6 +75,7 @@ class AsyncSimpleConsumer:
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
+        self._acks = AckGatherer(self._steps, self._driver.run)
         self._closed = False
         self._handlers: set[HandlerTasks] = set()
 
@@ -116,9 +119,9 @@ class AsyncSimpleConsumer:
         return messages
 
     async def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
-        """See SimpleConsumer.ack."""
+        """See SimpleConsumer.ack. What several tasks acknowledge side by side goes to a broker in one call."""
         self._check_open()
-        return await self._driver.run(self._steps.ack(messages))
+        return await self._acks.ack(messages)
 
     async def change_invisible(
         self, messages: Message | Iterable[Message], invisible_s: float
@@ -143,6 +146,7 @@ class AsyncSimpleConsumer:
         invisible_s: float = INVISIBLE_DEFAULT_S,
         renew_limit_s: float = RENEW_LIMIT_DEFAULT_S,
         drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S,
+        ahead: int = AHEAD_DEFAULT,
         queue: MessageQueue | None = None,
         tags: Iterable[str] = (),
         sql: str | None = None,
@@ -158,7 +162,7 @@ class AsyncSimpleConsumer:
         """
         self._check_open()
         function = hooked_listener(Listener.of(handler), self._hooks)
-        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
+        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s, ahead)
         wish = self._steps.wish(
             topic, concurrency, invisible_s=invisible_s, hold_s=RECEIVE_HOLD_S, queue=queue, tags=tags, sql=sql, cel=cel, module=module,
             fifo=fifo, start=start,

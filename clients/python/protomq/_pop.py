@@ -13,6 +13,7 @@ from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop_handling import (
+    AHEAD_DEFAULT,
     CONCURRENCY_DEFAULT,
     DRAIN_TIMEOUT_DEFAULT_S,
     RECEIVE_HOLD_S,
@@ -180,6 +181,7 @@ class SimpleConsumer:
         invisible_s: float = INVISIBLE_DEFAULT_S,
         renew_limit_s: float = RENEW_LIMIT_DEFAULT_S,
         drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S,
+        ahead: int = AHEAD_DEFAULT,
         queue: MessageQueue | None = None,
         tags: Iterable[str] = (),
         sql: str | None = None,
@@ -198,6 +200,9 @@ class SimpleConsumer:
         have passed. If the broker refuses to renew, another member has the message: `hold(message).is_lost` says so, and the handler's
         result does not count (`HandledCounts.refused`). A stop waits up to `drain_timeout_s` for running handlers.
 
+        Up to `ahead` messages (0 to 1,024), and 4 MiB, wait here for a handler and are renewed meanwhile: no more than handlers have
+        lately finished in a quarter of a second. A stop gives them back at once.
+
         It asks a broker that is away again and again. Raises errors that need your action, as `receive` does: TopicNotFoundError and the
         like. The other arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is
         acknowledged or dead.
@@ -206,7 +211,7 @@ class SimpleConsumer:
         function = hooked_listener(Listener.of(handler), self._hooks)
         if function.is_coroutine:
             raise WrongTypeError(f"{function.name} is a coroutine function, which only AsyncSimpleConsumer can run")
-        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
+        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s, ahead)
         wish = self._steps.wish(
             topic, concurrency, invisible_s=invisible_s, hold_s=RECEIVE_HOLD_S, queue=queue, tags=tags, sql=sql, cel=cel, module=module,
             fifo=fifo, start=start,

@@ -8,6 +8,8 @@
 Rules:
 - A renewal that fails, for a broker is away, is tried again; one that is refused never is: somebody else has the message. Its handler is
   told (`Hold.is_lost`), and what it says in the end counts no more.
+- Messages may wait for a handler, renewed like those that are handled: as many as handlers have lately dealt with in AHEAD_S. So quick
+  handlers need not wait for a broker, and slow ones keep nothing from other members.
 - A receipt is good until somebody else has the message, also behind its time. So an end is always told to the broker, which knows, except
   where a renewal was refused before.
 """
@@ -17,13 +19,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ._checks import check_count, check_seconds
 from ._message import Message
-from ._pop_steps import HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PopSteps, PopWish
+from ._pop_steps import COUNT_MAX, HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PopSteps, PopWish
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, failure_of, judge
 from ._push_steps import SaidSeldom
@@ -43,6 +46,11 @@ RECEIVE_HOLD_S: Final = HOLD_SLICE_S
 """For which a `receive` of `handle` is held: a stop waits for it."""
 RECEIVE_AGAIN_S: Final = 1.0
 """After a `receive` that failed."""
+AHEAD_S: Final = 0.25
+"""For so long there is work, at the pace of the handlers: some round trips."""
+AHEAD_DEFAULT: Final = 256
+AHEAD_SIZE_MAX_BYTES: Final = 4 << 20
+"""Of what waits: beyond that nothing is received, so that there are twice as much at most."""
 RENEW_AT: Final = 0.5
 """Of the invisible time: three more tries fit in before it is over, at 65, 80 and 95 percent."""
 RENEW_AGAIN_AT: Final = 0.15
@@ -73,11 +81,13 @@ class HandlingOptions:
     invisible_s: float = INVISIBLE_DEFAULT_S
     renew_limit_s: float = RENEW_LIMIT_DEFAULT_S
     drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S
+    ahead: int = AHEAD_DEFAULT
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         check_seconds("renew_limit_s", self.renew_limit_s, zero=True)
         check_seconds("drain_timeout_s", self.drain_timeout_s, zero=True)
+        check_count("ahead", self.ahead, 0, COUNT_MAX)
 
 
 class Hold:
@@ -96,6 +106,10 @@ class Hold:
         self.renewed_count = 0
         self._began_s = began_s
         self._next_s = next_s
+
+    def begin(self, now_s: float) -> None:
+        """A handler has it from now on, which may have it as long as it may."""
+        self._began_s = now_s
 
     def check(self) -> None:
         """Raises StaleReceiptError where it is lost: call it before what must not be done twice."""
@@ -117,7 +131,7 @@ class Holds:
         return len(self._holds)
 
     def begin(self, message: Message, now_s: float) -> Hold:
-        """The message has just been received, and goes to a handler."""
+        """The message has just been received, and goes to a handler, or waits for one."""
         hold = Hold(message, now_s, now_s + self._options.invisible_s * RENEW_AT)
         with self._lock:
             self._holds[id(message)] = hold
@@ -176,6 +190,72 @@ class Holds:
         """The broker could not be asked: it is tried again soon."""
         for hold in holds:
             hold._next_s = now_s + self._options.invisible_s * RENEW_AGAIN_AT
+
+
+class Ahead:
+    """Messages that wait for a handler, and how many to receive. Whoever has the driver's lock, or its loop.
+
+    Attributes:
+        busy_count: handlers that run.
+    """
+
+    def __init__(self, options: HandlingOptions) -> None:
+        self._options = options
+        self._waiting: deque[Hold] = deque()
+        self._size_bytes = 0
+        self.busy_count = 0
+        self._window_s = float("-inf")
+        self._ended_count = self._ended_before = 0
+
+    def room(self, now_s: float) -> int:
+        """How many messages to receive now; 0: none, before a handler has ended."""
+        free_count = self._options.concurrency - self.busy_count
+        if self._size_bytes >= AHEAD_SIZE_MAX_BYTES:
+            return 0
+        ahead = self._pace(now_s)
+        if len(self._waiting) > ahead // 2:
+            ahead = 0  # There is enough for now: the next call is to bring many.
+        return min(max(free_count + ahead - len(self._waiting), 0), COUNT_MAX)
+
+    def begins(self, hold: Hold) -> bool:
+        """Whether a handler is free for what was received; else it waits."""
+        if self.busy_count < self._options.concurrency:
+            self.busy_count += 1
+            return True
+        self._waiting.append(hold)
+        self._size_bytes += hold.message.size_bytes
+        return False
+
+    def ended(self, now_s: float) -> None:
+        """A handler is done with a message."""
+        if now_s - self._window_s >= AHEAD_S:
+            self._ended_before = self._pace(now_s)
+            self._window_s, self._ended_count = now_s, 0
+        self._ended_count += 1
+
+    def next(self, now_s: float, *, stops: bool) -> Hold | None:
+        """What the handler that has ended goes on with; None: nothing, and it is free."""
+        while self._waiting and not stops:
+            hold = self._waiting.popleft()
+            self._size_bytes -= hold.message.size_bytes
+            if not hold.is_lost:
+                hold.begin(now_s)
+                return hold
+        self.busy_count -= 1
+        return None
+
+    def clear(self) -> list[Hold]:
+        """What waits, which no handler gets any more."""
+        holds = [hold for hold in self._waiting if not hold.is_lost]
+        self._waiting.clear()
+        self._size_bytes = 0
+        return holds
+
+    def _pace(self, now_s: float) -> int:
+        """Messages that handlers have lately dealt with in AHEAD_S, as far as they may wait."""
+        if now_s - self._window_s >= 2 * AHEAD_S:
+            return 0
+        return min(max(self._ended_count, self._ended_before), self._options.ahead)
 
 
 class Handling:
@@ -282,7 +362,7 @@ class Handling:
             if failure.is_dead_letter:
                 stale = yield from self._steps.reject(message, failure.error)
             else:
-                stale = yield from self._steps.change_invisible(message, delay_s_of(message, failure), failure.error)
+                stale = yield from self._steps.nack(message, delay_s_of(message, failure), failure.error)
         except StaleReceiptError:
             stale = [message]
         except ProtomqError as error:

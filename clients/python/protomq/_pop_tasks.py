@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from ._daemon_threads import DaemonThreads
 from ._message import Message
-from ._pop_handling import RECEIVE_AGAIN_S, HandledCounts, Handling, Hold, logger
-from ._pop_steps import COUNT_MAX, PopSteps
+from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, logger
+from ._pop_steps import PopSteps
 from ._push_results import Listener
 from ._steps import Steps, T
 from .errors import ClosedError, ProtomqError
@@ -37,6 +37,7 @@ class HandlerTasks:
         self._run = run
         self._threads = DaemonThreads("protomq-handler")
         self._tasks: dict[asyncio.Task[None], Hold] = {}
+        self._ahead = Ahead(handling.options)
         self._changed = asyncio.Event()
         self._began = asyncio.Event()
         self._stops = False
@@ -57,9 +58,8 @@ class HandlerTasks:
         renewing = loop.create_task(self._renew_until_end())
         timeout_s = self.handling.options.drain_timeout_s
         try:
-            while (free_count := await self._wait_for_room()) > 0:
-                for message in await self._receive(free_count):
-                    self._begin(message)
+            while (count := await self._wait_for_room()) > 0:
+                self._begin(await self._receive(count))
         except ClosedError:
             pass
         except asyncio.CancelledError:
@@ -73,11 +73,12 @@ class HandlerTasks:
         return self.handling.counts
 
     async def _wait_for_room(self) -> int:
-        """How many handlers are free; 0: it is stopped."""
-        concurrency = self.handling.options.concurrency
-        while not self._stops and len(self._tasks) >= concurrency:
+        """How many messages to receive; 0: it is stopped."""
+        while not self._stops:
+            if count := self._ahead.room(time.monotonic()):
+                return count
             await self._wait_for_change(LONG_S)
-        return 0 if self._stops else min(concurrency - len(self._tasks), COUNT_MAX)
+        return 0
 
     async def _wait_for_change(self, timeout_s: float) -> None:
         self._changed.clear()
@@ -103,16 +104,29 @@ class HandlerTasks:
         self.handling.received(None)
         return messages
 
-    def _begin(self, message: Message) -> None:
-        hold = self.handling.holds.begin(message, time.monotonic())
+    def _begin(self, messages: Sequence[Message]) -> None:
+        now_s = time.monotonic()
+        for message in messages:
+            hold = self.handling.holds.begin(message, now_s)
+            if len(self.handling.holds) == 1:
+                self._began.set()
+            if self._ahead.begins(hold):
+                self._start(hold)
+
+    def _start(self, hold: Hold) -> None:
         task = asyncio.get_running_loop().create_task(self._handle(hold))
         self._tasks[task] = hold
         task.add_done_callback(self._ended)
-        self._began.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        self._changed.set()
+        now_s = time.monotonic()
+        self._ahead.ended(now_s)
+        hold = self._ahead.next(now_s, stops=self._stops)
+        if hold is not None:
+            self._start(hold)
+        if self._stops or self._ahead.room(now_s):
+            self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the end of a message that %s has handled could not be told", self.handling.name, exc_info=error)
 
@@ -160,8 +174,8 @@ class HandlerTasks:
         holds = self.handling.holds
         while True:
             self._began.clear()
-            wait_s = holds.next_due_in_s(time.monotonic())
-            if wait_s:
+            if wait_s := holds.next_due_in_s(time.monotonic()):
+                # What is received later is due later.
                 try:
                     async with asyncio.timeout(min(wait_s, LONG_S)):
                         await self._began.wait()
@@ -173,8 +187,13 @@ class HandlerTasks:
                     await self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
 
     async def _drain(self, timeout_s: float) -> None:
-        """Waits for handlers that run; coroutines are cancelled then, and their messages given back."""
+        """Gives back what waits, and waits for handlers that run; coroutines are cancelled then, and their messages given back."""
         self._stops = True
+        if waiting := self._ahead.clear():
+            async with self._told:
+                for hold in waiting:
+                    self.handling.holds.end(hold)
+                await self._run(self.handling.give_back(waiting))
         if self._tasks and timeout_s:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         holds = self.handling.holds

@@ -1,6 +1,7 @@
 """Handling popped messages on threads: one receives, several handle, one renews. What they decide is in `_pop_handling.py`.
 
-    thread of `handle`    receive, as many as handlers are free ──▶ threads of handlers ──▶ ack, together with others that have just ended
+    thread of `handle`    receive, as many as `Ahead` says ──▶ threads of handlers ──▶ ack, together with others that have just ended
+                                                                    ▲ next ◀──────────────┘
     thread that renews    sleeps until a hold is due
 """
 
@@ -8,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from ._daemon_threads import DaemonThreads
 from ._message import Message
-from ._pop_handling import RECEIVE_AGAIN_S, HandledCounts, Handling, Hold, logger
-from ._pop_steps import COUNT_MAX, PopSteps
+from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, logger
+from ._pop_steps import PopSteps
 from ._push_results import Listener
 from ._steps import Steps, T
 from .errors import ClosedError, ProtomqError
@@ -39,7 +40,9 @@ class HandlerThreads:
         self._run = run
         self._threads = DaemonThreads("protomq-handler")
         self._changed = threading.Condition()
-        self._busy_count = 0
+        self._ahead = Ahead(handling.options)
+        self._began = threading.Event()
+        """A message is held, and before none was."""
         self._stops = False
         self._has_ended = False
         self._told = threading.Lock()
@@ -57,9 +60,8 @@ class HandlerThreads:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
         self._threads.submit(self._renew_until_end)
         try:
-            while (free_count := self._wait_for_room()) > 0:
-                for message in self._receive(free_count):
-                    self._begin(message)
+            while (count := self._wait_for_room()) > 0:
+                self._begin(self._receive(count))
         except ClosedError:
             pass
         finally:
@@ -67,11 +69,13 @@ class HandlerThreads:
         return self.handling.counts
 
     def _wait_for_room(self) -> int:
-        """How many handlers are free; 0: it is stopped."""
-        concurrency = self.handling.options.concurrency
+        """How many messages to receive; 0: it is stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stops or self._busy_count < concurrency)
-            return 0 if self._stops else min(concurrency - self._busy_count, COUNT_MAX)
+            while not self._stops:
+                if count := self._ahead.room(time.monotonic()):
+                    return count
+                self._changed.wait()
+            return 0
 
     def _receive(self, count: int) -> list[Message]:
         try:
@@ -86,12 +90,27 @@ class HandlerThreads:
         self.handling.received(None)
         return messages
 
-    def _begin(self, message: Message) -> None:
-        with self._changed:
-            hold = self.handling.holds.begin(message, time.monotonic())
-            self._busy_count += 1
-            self._changed.notify_all()
-        self._threads.submit(partial(self._handle, hold))
+    def _begin(self, messages: Sequence[Message]) -> None:
+        now_s = time.monotonic()
+        for message in messages:
+            hold = self.handling.holds.begin(message, now_s)
+            if len(self.handling.holds) == 1:
+                self._began.set()
+            with self._changed:
+                begins = self._ahead.begins(hold)
+            if begins:
+                self._threads.submit(partial(self._handle_some, hold))
+
+    def _handle_some(self, hold: Hold | None) -> None:
+        """This message, and then what waits."""
+        while hold is not None:
+            self._handle(hold)
+            with self._changed:
+                now_s = time.monotonic()
+                self._ahead.ended(now_s)
+                hold = self._ahead.next(now_s, stops=self._stops)
+                if self._stops or self._ahead.room(now_s):
+                    self._changed.notify_all()
 
     def _handle(self, hold: Hold) -> None:
         handling = self.handling
@@ -109,12 +128,8 @@ class HandlerThreads:
             else:
                 with self._told:
                     self._run(handling.fail(hold, failure))
-        except Exception:
+        except BaseException:
             logger.exception("the end of a message that %s has handled could not be told", handling.name)
-        finally:
-            with self._changed:
-                self._busy_count -= 1
-                self._changed.notify_all()
 
     def _acknowledge(self, hold: Hold) -> None:
         """With all others that have returned meanwhile: who comes first tells of those that come while it does."""
@@ -138,27 +153,32 @@ class HandlerThreads:
 
     def _renew_until_end(self) -> None:
         holds = self.handling.holds
-        while True:
-            with self._changed:
-                if self._has_ended:
-                    return
-                wait_s = holds.next_due_in_s(time.monotonic())
-                if wait_s:
-                    self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
-                    continue
+        while not self._has_ended:
+            self._began.clear()
+            if wait_s := holds.next_due_in_s(time.monotonic()):
+                # What is received later is due later.
+                self._began.wait(min(wait_s, threading.TIMEOUT_MAX))
+                continue
             if due := holds.due(time.monotonic()):
                 with self._told:
                     self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
 
     def _drain(self) -> None:
-        """Waits for handlers that run, and ends the renewals."""
+        """Gives back what waits, waits for handlers that run, and ends the renewals."""
         timeout_s = self.handling.options.drain_timeout_s
         with self._changed:
             self._stops = True
-            self._changed.wait_for(lambda: not self._busy_count, timeout_s)
-            self._has_ended = True
-            self._changed.notify_all()
-            left_count = self._busy_count
+            waiting = self._ahead.clear()
+        if waiting:
+            with self._told:
+                for hold in waiting:
+                    self.handling.holds.end(hold)
+                self._run(self.handling.give_back(waiting))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ahead.busy_count, timeout_s)
+            left_count = self._ahead.busy_count
+        self._has_ended = True
+        self._began.set()
         self._threads.close()
         if left_count:
             logger.warning(

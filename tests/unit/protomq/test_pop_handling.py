@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from protomq import Reject, Retry, _methods
-from protomq._pop_handling import HandledCounts, Handling, HandlingOptions, Hold, hold_of
+from protomq._pop_handling import (
+    AHEAD_SIZE_MAX_BYTES,
+    Ahead,
+    HandledCounts,
+    Handling,
+    HandlingOptions,
+    Hold,
+    hold_of,
+)
 from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._pull_logic import DELETED_AFTER_S
 from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
@@ -254,3 +262,79 @@ def test_a_topic_that_is_missing_is_raised_at_the_start_and_later_when_it_stays_
         brokers.handling.received(missing)
 
 
+
+
+class Pool:
+    """What waits for handlers, and the handlers that run; `body`: of all messages."""
+
+    def __init__(self, body: bytes = b"x", **options: Any) -> None:
+        self.options = HandlingOptions(**{"concurrency": 4, **options})
+        self.ahead = Ahead(self.options)
+        self.body = body
+        self.running: list[Hold] = []
+        self.waiting: list[Hold] = []
+
+    def receive(self, now_s: float) -> int:
+        count = self.ahead.room(now_s)
+        for message in decode_pop_answer(answer_of([self.body] * count), "T", "a") if count else ():
+            hold = Hold(message, now_s, now_s + 30)
+            (self.running if self.ahead.begins(hold) else self.waiting).append(hold)
+        return count
+
+    def end(self, count: int, now_s: float, *, stops: bool = False) -> None:
+        for _ in range(count):
+            self.running.pop(0)
+            self.ahead.ended(now_s)
+            following = self.ahead.next(now_s, stops=stops)
+            if following is not None:
+                self.waiting.remove(following)
+                self.running.append(following)
+
+
+def test_slow_handlers_get_no_message_ahead_and_quick_ones_a_quarter_second() -> None:
+    pool = Pool()
+    assert (pool.receive(0), pool.receive(0)) == (4, 0)
+    pool.end(4, 10.0)
+    assert pool.receive(10.0) == 8  # 4 in the last quarter of a second
+    assert (len(pool.running), len(pool.waiting)) == (4, 4)
+    assert pool.receive(10.1) == 0
+    pool.end(2, 10.1)
+    assert (len(pool.running), len(pool.waiting)) == (4, 2)
+    assert pool.receive(10.1) == 4  # 6 have ended: half of that is waited for, then 6 wait again.
+    pool.end(1, 20.0)  # They have become slow.
+    assert (len(pool.waiting), pool.receive(20.0)) == (5, 0)
+
+
+def test_what_waits_is_bounded_by_number_and_size() -> None:
+    pool = Pool(ahead=10)
+    counts = set()
+    for turn in range(20):
+        pool.end(len(pool.running), turn / 100)
+        pool.receive(turn / 100)
+        counts.add(len(pool.waiting))
+    assert max(counts) == 10
+    none = Pool(ahead=0)
+    for turn in range(9):
+        assert none.receive(turn / 100) == 4
+        none.end(4, turn / 100)
+    large = Pool(bytes(1 << 20), ahead=1_000)
+    for turn in range(9):
+        large.end(len(large.running), turn / 100)
+        before = len(large.waiting)
+        assert large.receive(turn / 100) == 0 or before < AHEAD_SIZE_MAX_BYTES >> 20
+
+
+def test_what_is_lost_while_it_waits_is_not_handled_and_a_stop_leaves_the_rest() -> None:
+    pool = Pool()
+    pool.receive(0)
+    pool.end(4, 1.0)
+    pool.receive(1.0)
+    lost, second, *others = pool.waiting
+    lost.is_lost = True
+    pool.waiting.remove(lost)
+    pool.end(1, 1.0)
+    assert second in pool.running
+    pool.end(1, 1.0, stops=True)
+    assert pool.ahead.busy_count == 3
+    assert pool.ahead.clear() == others
+    assert pool.ahead.clear() == []

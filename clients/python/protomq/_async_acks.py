@@ -1,0 +1,92 @@
+"""Acknowledgements of many coroutines, gathered: those of one turn of the loop, or that come while a call is under way, are one call.
+
+    ack ──▶ by topic and broker ──▶ what waits ──▶ one call at a time ──▶ each caller gets what is its own
+
+A caller learns what it would have learned alone. Where a common call leaves that open, its messages are told once more, by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ._message import Message
+from ._pop_steps import PopSteps, checked_messages
+from ._pop_tasks import Runs
+from .errors import ProtomqError
+
+
+class _Ack(NamedTuple):
+    """What one caller acknowledges at one broker, and where it waits for those that were not held any more."""
+
+    messages: Sequence[Message]
+    stale: asyncio.Future[list[Message]]
+
+
+class AckGatherer:
+    """Of one consumer. Coroutines of one event loop."""
+
+    def __init__(self, steps: PopSteps, run: Runs) -> None:
+        self._steps = steps
+        self._run = run
+        self._waiting: dict[tuple[str, str], list[_Ack]] = {}
+        """By topic and broker: as long as a task works for them."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
+        """See SimpleConsumer.ack."""
+        by_broker: dict[tuple[str, str], list[Message]] = {}
+        for message in checked_messages(messages):
+            by_broker.setdefault(message.queue[:2], []).append(message)
+        results = await asyncio.gather(*[self._join(place, some) for place, some in by_broker.items()])
+        return [message for stale in results for message in stale]
+
+    def _join(self, place: tuple[str, str], messages: Sequence[Message]) -> asyncio.Future[list[Message]]:
+        loop = asyncio.get_running_loop()
+        ack = _Ack(messages, loop.create_future())
+        waiting = self._waiting.get(place)
+        if waiting is not None:
+            waiting.append(ack)
+            return ack.stale
+        self._waiting[place] = [ack]
+        task = loop.create_task(self._work_off(place))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ack.stale
+
+    async def _work_off(self, place: tuple[str, str]) -> None:
+        acks: list[_Ack] = []
+        try:
+            # What other tasks acknowledge in this turn of the loop goes along.
+            await asyncio.sleep(0)
+            while acks := self._waiting[place]:
+                self._waiting[place] = []
+                await self._tell(acks)
+        finally:
+            for ack in [*acks, *self._waiting.pop(place)]:
+                ack.stale.cancel()  # The loop ends; else nobody waits any more.
+
+    async def _tell(self, acks: Sequence[_Ack]) -> None:
+        try:
+            stale = await self._run(self._steps.ack([message for ack in acks for message in ack.messages]))
+        except ProtomqError as error:
+            if len(acks) == 1 or error.retriable:
+                for ack in acks:
+                    if not ack.stale.done():
+                        ack.stale.set_exception(error)
+            else:  # One of them may be to blame alone.
+                await self._tell_alone(acks)
+            return
+        gone = set(map(id, stale))
+        doubtful: list[_Ack] = []
+        for ack in acks:
+            own = [message for message in ack.messages if id(message) in gone]
+            if own and len(own) == len(ack.messages) and len(acks) > 1:
+                doubtful.append(ack)
+            elif not ack.stale.done():
+                ack.stale.set_result(own)
+        await self._tell_alone(doubtful)
+
+    async def _tell_alone(self, acks: Iterable[_Ack]) -> None:
+        await asyncio.gather(*[self._tell([ack]) for ack in acks])
