@@ -143,6 +143,18 @@ class AsyncPullConsumer(ConsumerBase):
     async def _poll_for(
         self, timeout_s: float, max_messages: int, *, one_queue: bool = False
     ) -> list[Message]:
+        if not self._hooks.receive:
+            return await self._poll_within(timeout_s, max_messages, one_queue)
+        context = self._hooks.before_receive()
+        try:
+            messages = await self._poll_within(timeout_s, max_messages, one_queue)
+        except BaseException as error:
+            self._hooks.after_receive(context, (), error)
+            raise
+        self._hooks.after_receive(context, messages)
+        return messages
+
+    async def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         self._check_open()
         self._check_something_to_poll()
         deadline_s = time.monotonic() + timeout_s

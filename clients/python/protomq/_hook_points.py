@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ._outgoing import OutgoingMessage
 from .errors import WrongTypeError
-from .hooks import CallContext, ConsumeContext, EndTransactionContext, Hook, SendContext
+from .hooks import (
+    CallContext,
+    ConsumeContext,
+    EndTransactionContext,
+    Hook,
+    ReceiveContext,
+    SendContext,
+    SettleContext,
+)
 
 if TYPE_CHECKING:
     from ._message import Message
@@ -27,6 +35,8 @@ logger = logging.getLogger("protomq")
 
 _POINTS: Final = {
     "send": ("before_send", "after_send"),
+    "receive": ("before_receive", "after_receive"),
+    "settle": ("before_settle", "after_settle"),
     "consume": ("before_consume", "after_consume"),
     "filter": ("keeps",),
     "end": ("before_end_transaction", "after_end_transaction"),
@@ -51,7 +61,9 @@ def check_hooks(hooks: object) -> None:
 class HookPoints:
     """The hooks of one client."""
 
-    __slots__ = ("_hooks", "_said", "call", "client_id", "consume", "end", "filter", "group", "send")
+    __slots__ = (
+        "_hooks", "_said", "call", "client_id", "consume", "end", "filter", "group", "receive", "send", "settle",
+    )  # fmt: skip
 
     def __init__(self, group: str, hooks: Iterable[Hook] = (), client_id: str = "") -> None:
         self.group = group
@@ -59,6 +71,8 @@ class HookPoints:
         self._hooks: tuple[Hook, ...] = ()
         self._said: set[tuple[int, str]] = set()
         self.send: tuple[Hook, ...] = ()
+        self.receive: tuple[Hook, ...] = ()
+        self.settle: tuple[Hook, ...] = ()
         self.consume: tuple[Hook, ...] = ()
         self.filter: tuple[Hook, ...] = ()
         self.end: tuple[Hook, ...] = ()
@@ -112,6 +126,36 @@ class HookPoints:
         """The program is done with them."""
         context.failures, context.error = failures, error
         self._after(self.consume, "after_consume", context)
+
+    def before_receive(self, topic: str = "") -> ReceiveContext:
+        """The program asks for messages."""
+        context = ReceiveContext(self.group, topic, self.client_id)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.receive:
+            self._tell(hook, "before_receive", context)
+        return context
+
+    def after_receive(
+        self, context: ReceiveContext, messages: Sequence[Message], error: BaseException | None = None
+    ) -> None:
+        """It has them, or an error."""
+        context.messages, context.error = messages, error
+        self._after(self.receive, "after_receive", context)
+
+    def before_settle(self, operation: str, messages: Sequence[Message]) -> SettleContext:
+        """Brokers are to be told of these."""
+        context = SettleContext(self.group, operation, messages, self.client_id)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.settle:
+            self._tell(hook, "before_settle", context)
+        return context
+
+    def after_settle(
+        self, context: SettleContext, stale: Sequence[Message], error: BaseException | None = None
+    ) -> None:
+        """They were told, or not."""
+        context.stale, context.error = stale, error
+        self._after(self.settle, "after_settle", context)
 
     def kept(self, messages: list[Message]) -> list[Message]:
         """Those that the program is to get."""

@@ -190,6 +190,18 @@ class PopSteps:
 
     def receive(self, wish: PopWish) -> Steps[list[Message]]:
         """Messages of one broker; none if none had any within the hold."""
+        if not self._hooks.receive:
+            return (yield from self._receive(wish))
+        context = self._hooks.before_receive(wish.topic)
+        try:
+            messages = yield from self._receive(wish)
+        except BaseException as error:
+            self._hooks.after_receive(context, (), error)
+            raise
+        self._hooks.after_receive(context, messages)
+        return messages
+
+    def _receive(self, wish: PopWish) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
         route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
         names = [wish.queue.broker_name] if wish.queue is not None else _readable(route)
@@ -243,7 +255,8 @@ class PopSteps:
             from .v1 import pop_service_pb2 as pb
 
         found = checked_messages(messages)
-        stale = yield from self._settle(found, _methods.ACK, pb.AckRequest, pb.AckResponse)
+        steps = self._settle(found, _methods.ACK, pb.AckRequest, pb.AckResponse)
+        stale = yield from self._hooked("ack", found, steps)
         self._tell_settled(found, stale, None)
         return stale
 
@@ -252,8 +265,23 @@ class PopSteps:
     ) -> Steps[list[Message]]:
         """Gives back; those that were not held any more."""
         found = checked_messages(messages)
-        stale = yield from self.change_invisible(found, after_s, error)
+        stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error))
         self._tell_settled(found, stale, error_text(error) or "given back")
+        return stale
+
+    def _hooked(
+        self, operation: str, messages: list[Message], steps: Steps[list[Message]]
+    ) -> Steps[list[Message]]:
+        """What the steps return, with the hooks around them."""
+        if not self._hooks.settle or not messages:
+            return (yield from steps)
+        context = self._hooks.before_settle(operation, messages)
+        try:
+            stale = yield from steps
+        except BaseException as error:
+            self._hooks.after_settle(context, (), error)
+            raise
+        self._hooks.after_settle(context, stale)
         return stale
 
     def tell_received(self, messages: Iterable[Message]) -> None:

@@ -170,7 +170,21 @@ class PullConsumer(ConsumerBase):
         check_seconds("timeout_s", timeout_s, zero=True)
         return self._poll_for(timeout_s, max_messages)
 
-    def _poll_for(self, timeout_s: float, max_messages: int, *, one_queue: bool = False) -> list[Message]:
+    def _poll_for(
+        self, timeout_s: float, max_messages: int, *, one_queue: bool = False
+    ) -> list[Message]:
+        if not self._hooks.receive:
+            return self._poll_within(timeout_s, max_messages, one_queue)
+        context = self._hooks.before_receive()
+        try:
+            messages = self._poll_within(timeout_s, max_messages, one_queue)
+        except BaseException as error:
+            self._hooks.after_receive(context, (), error)
+            raise
+        self._hooks.after_receive(context, messages)
+        return messages
+
+    def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
         with self._own_lock():
             self._check_open()

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from ._outgoing import OutgoingMessage, SendResult
     from ._transactions import TransactionDecision
 
-__all__ = ["CallContext", "ConsumeContext", "EndTransactionContext", "Hook", "SendContext"]
+__all__ = [
+    "CallContext",
+    "ConsumeContext",
+    "EndTransactionContext",
+    "Hook",
+    "ReceiveContext",
+    "SendContext",
+    "SettleContext",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +90,54 @@ class ConsumeContext:
     listener: str = ""
     client_id: str = ""
     failures: Sequence[str | None] = ()
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ReceiveContext:
+    """One `poll` of a pull consumer, or one `receive` of a simple one, also of its `handle`.
+
+    Attributes:
+        group: of the consumer; "" if it has none.
+        topic: that of a `receive`; "" of a `poll`, which may bring messages of several.
+        messages: what it has brought; empty before, and if there was nothing.
+        client_id: of the client, as the brokers see it.
+        error: what it raised.
+        duration_s: until it returned, the waiting included.
+        notes: of the hooks.
+    """
+
+    group: str
+    topic: str = ""
+    client_id: str = ""
+    messages: Sequence[Message] = ()
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class SettleContext:
+    """Popped messages of which brokers are told what became of them, by the program or for a handler.
+
+    Attributes:
+        group: of the consumer.
+        operation: "ack" or "nack".
+        messages: of one or several topics; those of several callers where they are told together.
+        client_id: of the client, as the brokers see it.
+        stale: those that were not held any more; empty before.
+        error: what it raised.
+        duration_s: until the brokers had answered.
+        notes: of the hooks.
+    """
+
+    group: str
+    operation: str
+    messages: Sequence[Message]
+    client_id: str = ""
+    stale: Sequence[Message] = ()
     error: BaseException | None = None
     duration_s: float = 0.0
     notes: dict[object, Any] = field(default_factory=dict)
@@ -157,6 +213,18 @@ class Hook:
 
     def after_consume(self, context: ConsumeContext) -> None:
         """Called when the program is done with the messages; `context.failures` has the outcome."""
+
+    def before_receive(self, context: ReceiveContext) -> None:
+        """The program asks for messages."""
+
+    def after_receive(self, context: ReceiveContext) -> None:
+        """It gets them (`context.messages`, which may be none), or an error."""
+
+    def before_settle(self, context: SettleContext) -> None:
+        """Brokers are to be told that popped messages are done, or given back."""
+
+    def after_settle(self, context: SettleContext) -> None:
+        """They have taken it, but for `context.stale`, or not (`context.error`)."""
 
     def keeps(self, message: Message) -> bool:
         """Returns whether the program gets a message; one that it does not get counts as done. If a hook raises, the program gets the

@@ -9,6 +9,8 @@ spans follow the semantic conventions for messaging spans (version 1.36, in deve
 
     send T       PRODUCER; its context goes into the message. Of a batch: CLIENT, linked to the messages' own
     create T     PRODUCER; one for each message of a batch: its context goes into the message
+    receive T    CLIENT; of a `poll` or `receive` that brought messages, or failed; linked to the messages' contexts
+    ack T        CLIENT, as `nack T`: popped messages are settled; linked to the messages' contexts
     process T    CONSUMER; linked to the messages' contexts. One message, and no span around: it is a child, too
 
 Rules:
@@ -20,6 +22,7 @@ Rules:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextvars import Token
 from dataclasses import replace
@@ -27,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ._requests import CORRELATION_ID
 from .errors import ProtomqError
-from .hooks import ConsumeContext, Hook, SendContext
+from .hooks import ConsumeContext, Hook, ReceiveContext, SendContext, SettleContext
 
 try:
     from opentelemetry import context as otel_context
@@ -127,18 +130,11 @@ class Spans(Hook):
         """See Hook."""
         messages = context.messages
         creations = [_context_of(_properties_of(message)) for message in messages]
-        topics = {message.queue.topic for message in messages}
-        topic = topics.pop() if len(topics) == 1 else ""
+        topic = _one_topic_of(messages)
         attributes = _attributes("process", "process", topic, context.client_id)
         if context.group:
             attributes["messaging.consumer.group.name"] = context.group
-        if len(messages) == 1:
-            (message,) = messages
-            attributes["messaging.message.id"] = message.message_id
-            attributes["messaging.destination.partition.id"] = str(message.queue.queue_id)
-            _add_conversation(attributes, _properties_of(message))
-        else:
-            attributes["messaging.batch.message_count"] = len(messages)
+        _add_messages(attributes, messages)
         parent = None
         if len(messages) == 1 and self._is_child and not _is_valid(otel_context.get_current()):
             parent = creations[0]
@@ -159,6 +155,54 @@ class Spans(Hook):
         error = context.error if context.error is not None or not failures else "not_done"
         _end(processing.span, error, failures[0] if failures else "")
 
+    # What is asked of brokers for that.
+
+    def after_receive(self, context: ReceiveContext) -> None:
+        """See Hook."""
+        if context.messages or context.error is not None:
+            self._tell("receive", "receive", context, context.topic)
+
+    def after_settle(self, context: SettleContext) -> None:
+        """See Hook."""
+        self._tell(context.operation, "settle", context, "")
+
+    def _tell(
+        self, name: str, type_: str, context: ReceiveContext | SettleContext, topic: str
+    ) -> None:
+        """A span of what is over: only then it is known to what it is linked."""
+        messages = context.messages
+        topic = topic or _one_topic_of(messages)
+        attributes = _attributes(name, type_, topic, context.client_id)
+        if context.group:
+            attributes["messaging.consumer.group.name"] = context.group
+        _add_messages(attributes, messages)
+        ended_ns = time.time_ns()
+        span = self._tracer.start_span(
+            f"{name} {topic}".rstrip(),
+            None,
+            SpanKind.CLIENT,
+            attributes,
+            _links([_context_of(_properties_of(message)) for message in messages]),
+            ended_ns - int(context.duration_s * 1e9),
+        )
+        _end(span, context.error, "" if context.error is None else str(context.error), ended_ns)
+
+
+def _one_topic_of(messages: Sequence[Message]) -> str:
+    """Of all of them; "" if they are of several."""
+    topics = {message.queue.topic for message in messages}
+    return topics.pop() if len(topics) == 1 else ""
+
+
+def _add_messages(attributes: dict[str, Any], messages: Sequence[Message]) -> None:
+    if len(messages) == 1:
+        (message,) = messages
+        attributes["messaging.message.id"] = message.message_id
+        attributes["messaging.destination.partition.id"] = str(message.queue.queue_id)
+        _add_conversation(attributes, _properties_of(message))
+    elif messages:
+        attributes["messaging.batch.message_count"] = len(messages)
+
 
 def _attributes(name: str, type_: str, topic: str, client_id: str) -> dict[str, Any]:
     attributes: dict[str, Any] = {
@@ -177,12 +221,14 @@ def _add_conversation(attributes: dict[str, Any], properties: Mapping[str, str])
         attributes["messaging.message.conversation_id"] = conversation
 
 
-def _end(span: Span, error: BaseException | str | None, text: str) -> None:
+def _end(
+    span: Span, error: BaseException | str | None, text: str, ended_ns: int | None = None
+) -> None:
     if error is not None:
         kind = error if isinstance(error, str) else getattr(error, "reason", "") or type(error).__qualname__
         span.set_attribute("error.type", kind)
         span.set_status(Status(StatusCode.ERROR, text))
-    span.end()
+    span.end(ended_ns)
 
 
 def _context_of(properties: Mapping[str, str]) -> Context:

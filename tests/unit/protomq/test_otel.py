@@ -19,7 +19,7 @@ from protomq._hooked_consuming import HandedOut, hooked_listener
 from protomq._message import Message
 from protomq._push_results import Listener
 from protomq._types import MessageQueue
-from protomq.errors import CorruptMessageError, InvalidArgumentError
+from protomq.errors import CorruptMessageError, InvalidArgumentError, StaleReceiptError
 from protomq.otel import LINKS_MAX, Spans
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
@@ -260,3 +260,35 @@ def test_without_an_sdk_nothing_is_added_to_messages() -> None:
         producer.send(OutgoingMessage("T", b"x"))
         producer.send_batch("T", [b"y"])
     assert [dict(record.properties) for call in cluster.calls for record in call.request.records] == [{}, {}]
+
+
+def test_a_receive_and_what_is_settled_are_client_spans_linked_to_the_messages(world: World) -> None:
+    points = HookPoints("group", [world.hook()], "client")
+    messages: list[Message] = [Received({"traceparent": PARENT}), Received({})]
+    with world.tracer.start_as_current_span("around") as around:
+        points.after_receive(points.before_receive("T"), messages)
+        points.after_settle(points.before_settle("ack", messages[:1]), ())
+        points.after_receive(points.before_receive("T"), ())  # Nothing came: no span.
+    receive, ack, _ = world.spans
+    assert [(span.name, span.kind, span.parent) for span in (receive, ack)] == [
+        ("receive T", SpanKind.CLIENT, around.get_span_context()), ("ack T", SpanKind.CLIENT, around.get_span_context()),
+    ]  # fmt: skip
+    assert linked(receive) == linked(ack) == [PARENT]
+    same = {"system": "protomq", "client.id": "client", "consumer.group.name": "group", "destination.name": "T"}
+    assert attributes(receive) == {**same, "operation.name": "receive", "operation.type": "receive", "batch.message_count": 2}
+    assert attributes(ack) == {
+        **same, "operation.name": "ack", "operation.type": "settle", "message.id": "0" * 40, "destination.partition.id": "3",
+    }  # fmt: skip
+    assert receive.start_time is not None
+    assert receive.end_time is not None
+    assert receive.start_time <= receive.end_time
+
+
+def test_a_receive_or_ack_that_fails_is_an_error(world: World) -> None:
+    points = HookPoints("group", [world.hook()], "client")
+    points.after_receive(points.before_receive("T"), (), StaleReceiptError("gone"))
+    points.after_settle(points.before_settle("nack", [Received({})]), (), StaleReceiptError("gone"))
+    found = [(span.name, span.status.status_code, attributes(span)["error.type"]) for span in world.spans]
+    assert found == [
+        ("receive T", StatusCode.ERROR, "STALE_RECEIPT"), ("nack T", StatusCode.ERROR, "STALE_RECEIPT"),
+    ]  # fmt: skip
