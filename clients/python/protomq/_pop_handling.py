@@ -47,7 +47,7 @@ RECEIVE_HOLD_S: Final = HOLD_SLICE_S
 RECEIVE_AGAIN_S: Final = 1.0
 """After a `receive` that failed."""
 AHEAD_S: Final = 0.25
-"""For so long there is work, at the pace of the handlers: some round trips."""
+"""What waits is work for this time, at the pace of the handlers: some round trips."""
 AHEAD_DEFAULT: Final = 256
 AHEAD_SIZE_MAX_BYTES: Final = 4 << 20
 """Of what waits: beyond that nothing is received, so that there are twice as much at most."""
