@@ -134,9 +134,11 @@ class Broker:
         name_servers: Iterable[NameServer] = (),
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
+        store: Store | None = None,
     ) -> None:
         """`on_truncated`: called on a slave when its log must be truncated to a prefix of its master's, so its store must be opened again.
-        `election`: given where brokers elect their master.
+        `election`: given where brokers elect their master. `store`: one that is open and leads, which another broker has given up (`close`);
+        None: it is opened here.
         """
         self._election = election
         leadership = election.leadership if election is not None else None
@@ -150,7 +152,9 @@ class Broker:
         if self._is_slave:
             self._permit.refuse(not_master(self.name, config.broker_id))
         follower_writer = FollowerWriter()
-        self.store = Store.open(
+        if store is not None:
+            store.on_writer = self._writer.run
+        self.store = store or Store.open(
             Path(config.data_dir),
             config.store,
             clock=clock,
@@ -371,12 +375,12 @@ class Broker:
             self._registration = registration
             self.store.topics.on_change = partial(self._topics_changed, registration)
             registration.start()
-        registration.wait_tried(deadline - time.monotonic())
+        is_elected = self._election is not None and not self._is_slave
+        # The name of an elected master is its own by etcd: no name server has to say so first. One that refuses it knows a later master.
+        if not is_elected:
+            registration.wait_tried(deadline - time.monotonic())
         self._is_starting = False
-        for refusal in registration.refusals():
-            if self._election is not None and not self._is_slave:
-                # A later master has the name now. Etcd reports that soon, and until then this broker refuses sends.
-                break
+        for refusal in () if is_elected else registration.refusals():
             self._permit.refuse(refusal)
             raise refusal
         if self._is_slave:
@@ -444,8 +448,11 @@ class Broker:
         if self._replication.follower is not None:
             self._replication.follower.close()
 
-    def close(self) -> None:
-        """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
+    def close(self, *, keeps_store: bool = False) -> None:
+        """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more.
+
+        `keeps_store`: the store stays open, for another broker.
+        """
         self._writer.close()
         self._healing.close()
         self._replication.close()
@@ -454,7 +461,10 @@ class Broker:
         self._pop.close()
         if self._server is not None:
             self._commits.close()
-        self.store.close()
+        if keeps_store:
+            self.store.forget_listeners()
+        else:
+            self.store.close()
 
     def advertised_addresses(self, server: Server) -> AdvertisedAddresses:
         """Returns the addresses under which clients reach this broker."""

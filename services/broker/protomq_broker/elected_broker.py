@@ -3,8 +3,9 @@
     FOLLOWING   the store is open as a slave's, and follows whoever leads; its id is the configured one
     LEADING     the store is open as a SYNC_MASTER's with id 0, in the epoch of its election
 
-A change of role stops the server, closes the store, and opens both again at the same ports. So a `Broker` object is a slave or a master for
-its whole life, and a new role never answers calls of the old one. `leadership_driver` says what to do; one task does it, step by step.
+A change of role stops the server, and starts another one at the same ports. So a `Broker` object is a slave or a master for its whole
+life, and a new role never answers calls of the old one. The store of a slave that is to lead stays open meanwhile: it has all that follows
+from the log. Else it is closed and opened again. `leadership_driver` says what to do; one task does it, step by step.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .etcd_gateway import HttpEtcd
 from .leadership_driver import LeadershipDriver
 from .main import BrokerProcess, with_ports_of
 from .store.files.disk import Disk
+from .store.store import Store
 from .tail_file import TailFile, read_boot_id
 
 log = logging.getLogger("protomq.broker")
@@ -55,6 +57,7 @@ class ElectedBroker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._todo: asyncio.Queue[Effect | BrokerProcess | None] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        self._is_stopping = False
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
         self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon)
@@ -91,8 +94,12 @@ class ElectedBroker:
         self._worker = asyncio.create_task(self._work())
 
     async def stop(self, grace_s: float) -> None:
-        """Stops. The lease expires by itself; then a member in sync takes over."""
+        """Stops. A master hands over first, if a member is in sync; else the lease expires by itself."""
         if self._worker is not None:
+            self._is_stopping = True
+            timeout_s = self._settings.hand_over_timeout_ms / 1_000
+            if await asyncio.to_thread(self.leadership.hand_over, timeout_s):
+                log.info("another member leads %s", self._config.broker_name)
             self._todo.put_nowait(None)
             await self._worker
         await asyncio.to_thread(self.leadership.close)
@@ -109,8 +116,10 @@ class ElectedBroker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._todo.put_nowait, item)
 
-    def _make(self, config: BrokerConfig, epoch: int | None) -> BrokerProcess:
-        """Opens the store: to lead in this epoch, or to follow."""
+    def _make(
+        self, config: BrokerConfig, epoch: int | None, store: Store | None = None
+    ) -> BrokerProcess:
+        """Opens the store to lead in this epoch, or to follow; `store`: it is open, and leads."""
         heartbeat_ms = self._settings.lease_ttl_ms // HEARTBEATS_OF_A_LEASE
         role = BrokerRole.SLAVE if epoch is None else BrokerRole.SYNC_MASTER
         config = replace(
@@ -121,7 +130,10 @@ class ElectedBroker:
             ha=replace(config.ha, heartbeat_interval_ms=min(heartbeat_ms, config.ha.heartbeat_interval_ms)),
         )
         process = BrokerProcess(
-            config, on_truncated=self._truncated, election=Election(self.leadership, epoch)
+            config,
+            on_truncated=self._truncated,
+            election=Election(self.leadership, epoch),
+            store=store,
         )
         process.set_on_fatal(self._on_fatal)
         return process
@@ -139,6 +151,8 @@ class ElectedBroker:
             self._on_fatal(error)
 
     async def _do(self, item: Effect | BrokerProcess) -> None:
+        if self._is_stopping:
+            return
         process, leadership = self.process, self.leadership
         if isinstance(item, BrokerProcess):
             if item is process:
@@ -151,13 +165,25 @@ class ElectedBroker:
             await asyncio.to_thread(process.broker.stop_following)
             leadership.following_stopped(process.broker.store.epochs.highest_epoch)
         elif isinstance(item, Lead):
-            await self._open_again(item.epoch)
+            await self._lead(item.epoch)
             log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
             await self._open_again(None)
         elif isinstance(item, TailSettled):
             await asyncio.to_thread(self._tail.settle)
+
+    async def _lead(self, epoch: int) -> None:
+        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again for that."""
+        store = self.process.broker.store
+        if store.log_failure:
+            await self._open_again(epoch)
+            return
+        await self.process.give_up_store(CHANGE_GRACE_S)
+        await asyncio.to_thread(store.lead, epoch, waits_for_replicas=True)
+        self.leadership.opened(epoch, store.appended_position)
+        self.process = self._make(self._config, epoch, store)
+        await self.process.start()
 
     async def _open_again(self, epoch: int | None) -> None:
         """The store is closed, and opened to lead in this epoch, or to follow."""

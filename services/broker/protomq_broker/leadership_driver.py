@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from protomq_ha.cluster_state import ORDER, ClusterView, Compare, Put, Transaction, encode_order
+from protomq_ha.cluster_state import (
+    ORDER,
+    SWITCH,
+    ClusterView,
+    Compare,
+    Put,
+    Transaction,
+    encode_order,
+)
 from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import (
     Ask,
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 TICK_S: Final = 0.1
+HAND_OVER_LOOK_S: Final = 0.02
 ASKERS: Final = 4
 """Threads that ask etcd. At most one transaction, one read, one request about the lease and one operator's order are under way."""
 
@@ -184,6 +194,28 @@ class LeadershipDriver:
             if machine.role is Role.LEADING and in_sync is not None and not in_sync.others:
                 in_sync.confirm(end_position, {})
             return self._standing()
+
+    def hand_over(self, timeout_s: float) -> bool:
+        """This master ends: another member leads, if one can. Waits for that, no longer than `timeout_s`; whether this one leads no more."""
+        until_s = time.monotonic() + timeout_s
+        with self._lock:
+            machine = self._machine
+            if machine is None or not machine.has_successor:
+                return False
+            machine.is_leaving = True
+        try:
+            self.order(SWITCH, "")
+        except OrderPendingError:
+            pass  # it is a switch as well, or it is taken back
+        except OrderRefusedError as error:
+            log.warning("the lead is not handed over: %s", error)
+            return False
+        while self.role in (Role.LEADING, Role.HANDING_OVER):
+            if time.monotonic() >= until_s:
+                log.warning("the lead was not handed over within %.1f s", timeout_s)
+                return False
+            time.sleep(HAND_OVER_LOOK_S)
+        return True
 
     def _standing(self) -> Standing:
         machine = self._begun

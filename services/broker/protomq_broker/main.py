@@ -21,6 +21,7 @@ from protomq_runtime.server import LaneConfig, Server
 from .broker import LATE_LANES, Broker, Election
 from .config import BrokerConfig
 from .name_server_connections import NameServer
+from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
 
@@ -44,16 +45,25 @@ class BrokerProcess:
         name_servers: Iterable[NameServer] = (),
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
+        store: Store | None = None,
     ) -> None:
         """Opens the store, after a test that all ports are free. Raises OSError for a port that is not; then no store is created.
 
-        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`: see Broker.
+        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`, `store`: see Broker.
         """
-        check_can_listen(_listen_addresses(config))
+        if store is None:
+            check_can_listen(_listen_addresses(config))
         self.metrics_address = ""
         self._metrics_page: MetricsPage | None = None
+        self._unregistering: asyncio.Task[None] | None = None
         self.broker = Broker(
-            config, clock or SystemClock(), package_version(), name_servers, on_truncated, election
+            config,
+            clock or SystemClock(),
+            package_version(),
+            name_servers,
+            on_truncated,
+            election,
+            store,
         )
         table = table or DispatchTable()
         self.broker.add_services(table)
@@ -95,6 +105,14 @@ class BrokerProcess:
         await asyncio.to_thread(self._close_metrics_page)
         await self.server.stop(grace_s)
         await asyncio.to_thread(self.broker.close)
+
+    async def give_up_store(self, grace_s: float) -> Store:
+        """As `stop`, but the store stays open, for another broker in its place. No name server is waited for."""
+        self._unregistering = asyncio.create_task(asyncio.to_thread(self.broker.unregister))
+        self._close_metrics_page()
+        await self.server.stop(grace_s)
+        await asyncio.to_thread(self.broker.close, keeps_store=True)
+        return self.broker.store
 
     def _open_metrics_page(self) -> None:
         listen = self.broker.config.metrics.listen

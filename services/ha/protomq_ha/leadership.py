@@ -59,6 +59,8 @@ from .leadership_values import (
 )
 
 NEVER_MS: Final = -(1 << 62)
+HURRIED_INTERVAL_MS: Final = 100
+"""Between two looks at etcd while the lead changes, or may: sends wait for it."""
 
 
 class Pending(NamedTuple):
@@ -114,6 +116,8 @@ class Leadership:
         self._order_revision = 0
         self._hand_over_until_ms = 0
         self._gave_away = False
+        self.is_leaving = False
+        """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._gone = ""
         """The master whose lease ran out last, as far as this member has seen it."""
 
@@ -123,6 +127,11 @@ class Leadership:
     def takes_sends(self) -> bool:
         """Sends may be appended."""
         return self.role is Role.LEADING
+
+    @property
+    def has_successor(self) -> bool:
+        """It leads, and somebody could take over."""
+        return self.role is Role.LEADING and self.in_sync is not None and bool(self._live_members(self.in_sync))
 
     def may_acknowledge(self, now_ms: int) -> bool:
         """Nobody else leads: what is confirmed may be answered."""
@@ -291,7 +300,7 @@ class Leadership:
             renewal = RenewLease(self._lease) if self._lease else None
             self._ask(effects, renewal or GrantLease(self.settings.lease_ttl_ms), now_ms)
         if now_ms >= self._next_read_ms and not self._is_pending(ReadCluster):
-            self._next_read_ms = now_ms + self.settings.read_interval_ms
+            self._next_read_ms = now_ms + self._read_interval_ms(now_ms)
             self._ask(effects, ReadCluster(), now_ms)
         view = self.view
         if view is None:
@@ -307,6 +316,16 @@ class Leadership:
         elif self.role is not Role.STOPPING:
             self._while_leading(effects, view, now_ms)
         return effects
+
+    def _read_interval_ms(self, now_ms: int) -> int:
+        """Short while nobody leads, a master is silent for as long as a lease, or an order waits."""
+        interval_ms, view = self.settings.read_interval_ms, self.view
+        if view is None or self.role in (Role.LEADING, Role.HANDING_OVER):
+            return interval_ms
+        is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms
+        if is_silent or view.master is None or view.order is not None:
+            return min(interval_ms, HURRIED_INTERVAL_MS)
+        return interval_ms
 
     def _is_pending(self, *kinds: type) -> bool:
         return any(pending.kind in kinds for pending in self._pending.values())
@@ -394,7 +413,8 @@ class Leadership:
         known = in_sync.epoch if in_sync is not None else 0
         epoch = max(known, self.own_epoch) + 1
         alone = in_sync is None or is_ordered
-        members = frozenset({own}) if alone or in_sync is None else in_sync.members
+        # The master whose lease ran out has had its time: it joins when it is back.
+        members = frozenset({own}) if alone or in_sync is None else in_sync.members - {self._gone}
         compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC)]
         if is_ordered:
             compares.append(Compare(ORDER, view.key_revision(ORDER)))
@@ -450,11 +470,7 @@ class Leadership:
         self, effects: list[Effect], order: Order, in_sync: InSyncSet, now_ms: int
     ) -> None:
         """A switch begins, if there is somebody to switch to; else the order is taken back."""
-        live = {
-            each: self._reports[each].position
-            for each in in_sync.members
-            if each in self._reports and self._reports[each].is_live
-        }
+        live = self._live_members(in_sync)
         target = order.target or max(live, key=lambda each: (live[each], each), default="")
         if order.kind == SWITCH and target in live:
             self.role, self._successor = Role.HANDING_OVER, target
@@ -462,6 +478,14 @@ class Leadership:
             self._hand_over_until_ms = now_ms + self.settings.hand_over_timeout_ms
         else:
             self._drop_order(effects, order.revision, now_ms)
+
+    def _live_members(self, in_sync: InSyncSet) -> dict[str, int]:
+        """Slaves of the set that keep up, and what they have."""
+        return {
+            each: self._reports[each].position
+            for each in in_sync.members
+            if each in self._reports and self._reports[each].is_live
+        }
 
     def _drop_order(self, effects: list[Effect], revision: int, now_ms: int) -> None:
         self._ask(effects, Transaction((Compare(ORDER, revision),), (), (ORDER,)), now_ms)
@@ -476,7 +500,10 @@ class Leadership:
             self._drop_order(effects, self._order_revision, now_ms)
         elif has_all and self._successor in in_sync.members:
             self._gave_away = True
-            value = encode_in_sync(self.epoch, in_sync.members, self._successor)
+            # Sends of the next master wait for all members. This one follows some time later, or never.
+            left = in_sync.members - {self.settings.member}
+            members = left if self.is_leaving or len(left) > 1 else in_sync.members
+            value = encode_in_sync(self.epoch, members, self._successor)
             revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
             compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))
             self._ask(

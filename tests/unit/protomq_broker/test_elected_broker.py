@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from protomq_broker.config import EtcdConfig
 from protomq_broker.elected_broker import ElectedBroker
 from protomq_broker.store.opening import make_folders
 from protomq_broker.tail_file import TailFile
@@ -37,7 +38,8 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
         store = SimpleNamespace(is_closed_clean=is_closed_clean)
         broker._todo, broker._tail = asyncio.Queue(), first
         broker._worker = asyncio.create_task(asyncio.sleep(0))
-        broker.leadership = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        broker._settings = EtcdConfig()
+        broker.leadership = SimpleNamespace(close=lambda: None, hand_over=lambda timeout_s: False)  # type: ignore[assignment]
         broker.process = SimpleNamespace(stop=stop, broker=SimpleNamespace(store=store))  # type: ignore[assignment]
         await broker.stop(0)
 

@@ -133,6 +133,35 @@ def test_without_lease_and_promises_nothing_more_is_confirmed(
     assert driver.report(200, {"2": heard}).confirmed_position == 180, "its promise is enough"
 
 
+def test_a_master_that_ends_hands_over_to_who_is_in_sync(
+    make: Callable[[str], Broker], etcd: FakeEtcd
+) -> None:
+    driver = make("1").lead().driver
+    assert not driver.hand_over(1), "there is nobody to hand over to"
+    assert etcd.model.view.order is None
+    member = MemberReport(100, True, driver.now_ms() + 100_000)
+    until(lambda: driver.report(100, {"2": member}).copies == 2)
+    assert driver.hand_over(20)
+    assert driver.role is Role.FOLLOWING
+    view = etcd.model.view
+    assert view.in_sync is not None
+    assert (view.master, view.order, view.in_sync.successor) == (None, None, "2")
+    assert view.in_sync.members == {"2"}, "nobody waits for who has ended"
+    assert not driver.hand_over(1)
+
+
+def test_a_master_whose_successor_lags_ends_all_the_same(
+    make: Callable[[str], Broker], etcd: FakeEtcd
+) -> None:
+    driver = make("1").lead().driver
+    asked_ms = driver.now_ms() + 100_000
+    until(lambda: driver.report(100, {"2": MemberReport(100, True, asked_ms)}).copies == 2)
+    driver.report(200, {"2": MemberReport(150, True, asked_ms)})
+    assert not driver.hand_over(0.3)
+    etcd.is_up = False
+    assert not driver.hand_over(5)
+
+
 class Scripted:
     """An etcd that gives these answers, one after the other."""
 

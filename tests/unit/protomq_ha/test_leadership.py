@@ -26,6 +26,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    ReadCluster,
     Role,
     Settings,
     StopFollowing,
@@ -42,6 +43,7 @@ class Member:
 
     def __init__(self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False) -> None:
         self.etcd, self.answers = etcd, True
+        self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
@@ -53,6 +55,7 @@ class Member:
             if not isinstance(effect, Ask):
                 self.wants.append(effect)
             elif self.answers:
+                self.readings += isinstance(effect.request, ReadCluster)
                 result = self.etcd.do(effect.request, now_ms)
                 self.run(self.machine.answered(effect.number, result, now_ms), now_ms)
             else:
@@ -135,6 +138,36 @@ def test_a_member_takes_over_when_lease_and_promise_are_over(etcd: SimEtcd) -> N
     assert slave.lead(4_000) == 2
     assert not slave.machine.may_speak
     assert slave.members() == {"s"}, "the master whose lease ran out is not waited for"
+
+
+def test_the_master_whose_lease_ran_out_is_out_of_the_set_with_the_election(etcd: SimEtcd) -> None:
+    master_with(etcd, "s", "t")
+    slave = Member(etcd, "s")
+    times_ms = iter(range(0, 5_000, 100))
+    now_ms = next(at_ms for at_ms in times_ms if slave.tick(at_ms) == [StopFollowing()])
+    slave.run(slave.machine.following_stopped(1, now_ms), now_ms)
+    assert slave.machine.role is Role.OPENING
+    assert slave.members() == {"s", "t"}, "no send of the new master waits for another transaction"
+
+
+def test_etcd_is_looked_at_more_often_while_nobody_is_heard_of(etcd: SimEtcd) -> None:
+    def looks(first_ms: int, end_ms: int) -> int:
+        before = slave.readings
+        for now_ms in range(first_ms, end_ms, 50):
+            slave.tick(now_ms)
+        return slave.readings - before
+
+    master = master_with(etcd, "s")
+    slave = Member(etcd, "s")
+    slave.machine.heard(1_500)
+    assert looks(0, 1_500) == 5
+    for now_ms in range(1_500, 6_000, 500):
+        master.tick(now_ms)
+    assert looks(4_500, 6_000) == 15, "its master is silent for longer than a lease"
+    slave.machine.heard(6_000)
+    assert looks(6_000, 7_500) <= 6
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    assert looks(7_500, 9_000) >= 13, "it may have to lead soon"
 
 
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:
@@ -282,6 +315,23 @@ def test_a_switch_gives_the_lead_to_who_has_everything(etcd: SimEtcd) -> None:
     assert others[0].tick(320) == [], "the lead is promised to another one"
     assert others[1].lead(320) == 2
     assert master.tick(700) == [StopLeading(), Follow("s", "s:1", 2)]
+
+
+def test_who_hands_over_leaves_the_set_if_others_are_there_or_if_it_ends(etcd: SimEtcd) -> None:
+    for slaves, is_leaving, members in (("st", False, {"s", "t"}), ("s", False, {"m", "s"}), ("s", True, {"s"})):
+        here = PromptEtcd()
+        master = master_with(here, *slaves)
+        reports = {each: MemberReport(60, True, 300) for each in slaves}
+        master.report(60, reports, 300)
+        assert master.machine.has_successor
+        master.machine.is_leaving = is_leaving
+        here.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+        master.report(60, reports, 700)
+        master.report(60, reports, 710)
+        assert here.view.in_sync is not None
+        assert (here.view.master, here.view.in_sync.successor) == (None, "s")
+        assert master.members() == members
+        assert Member(here, "s", 0).lead(720) == 2
 
 
 def replace_position(report: MemberReport, position: int) -> MemberReport:

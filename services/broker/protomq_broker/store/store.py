@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -224,9 +225,12 @@ class Store:
         )
         self._clock = clock
         self._monotonic = clock.monotonic
-        self._on_writer = on_writer
+        self.on_writer = on_writer
+        """See `open`. Another one may be set when the store begins to lead."""
         self._queues_default = queues_default
         self._follower: Follower | None = None
+        # Of the turn to lead: what a follower keeps and deletes must not go on behind it.
+        self._changing = threading.Lock()
         # Where the log says that it begins, and where that record ends.
         self._told_start = (0, 0)
         self._refusal = ""
@@ -492,19 +496,28 @@ class Store:
         `epoch`: the epoch that the store was given; None: the next one. `waits_for_replicas`: unconfirmed bytes stay unreadable until
         `positions.note_replicated` confirms more. Raises StaleEpochError, OSError; then the store still follows.
         """
-        follower = self._follower
-        assert follower is not None, "a follower becomes the leader"
-        if self._log.failure:
-            raise StoreFailedError(self._log.failure)
-        self._files.epochs = follower.epochs
-        self._log.epoch = self._files.begin_epoch(self.positions.appended, epoch)
-        self._follower = None
+        with self._changing:
+            follower = self._follower
+            assert follower is not None, "a follower becomes the leader"
+            if self._log.failure:
+                raise StoreFailedError(self._log.failure)
+            self._files.epochs = follower.epochs
+            self._log.epoch = self._files.begin_epoch(self.positions.appended, epoch)
+            self._follower = None
         self._repeated.end_partial()
         self._begin_segment()
         self._restore_topics()
         self.positions.wait_for_replicas(waits_for_replicas)
         self._carried.tell_untold()
         return self._log.epoch
+
+    def forget_listeners(self) -> None:
+        """Whoever has served this store serves it no more: nobody is told anything, and nothing is kept for anybody."""
+        positions = self.positions
+        positions.on_appended, positions.on_arrival, positions.on_flushed = [], [], []
+        self.topics.on_change = _nothing
+        self.on_topic_deleted = _ignore
+        self.keep_from_position = _nothing
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
         """Returns (the last epoch of the log that is not above `epoch`, where it ends); None if there is none. Any thread."""
@@ -982,9 +995,9 @@ class Store:
             return
         for snapshot in snapshots:
             snapshot.save(tail.position)
-        follower = self._follower
-        if follower is not None:  # before the walk of the next start begins behind them
-            self._keep_foreign_epochs(follower.epochs)
+        with self._changing:  # before the walk of the next start begins behind them
+            if self._follower is not None:
+                self._keep_foreign_epochs(self._follower.epochs)
         try:
             for derived in self._derived:
                 derived.checkpoint(tail.position)
@@ -1005,8 +1018,9 @@ class Store:
         )
         self._checkpointed_position = tail.position
         self._checked.save(tail.position)
-        if follower is not None:
-            self.delete_segments_below(tail.position)
+        with self._changing:
+            if self._follower is not None:
+                self.delete_segments_below(tail.position)
 
     def _keep_foreign_epochs(self, epochs: Epochs) -> None:
         """Saves the epochs of other leaders if there are new ones."""
@@ -1207,6 +1221,9 @@ class Store:
 
     def _set_refusal(self, reason: str) -> None:
         self._refusal = reason
+
+    def _on_writer(self, function: Callable[[], None]) -> None:
+        self.on_writer(function)
 
     def _keep_from(self) -> int | None:
         return self.keep_from_position()

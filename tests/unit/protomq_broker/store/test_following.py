@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -365,6 +366,46 @@ def test_a_promoted_follower_leads_in_a_new_epoch_and_its_old_leader_can_follow_
     assert read_all(old) == read_all(follower)
     assert [tuple(row)[1:] for row in old.epochs.rows] == [(1, True), (2, False)]
     assert old.lead(7) == 7
+
+
+def test_a_checkpoint_of_a_follower_that_begins_to_lead_meanwhile_takes_nothing_away() -> None:
+    leader, follower = pair()
+    fill(leader, 80)
+    follow(leader, follower)
+    follower.checkpoint()
+    fill(leader, 2, 80)
+    follow(leader, follower)
+    first = follower._derived[0]
+    checkpoint = first.checkpoint
+
+    def lead_meanwhile(position: int) -> None:
+        checkpoint(position)
+        if not follower.is_leading:
+            follower.lead()
+
+    first.checkpoint = lead_meanwhile  # type: ignore[method-assign]
+    follower.checkpoint()
+    assert follower.min_position == 0, "a leader keeps its log until retention says so"
+    fill(follower, 3, 82)
+    follower.close()
+    after = open_store(disk_of(follower))
+    assert [tuple(row)[1:] for row in after.epochs.rows] == [(1, False), (2, True), (3, True)]
+
+
+def test_a_store_that_leads_has_its_next_writer() -> None:
+    leader, follower = pair()
+    fill(leader, 3)
+    follow(leader, follower)
+    written: list[str] = []
+
+    def write(function: Callable[[], None]) -> None:
+        written.append("here")
+        function()
+
+    follower.lead()
+    follower.on_writer = write
+    follower.topics.create(TopicConfig("another"))
+    assert written == ["here"]
 
 
 def test_what_is_not_confirmed_at_a_promotion_stays_unreadable_until_the_replicas_have_it() -> None:
