@@ -17,6 +17,7 @@ from random import Random
 from protomq import Admin
 from protomq.errors import ProtomqError
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
+from tests.support.failover_watch import FailoverWatch
 from tests.support.ha_brokers import NAME, HaBroker
 
 from .checker import Violation
@@ -25,11 +26,13 @@ FAULTS = ("kill", "kill", "stop", "kill a slave", "stop a slave", "etcd away", "
 
 
 class _Round:
-    """What is done to a cluster. `pauses_s`: the longest time without an answer behind each fault."""
+    """What is done to a cluster. `pauses_s`: the longest time without an answer behind each fault; `parts_ms`: what those of kills of a
+    master consist of."""
 
     def __init__(self, cluster: ElectedCluster, producer: CountingProducer, rng: Random) -> None:
         self.cluster, self.producer, self.rng = cluster, producer, rng
         self.pauses_s: dict[str, list[float]] = {}
+        self.parts_ms: list[dict[str, int]] = []
 
     def run(self, fault: str) -> None:
         """Does it, waits until the producer is answered, and until all three are in sync again."""
@@ -58,10 +61,16 @@ class _Round:
         print(f"{fault}: {pause_s * 1_000:.0f} ms without an answer", flush=True)
 
     def _kill(self, brokers: list[HaBroker]) -> None:
-        for broker in brokers:
-            broker.kill()
-        if len(brokers) < len(self.cluster.brokers):
-            self.producer.wait_for_more()
+        with FailoverWatch(self.cluster) as watch:
+            watch.begin()
+            for broker in brokers:
+                broker.kill()
+            if len(brokers) < len(self.cluster.brokers):
+                self.producer.wait_for_more()
+        if watch.is_whole:
+            parts = watch.parts_ms(self.producer.first_answer_s(watch.elected_s))
+            self.parts_ms.append(parts)
+            print(", ".join(f"{name} {ms} ms" for name, ms in parts.items()), flush=True)
         for broker in brokers:
             broker.start()
 
@@ -115,4 +124,7 @@ def failover_rounds(
             longest = f"{fault}: longest ms without an answer"
             counts[longest] = max(counts[longest], ordered[-1])
             print(f"seed {seed}, {fault}: ms without an answer {ordered}, median {statistics.median(ordered)}")
+        for name in made.parts_ms[0] if made.parts_ms else ():
+            found = [parts[name] for parts in made.parts_ms]
+            print(f"seed {seed}, {name}: median {statistics.median(found)} ms, longest {max(found)} ms")
     return []

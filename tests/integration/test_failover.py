@@ -48,6 +48,24 @@ def test_kill_of_the_master(cluster: ElectedCluster, producer: CountingProducer)
 
 
 @pytest.mark.long
+def test_a_master_that_is_told_to_stop_hands_over_first(
+    cluster: ElectedCluster, producer: CountingProducer
+) -> None:
+    old = cluster.wait_leading()
+    epoch = old.status().epoch
+    stopped_s = time.monotonic()
+    assert old.stop() == 0
+    assert "another member leads pair" in old.log_text()
+    producer.wait_for_more()
+    new = cluster.wait_leading(2)
+    assert (new is not old, new.status().epoch) == (True, epoch + 1)
+    print(f"time without service: {producer.longest_pause_s(stopped_s):.2f} s")
+    old.start()
+    assert cluster.wait_leading(3) is new
+    assert not producer.failures
+
+
+@pytest.mark.long
 def test_a_master_that_is_stopped_and_wakes_up(
     cluster: ElectedCluster, producer: CountingProducer
 ) -> None:

@@ -125,6 +125,10 @@ class CountingProducer:
         times = [each for each in self.times_s if each >= since_s - 1]
         return max(b - a for a, b in pairwise(times))
 
+    def first_answer_s(self, since_s: float) -> float:
+        """When the first message after that time was acknowledged."""
+        return next(each for each in self.times_s if each > since_s)
+
     def check(self, bodies: Sequence[bytes]) -> None:
         """All that was acknowledged is there once, in order; what was not may be there, once."""
         there = [int(body) for body in bodies]

@@ -196,7 +196,7 @@ class LeadershipDriver:
             return self._standing()
 
     def hand_over(self, timeout_s: float) -> bool:
-        """This master ends: another member leads, if one can. Waits for that, no longer than `timeout_s`; whether this one leads no more."""
+        """This master ends: another member leads, if one can. Waits for that, `timeout_s` at most; whether this one leads no more."""
         until_s = time.monotonic() + timeout_s
         with self._lock:
             machine = self._machine
