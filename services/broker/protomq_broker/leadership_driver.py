@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -197,7 +196,7 @@ class LeadershipDriver:
 
     def hand_over(self, timeout_s: float) -> bool:
         """This master ends: another member leads, if one can. Waits for that, `timeout_s` at most; whether this one leads no more."""
-        until_s = time.monotonic() + timeout_s
+        until_ms = self.now_ms() + int(1_000 * timeout_s)
         with self._lock:
             machine = self._machine
             if machine is None or not machine.has_successor:
@@ -211,10 +210,10 @@ class LeadershipDriver:
             log.warning("the lead is not handed over: %s", error)
             return False
         while self.role in (Role.LEADING, Role.HANDING_OVER):
-            if time.monotonic() >= until_s:
+            if self.now_ms() >= until_ms:
                 log.warning("the lead was not handed over within %.1f s", timeout_s)
                 return False
-            time.sleep(HAND_OVER_LOOK_S)
+            self._closing.wait(HAND_OVER_LOOK_S)
         return True
 
     def _standing(self) -> Standing:
