@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TICK_MS: Final = 100
 HOLD_MS: Final = 150
 SILENCE_MS: Final = 800
+BREAK_MS: Final = 5
+"""Until the other end of a connection knows that a process has ended."""
 BLOCK: Final = 20
 
 
@@ -114,9 +116,21 @@ class SimBroker:
         self.world.at(self.world.rng.uniform(0, TICK_MS), self.tick, life=(self, self.life))
 
     def kill(self) -> None:
-        """What was written stays."""
+        """What was written stays. Whoever has a session with it sees its connection break."""
         self.is_up = False
         self.life += 1
+        member = self.disk.member
+        for other in self.world.brokers:
+            if other.is_up and member in other.sessions:
+                session = other.sessions[member]
+                self.world.at(BREAK_MS, other.lose, member, session, life=(other, other.life))
+
+    def lose(self, member: str, session: int) -> None:
+        """As a master: a slave's connection has broken."""
+        if self.sessions.get(member) == session:
+            del self.sessions[member]
+            self.reports.pop(member, None)
+            self.report(self.clock_ms())
 
     def cut_power(self) -> None:
         """What was not flushed may be gone."""

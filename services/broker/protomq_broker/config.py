@@ -97,6 +97,7 @@ class EtcdConfig:
         renew_interval_ms: between two renewals of the lease; at most a third of it.
         read_interval_ms: between two looks at etcd.
         member_timeout_ms: a slave that does not keep up for this time leaves the in-sync set, and sends wait for it no more.
+        member_lost_timeout_ms: the same for one whose connection has broken, and that is not back; not above member_timeout_ms.
         hand_over_timeout_ms: how long a switch may keep sends waiting before the master cancels it.
     """
 
@@ -106,6 +107,7 @@ class EtcdConfig:
     renew_interval_ms: int = 800
     read_interval_ms: int = 300
     member_timeout_ms: int = 3_000
+    member_lost_timeout_ms: int = 500
     hand_over_timeout_ms: int = 3_000
 
     def __post_init__(self) -> None:
@@ -121,9 +123,13 @@ class EtcdConfig:
             raise ValueError(
                 f"renew_interval_ms is {self.renew_interval_ms}; it must be 1 to {self.lease_ttl_ms // 3}, a third of lease_ttl_ms"
             )
-        for name in ("read_interval_ms", "member_timeout_ms", "hand_over_timeout_ms"):
+        for name in ("read_interval_ms", "member_timeout_ms", "member_lost_timeout_ms", "hand_over_timeout_ms"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.member_lost_timeout_ms > self.member_timeout_ms:
+            raise ValueError(
+                f"member_lost_timeout_ms is {self.member_lost_timeout_ms}; it must not be above member_timeout_ms, {self.member_timeout_ms}"
+            )
 
     @property
     def urls(self) -> Sequence[str]:

@@ -85,6 +85,7 @@ class ElectedBroker:
                 renew_interval_ms=etcd.renew_interval_ms,
                 read_interval_ms=etcd.read_interval_ms,
                 member_timeout_ms=etcd.member_timeout_ms,
+                member_lost_timeout_ms=etcd.member_lost_timeout_ms,
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
             ),
             store.epochs.highest_epoch,

@@ -8,7 +8,7 @@ Rules
 - A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
   acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
   because it may have lost the end of its log writes the set: so what it had said before does not bring it back.
-- A member that does not keep up for the time-out leaves. The master before this one, whose lease ran out, has had that time already: it
+- A member that does not keep up for the time-out leaves; one whose session has ended and that is not back leaves sooner. The master before this one, whose lease ran out, has had that time already: it
   leaves at once, and joins when it is back.
 """
 
@@ -48,6 +48,7 @@ class InSyncSet:
         self.confirmed_position = 0
         self._proposals: list[frozenset[str]] = []
         self._live_ms = dict.fromkeys(members, now_ms)
+        self._met: set[str] = set()
         self._settled_ms = now_ms
 
     @property
@@ -59,6 +60,7 @@ class InSyncSet:
         """The master takes sends from now on; all members have time to come, but for the one that is `gone`."""
         self.start_position = start_position
         self._live_ms = dict.fromkeys(self.members - {gone}, now_ms)
+        self._met.clear()
 
     def propose(self, members: frozenset[str]) -> None:
         """A compare-and-swap to these members is about to be sent."""
@@ -79,13 +81,27 @@ class InSyncSet:
         return self.confirmed_position
 
     def wanted(
-        self, reports: Mapping[str, MemberReport], timeout_ms: int, now_ms: int
+        self,
+        reports: Mapping[str, MemberReport],
+        timeout_ms: int,
+        lost_timeout_ms: int,
+        now_ms: int,
     ) -> frozenset[str]:
-        """The members as they should be: those that keep up, and those that have caught up."""
+        """The members as they should be: those that keep up, and those that have caught up.
+
+        `timeout_ms`: for a member that does not keep up; `lost_timeout_ms`: for one that has followed this master, and whose session has
+        ended.
+        """
         floor = max(self.confirmed_position, self.start_position)
         live = {member for member, report in reports.items() if report.is_live}
         self._live_ms.update(dict.fromkeys(live, now_ms))
-        kept = {each for each in self.members if each in self._live_ms and now_ms - self._live_ms[each] < timeout_ms}
+        self._met.update(reports)
+        lost = self._met - reports.keys()
+        kept = {
+            each
+            for each in self.members & self._live_ms.keys()
+            if now_ms - self._live_ms[each] < (lost_timeout_ms if each in lost else timeout_ms)
+        }
         joins = {
             each
             for each in live

@@ -447,7 +447,10 @@ class Leadership:
         elif self.role is Role.LEADING and view.order is not None:
             self._begin_order(effects, view.order, in_sync, now_ms)
         elif self.role is Role.LEADING:
-            wanted = in_sync.wanted(self._reports, self.settings.member_timeout_ms, now_ms)
+            settings = self.settings
+            wanted = in_sync.wanted(
+                self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms
+            )
             if wanted != in_sync.members:
                 in_sync.propose(wanted)
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))

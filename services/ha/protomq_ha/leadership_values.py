@@ -15,7 +15,8 @@ class Settings:
     member: this store; address: where others reach it.
     lease_ttl_ms: of the master key; also the time for which a member's promise binds it. Etcd grants no less than 2 s by default.
     renew_interval_ms: between two renewals; read_interval_ms: between two looks at etcd.
-    member_timeout_ms: a member that does not keep up for this time leaves the set.
+    member_timeout_ms: a member that does not keep up for this time leaves the set; member_lost_timeout_ms: one whose session has ended, and
+        that is not back.
     hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
     """
 
@@ -25,6 +26,7 @@ class Settings:
     renew_interval_ms: int = 800
     read_interval_ms: int = 300
     member_timeout_ms: int = 3_000
+    member_lost_timeout_ms: int = 500
     hand_over_timeout_ms: int = 3_000
 
     @property

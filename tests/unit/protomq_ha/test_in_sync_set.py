@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 
 TIMEOUT_MS = 1_000
+LOST_TIMEOUT_MS = 200
 
 
 def live(position: int, asked_ms: int = 0) -> MemberReport:
@@ -21,7 +22,7 @@ def a_set(*members: str, start: int = 0) -> InSyncSet:
 
 
 def wanted(made: InSyncSet, reports: Mapping[str, MemberReport], now_ms: int = 1) -> set[str]:
-    return set(made.wanted(reports, TIMEOUT_MS, now_ms))
+    return set(made.wanted(reports, TIMEOUT_MS, LOST_TIMEOUT_MS, now_ms))
 
 
 def test_what_the_slowest_member_has_is_confirmed() -> None:
@@ -71,6 +72,16 @@ def test_a_member_leaves_when_it_has_not_kept_up_for_the_time_out() -> None:
     assert wanted(made, {"a": live(0)}, TIMEOUT_MS - 1) == {"m", "a"}
     assert wanted(made, late, 2 * TIMEOUT_MS - 2) == {"m", "a"}
     assert wanted(made, late, 2 * TIMEOUT_MS - 1) == {"m"}
+
+
+def test_a_member_whose_session_has_ended_leaves_sooner_unless_it_comes_back() -> None:
+    made = a_set("m", "a", "b")
+    assert wanted(made, {}, TIMEOUT_MS - 1) == {"m", "a", "b"}, "they have not come yet"
+    assert wanted(made, {"a": live(0), "b": live(0)}, 900) == {"m", "a", "b"}
+    assert wanted(made, {"b": live(0)}, 900 + LOST_TIMEOUT_MS - 1) == {"m", "a", "b"}
+    assert wanted(made, {"b": live(0)}, 900 + LOST_TIMEOUT_MS) == {"m", "b"}
+    slow = {"a": live(0)._replace(is_live=False), "b": live(0)}
+    assert wanted(made, slow, 900 + LOST_TIMEOUT_MS) == {"m", "a", "b"}, "it is back, and has time to catch up"
 
 
 def test_the_master_that_lost_its_lease_leaves_at_once_and_comes_back_when_it_has_caught_up() -> None:
