@@ -16,13 +16,19 @@ from random import Random
 
 from protomq import Admin
 from protomq.errors import ProtomqError
+from protomq.testing import FaultProxy
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
 from tests.support.failover_watch import FailoverWatch
 from tests.support.ha_brokers import NAME, HaBroker
 
 from .checker import Violation
 
-FAULTS = ("kill", "kill", "stop", "kill a slave", "stop a slave", "etcd away", "switch", "kill all")
+FAULTS = (
+    "kill", "kill", "stop", "kill a slave", "stop a slave", "etcd away", "switch", "terminate", "cut from etcd", "cut from slaves",
+    "cut off", "kill all",
+)  # fmt: skip
+"""To the master, where nothing else is said. A cut link is silent, both ways: one that is cut from its slaves is so from clients, too, but
+for gRPC; one that is cut off is cut from all three."""
 
 
 class _Round:
@@ -51,6 +57,13 @@ class _Round:
             self._lose_etcd()
         elif fault == "switch":
             self._switch()
+        elif fault == "terminate":
+            assert master.stop() == 0
+            self.producer.wait_for_more()
+            master.start()
+        elif fault.startswith("cut"):
+            etcd, remoting = self.cluster.links[self.cluster.brokers.index(master)]
+            self._cut({"cut from etcd": [etcd], "cut from slaves": [remoting]}.get(fault, [etcd, remoting]))
         else:
             order = [master, *slaves]
             self.rng.shuffle(order)
@@ -82,6 +95,14 @@ class _Round:
         finally:
             broker.process.send_signal(signal.SIGCONT)
 
+    def _cut(self, links: list[FaultProxy]) -> None:
+        """For longer or shorter than a lease, and than slaves are waited for."""
+        for link in links:
+            link.set(drop_requests=True, drop_answers=True)
+        time.sleep(self.rng.uniform(0.5, 12))
+        for link in links:
+            link.heal()
+
     def _lose_etcd(self) -> None:
         self.cluster.etcd.kill()
         time.sleep(self.rng.uniform(0.5, 8))
@@ -102,7 +123,7 @@ def failover_rounds(
     rng = Random(seed)
     with (
         tempfile.TemporaryDirectory(prefix="protomq-failover-") as name,
-        elected_cluster(Path(name), store={"sync_flush": bool(seed % 2)}) as cluster,
+        elected_cluster(Path(name), has_links=True, store={"sync_flush": bool(seed % 2)}) as cluster,
     ):
         before = len(cluster.bodies())
         with CountingProducer(cluster.namesrv) as producer:
@@ -117,6 +138,9 @@ def failover_rounds(
             producer.check(cluster.bodies()[before:])
         except AssertionError as error:
             return [Violation("lost, twice or out of order", str(error))]
+        twice = [epoch for epoch, count in cluster.led_epochs().items() if count > 1]
+        if twice:
+            return [Violation("two writers of an epoch", f"epochs {sorted(twice)} were led twice")]
         counts["acknowledged"] += len(producer.acknowledged)
         counts["failed sends"] += len(producer.failures)
         for fault, pauses_s in made.pauses_s.items():

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import grpc
 
 from protomq import MessageQueue, Producer, SendStatus
 from protomq.errors import ProtomqError
+from protomq.testing import FaultProxy
 from protomq.v1 import ha_service_pb2, ha_service_pb2_grpc
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
@@ -25,14 +28,29 @@ from .ha_brokers import NAME, TOPIC, HaBroker
 from .namesrv import running_namesrv
 from .waiting import PATIENCE_S, wait_for
 
+LEADS_PATTERN: Final = re.compile(rf"this broker leads {NAME} in epoch (\d+)")
+
+
+class Links(NamedTuple):
+    """Of one broker: `etcd`, by which it asks etcd; `remoting`, by which its slaves and clients reach it. Its gRPC port stays open."""
+
+    etcd: FaultProxy
+    remoting: FaultProxy
+
 
 @dataclass
 class ElectedCluster:
-    """Processes; those that are killed are started again by whoever kills them."""
+    """Processes; those that are killed are started again by whoever kills them. `links`: of each broker, if they can be cut."""
 
     etcd: EtcdServer
     brokers: Sequence[HaBroker]
     namesrv: str
+    links: Sequence[Links] = ()
+
+    def led_epochs(self) -> Counter[int]:
+        """In how many brokers' logs each epoch was led."""
+        found = (LEADS_PATTERN.findall(broker.log_text()) for broker in self.brokers)
+        return Counter(int(epoch) for epochs in found for epoch in epochs)
 
     def leading(self, *, copies: int = 1) -> HaBroker | None:
         """The broker that leads with so many copies in sync, if there is one that can be asked."""
@@ -138,14 +156,19 @@ class CountingProducer:
 
 
 @contextmanager
-def elected_cluster(folder: Path, **settings: Any) -> Iterator[ElectedCluster]:
-    """Three brokers, of which one leads with all in sync. `settings`: of the brokers."""
+def elected_cluster(
+    folder: Path, *, has_links: bool = False, **settings: Any
+) -> Iterator[ElectedCluster]:
+    """Three brokers, of which one leads with all in sync. `has_links`: which can be cut. `settings`: of the brokers."""
     etcd = EtcdServer(folder / "etcd")
     brokers: list[HaBroker] = []
+    links: list[Links] = []
     try:
         with running_namesrv() as namesrv:
             etcd.start()
             address = str(namesrv.remoting)
+            if has_links:
+                links += [Links(FaultProxy(etcd.address), FaultProxy()) for _ in range(3)]
             brokers += [
                 HaBroker(
                     folder / f"broker-{number}",
@@ -157,12 +180,20 @@ def elected_cluster(folder: Path, **settings: Any) -> Iterator[ElectedCluster]:
                 )
                 for number in (1, 2, 3)
             ]
+            for broker, link in zip(brokers, links, strict=False):
+                broker.configure(etcd={"endpoints": [f"http://{link.etcd.address}"]})
+                broker.listen(advertised_remoting_port=int(link.remoting.address.rpartition(":")[2]))
             with ThreadPoolExecutor() as starters:
                 list(starters.map(HaBroker.start, brokers))
-            cluster = ElectedCluster(etcd, brokers, address)
+            for broker, link in zip(brokers, links, strict=False):
+                link.remoting.target = broker.address.remoting_address
+            cluster = ElectedCluster(etcd, brokers, address, links)
             cluster.wait_leading().send_ok(b"makes the topic")
             yield cluster
     finally:
         for broker in brokers:
             broker.kill()
         etcd.kill()
+        for link in links:
+            for proxy in link:
+                proxy.close()

@@ -22,12 +22,13 @@ def _free_port() -> int:
 
 
 class EtcdServer:
-    """Attribute: url, of its clients."""
+    """Attributes: address, url: for its clients."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{_free_port()}"
+        self.url = f"http://{self.address}"
         self._peer_url = f"http://127.0.0.1:{_free_port()}"
 
     def start(self) -> EtcdServer:

@@ -14,7 +14,6 @@ from .elected_brokers import ElectedCluster
 from .ha_brokers import NAME
 
 LOOK_INTERVAL_S = 0.02
-LEADS = f"this broker leads {NAME} in epoch"
 
 
 class FailoverWatch:
@@ -64,7 +63,7 @@ class FailoverWatch:
         return found
 
     def _lead_count(self) -> int:
-        return sum(broker.log_text().count(LEADS) for broker in self._cluster.brokers)
+        return self._cluster.led_epochs().total()
 
     def _run(self) -> None:
         while not self._stopping.is_set() and not self.leads_s:

@@ -119,6 +119,10 @@ class HaBroker:
         """Of the next start."""
         self._config |= settings
 
+    def listen(self, **settings: Any) -> None:
+        """Where it is to listen with the next start, and what it is to tell others of that."""
+        self._config["listen"] |= settings
+
     def kill(self) -> None:
         """kill -9."""
         if self._process is not None:

@@ -446,7 +446,7 @@ class Broker:
     def stop_following(self) -> None:
         """Stops following: this slave says nothing to any master from now on. Used where the master is elected."""
         if self._replication.follower is not None:
-            self._replication.follower.close()
+            self._replication.follower.stop()
 
     def close(self, *, keeps_store: bool = False) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more.
@@ -455,7 +455,7 @@ class Broker:
         """
         self._writer.close()
         self._healing.close()
-        self._replication.close()
+        self._replication.close(keeps_store=keeps_store)
         self._mover.close()
         self._pull.close()
         self._pop.close()

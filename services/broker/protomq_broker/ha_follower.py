@@ -44,7 +44,7 @@ CALL_TIMEOUT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
-ELECTED_PAUSE_S: Final = 0.1
+ELECTED_PAUSE_S: Final = 0.05
 """Pause before the next try where the master is elected. It is short because sends of a new master wait for its slaves."""
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
@@ -172,13 +172,19 @@ class HaFollower:
         if client is not None:
             client.wake()
 
-    def close(self) -> None:
-        """Ends the thread, after it has stored what it was storing."""
+    def stop(self) -> bool:
+        """Ends the thread, after it has stored what it was storing. Returns whether it ran."""
         self._stopping.set()
         self._wake()
         thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            return False
+        thread.join()
+        return True
+
+    def close(self) -> None:
+        """The same, and the next start knows what is confirmed."""
+        if self.stop():
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:

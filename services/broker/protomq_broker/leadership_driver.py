@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("protomq.broker")
 
-TICK_S: Final = 0.1
+TICK_S: Final = 0.05
 HAND_OVER_LOOK_S: Final = 0.02
 ASKERS: Final = 4
 """Threads that ask etcd. At most one transaction, one read, one request about the lease and one operator's order are under way."""

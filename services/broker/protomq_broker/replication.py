@@ -117,9 +117,11 @@ class Replication:
         lag = max((end - view.written_position for view in views), default=0)
         return len(views), self.service.verdict.in_sync_count, max(lag, 0), 0
 
-    def close(self) -> None:
-        """Stops replication. Call it when no lane runs any more."""
-        if self.follower is not None:
+    def close(self, *, keeps_store: bool = False) -> None:
+        """Stops replication. Call it when no lane runs any more. `keeps_store`: it stays open, and knows what is confirmed."""
+        if self.follower is not None and keeps_store:
+            self.follower.stop()
+        elif self.follower is not None:
             self.follower.close()
         elif self._leadership is not None:
             self._confirmed_file.write(self._store.positions.confirmed)

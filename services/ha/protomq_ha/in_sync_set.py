@@ -8,8 +8,8 @@ Rules
 - A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
   acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
   because it may have lost the end of its log writes the set: so what it had said before does not bring it back.
-- A member that does not keep up for the time-out leaves; one whose session has ended and that is not back leaves sooner. The master before this one, whose lease ran out, has had that time already: it
-  leaves at once, and joins when it is back.
+- A member that does not keep up for the time-out leaves; one whose session has ended, and that is not back, leaves sooner. The master
+  before this one, whose lease ran out, has had that time already: it leaves at once, and joins when it is back.
 """
 
 from __future__ import annotations
