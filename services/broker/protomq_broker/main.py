@@ -109,8 +109,9 @@ class BrokerProcess:
     async def give_up_store(self, grace_s: float) -> Store:
         """As `stop`, but the store stays open, for another broker in its place. No name server is waited for."""
         self._unregistering = asyncio.create_task(asyncio.to_thread(self.broker.unregister))
-        self._close_metrics_page()
-        await self.server.stop(grace_s)
+        await asyncio.gather(
+            asyncio.to_thread(self._close_metrics_page), self.server.stop(grace_s)
+        )
         await asyncio.to_thread(self.broker.close, keeps_store=True)
         return self.broker.store
 
