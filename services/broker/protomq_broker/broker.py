@@ -137,8 +137,8 @@ class Broker:
         store: Store | None = None,
     ) -> None:
         """`on_truncated`: called on a slave when its log must be truncated to a prefix of its master's, so its store must be opened again.
-        `election`: given where brokers elect their master. `store`: one that is open and leads, which another broker has given up (`close`);
-        None: it is opened here.
+        `election`: given where brokers elect their master. `store`: one that is open and leads, given up by another broker (`close`); None:
+        it is opened here.
         """
         self._election = election
         leadership = election.leadership if election is not None else None
