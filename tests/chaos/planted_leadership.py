@@ -208,7 +208,7 @@ def _lives(seed: int, mood: Mood | None) -> list[Violation]:
     return next((found for found in lives if found), [])
 
 
-BUGS: Final = (
+BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("counts its lease by the wall clock", lease_by_the_wall_clock, drill),
     ("counts its lease by a clock that stands still in a suspend", lease_stands_still_in_a_suspend, drill),
     ("counts its lease from the answer", lease_counts_from_the_answer, drill),
@@ -219,11 +219,11 @@ BUGS: Final = (
     ("acknowledges what it has alone", acknowledges_alone, drill),
     ("does not count proposals", proposals_do_not_count, drill),
     ("takes proposals for made", proposals_count_alone, drill),
-    ("lets slaves join without the past", joins_without_the_past, stores_that_come_back_poorer),
+    ("lets slaves join without the past", joins_without_the_past, stores_that_come_back_poorer, 120),
     ("compares no in-sync set", compares_no_set, drill),
     ("runs from outside the set", anybody_runs, drill),
     ("runs without the end of its log", runs_without_its_tail, drill),
     ("keeps the epoch at an election", keeps_its_epoch, drill),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
-"""(name, what plants it, where it shows)."""
+"""(name, what plants it, where it shows, within how many seeds where that is not the default)."""

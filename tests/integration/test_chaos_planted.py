@@ -20,7 +20,7 @@ pytestmark = pytest.mark.chaos
 @pytest.mark.parametrize("planted", PLANTED, ids=[planted.name for planted in PLANTED])
 def test_the_checker_catches_a_store_that(planted: Planted) -> None:
     with watch_log():
-        caught = caught_by(planted, range(120))
+        caught = caught_by(planted, range(planted.seeds))
         assert caught is not None, "it got away"
         seed, _ = caught
         assert planted.drill(seed) == [], f"the drill is red without the bug, too, with seed {seed}"
