@@ -49,6 +49,7 @@ from .checker import Violation
 PATIENCE_S: Final = 120.0
 RETRIES: Final = 3
 RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
+DELAY_MAX_S: Final = 1.5
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
 ROUNDING_S: Final = 0.002
@@ -249,7 +250,7 @@ class _Delayed:
 
 
 def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
-    """Messages with delays of up to 1.5 s, some of them recalled."""
+    """Messages with delays of up to DELAY_MAX_S, some of them recalled."""
     world = World(seed)
     topic = "reminders"
     sent: dict[bytes, _Delayed] = {}
@@ -261,7 +262,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
             while not world.stopping.is_set():
                 body, number = f"{name} {number}".encode(), number + 1
                 rng = world.draw(body)
-                delay_s = rng.uniform(0.001, 1.5)
+                delay_s = rng.uniform(0.001, DELAY_MAX_S)
                 told = sent[body] = _Delayed(time.monotonic() + delay_s)
                 try:
                     handle = producer.send(topic, body, delay=timedelta(seconds=delay_s)).recall_handle
