@@ -1,4 +1,4 @@
-"""What etcd knows of one broker name, and how it is written there. Values only.
+"""What etcd stores about one broker name, and its encoding. Values only.
 
     <prefix>/master     who leads: member, epoch, address; bound to a lease, so it goes away with its holder
     <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
@@ -60,7 +60,7 @@ class Order(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """The key was last written by this revision; 0: it is not there."""
+    """The transaction needs the key to be last written by this revision; 0: the key must not exist."""
 
     key: str
     revision: int
@@ -76,7 +76,7 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """All of the changes, if all comparisons hold; else nothing."""
+    """Makes all changes if all comparisons are true; otherwise none."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
@@ -84,7 +84,7 @@ class Transaction:
 
 
 class ClusterView:
-    """All keys of the name as of one revision of etcd. Raises ValueError for a value that is none of ours."""
+    """All keys of the name at one revision of etcd. Raises ValueError for a value that no broker has written."""
 
     def __init__(self, revision: int, rows: Mapping[str, Row]) -> None:
         self.revision = revision
@@ -94,12 +94,12 @@ class ClusterView:
         self.order = _order(self.rows.get(ORDER))
 
     def key_revision(self, key: str) -> int:
-        """The revision that wrote a key; 0 if it is not there."""
+        """Returns the revision that wrote a key; 0 if the key does not exist."""
         row = self.rows.get(key)
         return row.revision if row is not None else 0
 
     def after(self, transaction: Transaction, revision: int) -> ClusterView:
-        """The view when a transaction was made on it, as this revision."""
+        """Returns the view after a transaction with this revision."""
         rows = {key: row for key, row in self.rows.items() if key not in transaction.deletes}
         rows.update(
             (put.key, Row(put.value, revision, put.lease)) for put in transaction.puts
@@ -118,7 +118,7 @@ def encode_in_sync(epoch: int, members: frozenset[str], successor: str = "") -> 
 
 
 def encode_order(kind: str, target: str) -> bytes:
-    """The value of the key. Raises ValueError for what is no order."""
+    """Encodes the value of the key. Raises ValueError for an invalid order."""
     if kind not in (SWITCH, PROMOTE_UNCLEAN):
         raise ValueError(f"an order is {SWITCH} or {PROMOTE_UNCLEAN}, not {kind!r}")
     if kind == PROMOTE_UNCLEAN and not target:

@@ -26,7 +26,7 @@ TRANSACTION_PATH: Final = "/v3/kv/txn"
 
 
 def path_and_body(request: Request, prefix: str) -> tuple[str, dict[str, Any]]:
-    """Where the request is posted, and what. `prefix`: of the keys, without the slash behind it."""
+    """Returns the path and the body of the request. `prefix`: prefix of all keys, without the slash behind it."""
     if isinstance(request, ReadCluster):
         # The slash and what follows it: "0" is the character behind "/". Linearizable, as etcd does by default.
         return RANGE_PATH, {"key": _text(f"{prefix}/"), "range_end": _text(f"{prefix}0")}
@@ -38,7 +38,7 @@ def path_and_body(request: Request, prefix: str) -> tuple[str, dict[str, Any]]:
 
 
 def result_of(request: Request, prefix: str, answer: Mapping[str, Any]) -> Result:
-    """What the answer says. Raises ValueError for one that etcd would not give, or a key that no broker has written."""
+    """Decodes an answer. Raises ValueError for an answer that etcd would not give, or a key that no broker has written."""
     try:
         if isinstance(request, RenewLease):
             return _lease(answer["result"])

@@ -1,8 +1,8 @@
-"""The in-sync set as its master has to take it: what etcd has, together with all that etcd may have by now.
+"""The in-sync set as its master must treat it: the set in etcd, united with every set that etcd may have by now.
 
 Rules
-- The set in etcd changes by compare-and-swap. While the outcome of one is not known, etcd may have the old set or the new one: whoever is
-  in either counts. So nothing is acknowledged that a member of the set in etcd lacks, whichever it turns out to be.
+- The set in etcd changes by compare-and-swap. While an outcome is unknown, etcd may have the old set or the new one, so members of both
+  count. So the master never acknowledges what a member of the set in etcd lacks, whichever set that is.
 - All proposals compare with the same revision: at most one of them was made. A later revision settles all of them.
 - What every member has is confirmed. It never goes back.
 - A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
@@ -40,7 +40,7 @@ class InSyncSet:
     """
 
     def __init__(self, own: str, members: frozenset[str], revision: int, now_ms: int) -> None:
-        """`own`: the master."""
+        """`own`: the master's member name."""
         self.own = own
         self.members = members
         self.revision = revision
@@ -53,29 +53,29 @@ class InSyncSet:
 
     @property
     def others(self) -> frozenset[str]:
-        """Whoever may be in the set, but the master."""
+        """Everybody who may be in the set, except the master."""
         return self.members.union(*self._proposals) - {self.own}
 
     def begin(self, start_position: int, now_ms: int, gone: str = "") -> None:
-        """The master takes sends from now on; all members have time to come, but for the one that is `gone`."""
+        """Called when the master begins to take sends. All members get time to appear, except the one that is `gone`."""
         self.start_position = start_position
         self._live_ms = dict.fromkeys(self.members - {gone}, now_ms)
         self._met.clear()
 
     def propose(self, members: frozenset[str]) -> None:
-        """A compare-and-swap to these members is about to be sent."""
+        """Notes that a compare-and-swap to these members is about to be sent."""
         assert self.own in members
         if members not in self._proposals:
             self._proposals.append(members)
 
     def settle(self, members: frozenset[str], revision: int, now_ms: int) -> None:
-        """Etcd has these members as of a revision; nothing, if that is not newer than what is known."""
+        """Notes the members that etcd has at a revision. Does nothing if a newer revision is known."""
         if revision > self.revision:
             self.members, self.revision, self._settled_ms = members, revision, now_ms
             self._proposals.clear()
 
     def confirm(self, own_position: int, reports: Mapping[str, MemberReport]) -> int:
-        """What is confirmed, now that the master's log ends at `own_position` and the slaves have what they say."""
+        """Returns the confirmed position, given the end of the master's log and the reports of the slaves."""
         positions = [reports[each].position if each in reports else 0 for each in self.others]
         self.confirmed_position = max(self.confirmed_position, min([own_position, *positions]))
         return self.confirmed_position
@@ -110,9 +110,10 @@ class InSyncSet:
         return frozenset({self.own, *kept, *joins})
 
     def vouched_until(self, promise_ms: int, reports: Mapping[str, MemberReport]) -> int | None:
-        """Until when no other member leads, by their promises; None: there is no other member, so nobody can.
+        """Returns until when the members' promises keep all others from leading; None: there is no other member, so nobody can lead.
 
-        A member does not run for `promise_ms` after it has heard what it answers. That was not before it was said.
+        A member does not run for `promise_ms` after it has received the message that it answers. It cannot have received it before the
+        master sent it.
         """
         asked = [reports[each].asked_ms if each in reports else 0 for each in self.others]
         return min(asked) + promise_ms if asked else None

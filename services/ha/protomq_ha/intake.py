@@ -1,4 +1,4 @@
-"""What a slave was sent, in any order, as one run of bytes that continues its log.
+"""Joins the parts that a slave was sent, in any order, into one run of bytes that continues its log.
 
 Answers to fetches that are under way together may come in any order, and may end within an append. Those that do not continue the run wait
 for those in front of them.
@@ -22,11 +22,12 @@ class Intake:
 
     @property
     def waiting_count(self) -> int:
-        """Parts that do not continue the run yet."""
+        """Number of parts that do not continue the run yet."""
         return len(self._later)
 
     def add(self, position: int, data: bytes) -> bytes:
-        """Takes a part; the whole run from `self.position` on. Raises ValueError for a part of what is there already, or none."""
+        """Takes a part. Returns the whole run from `self.position` on. Raises ValueError for an empty part, or one that is there already.
+        """
         if position < self.end_position or not data or position in self._later:
             raise ValueError(
                 f"{len(data)} bytes for position {position} continue nothing: there is everything below {self.end_position}"
@@ -42,7 +43,7 @@ class Intake:
         return self._run
 
     def stored(self, position: int) -> None:
-        """The log has the run up to `position` now."""
+        """Notes that the log has the run up to `position` now."""
         assert self.position <= position <= self.end_position
         self._run = self._run[position - self.position :]
         self.position = position

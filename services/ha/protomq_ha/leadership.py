@@ -1,16 +1,16 @@
-"""One broker's part in the question who leads, decided in etcd. Values in, effects out: no clock, no socket, no thread.
+"""One broker's part in the election of a master, which etcd decides. Values in, effects out: no clock, no socket, no thread.
 
 Rules
 - Only a member of the in-sync set runs, unless an operator has ordered it. The election writes the master key, which must not be there,
   and the epoch in the in-sync set, compared with the revision that was read. So two elections of one set cannot both win, and each has
   its own epoch.
-- What every member of the set has is acknowledged, and nothing else (in_sync_set.py). A member that runs follows nobody any more. So it
-  has all that was acknowledged, whatever the old master believes: the lease is for liveness.
+- The master acknowledges only what every member of the set has (in_sync_set.py). A member that runs for master no longer follows anybody.
+  So it has everything that was acknowledged, whatever the old master believes: safety does not need the lease.
 - The lease counts on CLOCK_BOOTTIME, which neither jumps nor stands still in a suspend, from *sending* the renewal.
 - A member that answers something its master has said does not run for the promise (the lease's time) after it has heard that. A master
   acknowledges while its lease lasts, or while all other members of its set are bound by their promises, counted from when it said what
   they have answered. Else it waits: another one may lead by now.
-- Etcd away: nothing is elected, the set stays, the master goes on as long as its members follow it. `problems` says so.
+- While etcd is away, nobody is elected, the set stays, and the master goes on as long as its members follow it. `problems` says so.
 - The outcome of a transaction is unknown until etcd has a later revision of the key that it compared with. Each election, and each return
   of a master whose lease ran out, writes the in-sync set again: so what was under way before can no longer be made.
 - A store that may have lost the end of its log in the crash of its machine, or by a repair, leaves the set before it runs. It writes the
@@ -72,9 +72,9 @@ class Pending(NamedTuple):
 
 
 class Leadership:
-    """See the module's docstring. Methods give the effects, in order.
+    """See the module's docstring. Methods return the effects, in order.
 
-    Attributes: role; view: the newest that is known of etcd; epoch, in_sync: while it leads; own_epoch: of the end of its log.
+    Attributes: role; view: the newest known state of etcd; epoch, in_sync: set while it leads; own_epoch: the epoch at its log's end.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Leadership:
         self._log_is_empty = log_is_empty
         self._tail_may_be_lost = tail_may_be_lost
         self._has_left = False
-        # Whatever an earlier process of this store has promised binds this one.
+        # The promises of an earlier process of this store bind this one.
         self._heard_ms = now_ms
         self._pending: dict[int, Pending] = {}
         self._next_number = 1
         self._lease = 0
         self._lease_until_ms = NEVER_MS
-        # What the master key is bound to, if it is ours.
+        # The lease of the master key, if the key is ours.
         self._master_lease = 0
         self._next_renewal_ms = self._next_read_ms = now_ms
-        # Behind a transaction that was not made, or may not have been, only what was asked for later says what to do.
+        # After a transaction that failed, or may have failed, only a later read of etcd says what to do.
         self._is_fresh = False
         self._fresh_from = 0
         self._absent_since_ms = now_ms
@@ -119,13 +119,13 @@ class Leadership:
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._gone = ""
-        """The master whose lease ran out last, as far as this member has seen it."""
+        """The last master whose lease ran out, as far as this member has seen."""
 
     # What others ask.
 
     @property
     def takes_sends(self) -> bool:
-        """Sends may be appended."""
+        """Whether sends may be appended."""
         return self.role is Role.LEADING
 
     @property
@@ -134,7 +134,7 @@ class Leadership:
         return self.role is Role.LEADING and self.in_sync is not None and bool(self._live_members(self.in_sync))
 
     def may_acknowledge(self, now_ms: int) -> bool:
-        """Nobody else leads: what is confirmed may be answered."""
+        """Whether nobody else can lead, so that confirmed sends may be acknowledged."""
         if self.role not in (Role.LEADING, Role.HANDING_OVER) or self._gave_away:
             return False
         assert self.in_sync is not None
@@ -144,7 +144,7 @@ class Leadership:
         return until_ms is None or now_ms < until_ms
 
     def problems(self, now_ms: int) -> list[str]:
-        """What an operator should know."""
+        """Returns problems that an operator should know."""
         found = []
         silent_ms = now_ms - self._answered_ms
         if silent_ms > self.settings.lease_ttl_ms:
@@ -176,30 +176,30 @@ class Leadership:
     # What happens.
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Some time has gone by."""
+        """Called at intervals, to do what the time requires."""
         return self._advance(now_ms)
 
     @property
     def may_speak(self) -> bool:
-        """This slave may say to its master what it has."""
+        """Whether this slave may tell its master which part of the log it has."""
         return self.role is Role.FOLLOWING and self._followed is not None
 
     def heard(self, now_ms: int) -> None:
-        """The master has said something, and this slave is going to answer: the promise binds it from now on."""
+        """Notes that the master has said something and this slave is about to answer. From now on its promise binds it."""
         self._heard_ms = now_ms
 
     def followed(self, own_epoch: int, log_is_empty: bool) -> None:
-        """What the log is, with what was stored from the master."""
+        """Notes the state of the log after bytes of the master were stored."""
         self.own_epoch, self._log_is_empty = own_epoch, log_is_empty
 
     def following_stopped(self, own_epoch: int, now_ms: int) -> list[Effect]:
-        """Nothing more is said to a master."""
+        """Notes that this slave says nothing more to a master."""
         if self.role is Role.STOPPING:
             self.role, self.own_epoch = Role.RUNNING, own_epoch
         return self._advance(now_ms)
 
     def opened(self, epoch: int, end_position: int, now_ms: int) -> list[Effect]:
-        """The log is open to lead, ends there, and its epoch is durable."""
+        """Notes that the log is open to lead, where it ends, and that its epoch is durable."""
         if self.role is Role.OPENING and epoch == self.epoch:
             assert self.in_sync is not None
             self.role, self.own_epoch, self._log_is_empty = Role.LEADING, epoch, False
@@ -211,7 +211,7 @@ class Leadership:
     def report(
         self, end_position: int, reports: Mapping[str, MemberReport], now_ms: int
     ) -> list[Effect]:
-        """The log of this master ends at `end_position`, as far as it counts, and its slaves stand so."""
+        """Takes the end of this master's log and the reports of its slaves. Only written bytes count, or flushed ones under SYNC_FLUSH."""
         if self.role in (Role.LEADING, Role.HANDING_OVER):
             assert self.in_sync is not None
             self._end_position, self._reports = end_position, reports
@@ -219,7 +219,7 @@ class Leadership:
         return self._advance(now_ms)
 
     def answered(self, number: int, result: Result, now_ms: int) -> list[Effect]:
-        """Etcd has answered, or has not (None)."""
+        """Takes etcd's answer to a request; None: there was no answer."""
         pending = self._pending.pop(number)
         if result is not None:
             self._answered_ms = now_ms
@@ -243,7 +243,7 @@ class Leadership:
             self._next_renewal_ms = now_ms
 
     def _lease_lasts(self, now_ms: int) -> bool:
-        """The lease that the master key is bound to has not run out."""
+        """Whether the lease of the master key has not run out yet."""
         return 0 != self._lease == self._master_lease and now_ms < self._lease_until_ms
 
     def _note_view(self, view: ClusterView, now_ms: int, *, is_fresh: bool) -> None:
@@ -276,15 +276,15 @@ class Leadership:
             self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
 
     def _is_own(self, view: ClusterView) -> bool:
-        """The master key is that of this member."""
+        """Whether the master key belongs to this member."""
         return view.master is not None and view.master.member == self.settings.member
 
     def _is_ahead(self, view: ClusterView) -> bool:
-        """The log has an epoch that etcd does not know: etcd's data was lost, or is older."""
+        """Whether the log has an epoch that etcd does not know: etcd's data was lost, or is older."""
         return view.in_sync is not None and self.own_epoch > view.in_sync.epoch
 
     def _is_deposed(self, view: ClusterView) -> bool:
-        """Etcd says that the lead of this epoch is over."""
+        """Whether etcd says that the lead of this epoch is over."""
         if view.in_sync is None or view.in_sync.epoch != self.epoch:
             return True
         if view.master is None:
@@ -348,7 +348,7 @@ class Leadership:
             effects.append(StopFollowing())
 
     def _leave(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
-        """Out of the set: this store may lack what it has once acknowledged."""
+        """Leaves the set, because this store may lack something that it has acknowledged."""
         in_sync = view.in_sync
         if in_sync is None or self._has_left:
             self._settle_tail(effects)
@@ -364,7 +364,7 @@ class Leadership:
         effects.append(TailSettled())
 
     def _is_ordered(self, view: ClusterView) -> bool:
-        """An operator wants this member to lead, whatever is lost."""
+        """Whether an operator wants this member to lead at any loss."""
         order = view.order
         return order is not None and (order.kind, order.target) == (
             PROMOTE_UNCLEAN,
@@ -372,7 +372,7 @@ class Leadership:
         )
 
     def _may_run(self, view: ClusterView, now_ms: int) -> bool:
-        """Nobody else leads, and this member may."""
+        """Whether nobody else leads and this member may run for master."""
         own, in_sync = self.settings.member, view.in_sync
         if now_ms >= self._lease_until_ms or (view.master is not None and not self._is_own(view)):
             return False
@@ -430,7 +430,7 @@ class Leadership:
     def _while_leading(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         in_sync = self.in_sync
         assert in_sync is not None
-        # Whatever was under way for an order compares with it, so it is over when the order is another one.
+        # All steps for an order compare with its key, so they end when another order replaces it.
         if (
             self.role is Role.HANDING_OVER
             and self._is_fresh
@@ -458,7 +458,9 @@ class Leadership:
                 self._ask(effects, Transaction(compares, (put,)), now_ms)
 
     def _return(self, in_sync: InSyncSet) -> Transaction:
-        """The lease ran out, and nobody has been elected: the key is written again. So is the set: what another has under way fails."""
+        """Writes the master key and the set again after the lease ran out and nobody was elected. So transactions of others that are under
+        way fail.
+        """
         own = self.settings
         master = encode_master(own.member, self.epoch, own.address)
         return Transaction(
@@ -496,7 +498,7 @@ class Leadership:
     def _hand_over(
         self, effects: list[Effect], view: ClusterView, in_sync: InSyncSet, now_ms: int
     ) -> None:
-        """Gives the lead away when the successor has everything; takes the order back when that takes too long."""
+        """Gives the lead away when the successor has the whole log; takes the order back when that takes too long."""
         report = self._reports.get(self._successor)
         has_all = report is not None and report.position >= self._end_position
         if now_ms >= self._hand_over_until_ms:

@@ -1,4 +1,4 @@
-"""What leadership.py is told and says: settings, requests to etcd with their answers, and effects."""
+"""The inputs and outputs of leadership.py: settings, requests to etcd with their answers, and effects."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Settings:
 
     @property
     def trusted_ms(self) -> int:
-        """How long a lease or a promise is relied on: two clocks may differ in speed by a tenth."""
+        """How long to rely on a lease or a promise. It is shorter than the lease, since two clocks may differ in speed by a tenth."""
         return self.lease_ttl_ms * 9 // 10
 
 
 class ReadCluster(NamedTuple):
-    """All keys of the name, as of now (linearizable); answered with a ClusterView."""
+    """Reads all present keys of the name (linearizable). The answer is a ClusterView."""
 
 
 class GrantLease(NamedTuple):
@@ -46,20 +46,20 @@ class GrantLease(NamedTuple):
 
 
 class RenewLease(NamedTuple):
-    """Answered with a Lease; ttl_ms 0: it has run out."""
+    """Renews a lease. The answer is a Lease; ttl_ms 0: it has run out."""
 
     lease: int
 
 
 class Lease(NamedTuple):
-    """A lease, and for how long from now on, in etcd's words."""
+    """A lease, and how long etcd says it lasts from now on."""
 
     lease: int
     ttl_ms: int
 
 
 class Committed(NamedTuple):
-    """What became of a transaction: made, as `revision`, or not, since a comparison did not hold."""
+    """The outcome of a transaction: it was made as `revision`, or not made because a comparison was false."""
 
     is_made: bool
     revision: int
@@ -67,11 +67,11 @@ class Committed(NamedTuple):
 
 Request = ReadCluster | GrantLease | RenewLease | Transaction
 Result = ClusterView | Lease | Committed | None
-"""None: no answer came, or one that says nothing; the request may have been done, or may still be."""
+"""None: no answer came, or an unreadable one. The request may have been done, or may still be done."""
 
 
 class Ask(NamedTuple):
-    """Etcd is asked; `answered` must be called with the same number, whatever happens."""
+    """Send a request to etcd. The driver must call `answered` with the same number, whatever happens."""
 
     number: int
     request: Request
@@ -96,11 +96,11 @@ class Lead(NamedTuple):
 
 
 class StopLeading(NamedTuple):
-    """Another one leads, or may: answer no send, and follow when told whom."""
+    """Another broker leads, or may lead. Acknowledge no send, and follow when told whom."""
 
 
 class TailSettled(NamedTuple):
-    """The store is out of the set: that it may have lost the end of its log need not be remembered any longer."""
+    """The store is out of the set, so the driver may forget that the end of its log may be lost."""
 
 
 Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled

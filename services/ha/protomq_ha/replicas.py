@@ -1,11 +1,11 @@
-"""A master's table of its slaves: who has what, who is in sync, and up to where the log is confirmed. No clock, socket or thread.
+"""A master's table of its slaves: their positions, which of them are in sync, and the confirmed position. No clock, socket or thread.
 
 Rules
 - A slave is an id and the random number of its store. It has one session at a time; each begins at a point of the log that both have.
-- What a session acknowledges counts as far as the session has sent it, and no further: who says more is refused, and nothing moves.
-  Positions never go back within a session.
-- A slave is in sync when it has caught up: it had, within the last `timeout_ms`, all that the log had when it was last looked at. It is
-  out when it is silent for longer, falls `gap_max_bytes` behind, or its session ends.
+- An acknowledgement counts only up to what its session has sent: a higher one is refused, and nothing changes. Positions never go back
+  within a session.
+- A slave is in sync when it has caught up: within the last `timeout_ms` it had everything that the log had at the last look. It is out when
+  it is silent for longer, falls `gap_max_bytes` behind, or its session ends.
 - A master that waits for slaves waits for `copies_wanted - 1` of them, and for fewer where fewer are in sync, but never for fewer than
   `copies_min - 1`. What that many have is confirmed. What was confirmed stays so.
 
@@ -22,7 +22,7 @@ from .in_sync_set import MemberReport
 
 
 class ImpossibleAckError(Exception):
-    """A slave says that it has what this session has not sent, or less than before, or has synced what it has not written.
+    """A slave acknowledges more than this session has sent, or less than before, or a flushed position above its written one.
 
     Attribute: field, `written_position` or `flushed_position`.
     """
@@ -33,7 +33,7 @@ class ImpossibleAckError(Exception):
 
 
 class ReplicaTakenError(Exception):
-    """A slave with this id, and with another store, follows already. Attribute: address, of that one."""
+    """Another store with this slave's id follows already. Attribute: address, the address of that store."""
 
     def __init__(self, replica_id: int, address: str) -> None:
         super().__init__(
@@ -55,12 +55,12 @@ class Limits:
 
 
 class Verdict(NamedTuple):
-    """What follows from the table for sends.
+    """The rules for sends that follow from the table.
 
     Attributes:
         in_sync_count: copies that are in sync, the master's own among them.
-        waits: slaves are waited for; False: what the master has is confirmed.
-        confirmed_position: what so many slaves have as are waited for; 0 if too few are in sync.
+        waits: whether sends wait for slaves; False: everything that the master has is confirmed.
+        confirmed_position: the position that enough slaves have; 0 if too few are in sync.
         is_short: fewer copies are in sync than are wanted (SLAVE_NOT_AVAILABLE).
         refuses: fewer copies are in sync than must be.
     """
@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True)
 class Confirmation:
-    """Whether what is confirmed is on as many copies as are wanted.
+    """Says whether enough copies have the confirmed part of the log.
 
     Attributes: is_short: fewer copies are in sync now; short_end: what was confirmed before that ended, by fewer copies.
     """
@@ -83,11 +83,12 @@ class Confirmation:
     short_end: int = 0
 
     def has_all_copies(self, position: int) -> bool:
-        """Of what is confirmed up to `position`."""
+        """Whether all wanted copies have the log up to `position`, which is confirmed."""
         return not self.is_short and position > self.short_end
 
     def change(self, verdict: Verdict, confirmed_position: int) -> None:
-        """Another verdict; `confirmed_position`: by the verdicts before it. A slave that comes may lack what the others have confirmed."""
+        """Takes another verdict. `confirmed_position`: the position before it. A slave that joins may lack what the others have confirmed.
+        """
         if self.is_short and not verdict.is_short:
             self.short_end = confirmed_position
         self.is_short = verdict.is_short
@@ -141,13 +142,13 @@ class ReplicaTable:
         return len(self._by_session)
 
     def find(self, session: int) -> Replica | None:
-        """The slave of a session that lasts."""
+        """Returns the slave of a session that still lasts."""
         return self._by_session.get(session)
 
     def join(
         self, replica_id: int, store_id: int, session: int, address: str, position: int, now_ms: int
     ) -> int | None:
-        """A session begins at `position`, a point that both logs have; the session of this slave that it ends, if there is one.
+        """Begins a session at `position`, a point that both logs have. Returns the earlier session of this slave that it ends, if any.
 
         Raises ReplicaTakenError.
         """
@@ -159,7 +160,7 @@ class ReplicaTable:
             if earlier.store_id != store_id and silent_ms < self.limits.timeout_ms:
                 raise ReplicaTakenError(replica_id, earlier.address)
             del self._by_session[earlier.session]
-        # What it has synced it says with its first acknowledgement.
+        # The slave's first acknowledgement says what it has synced.
         replica = Replica(replica_id, store_id, session, address, position, position, 0, now_ms)
         if earlier is not None and earlier.store_id == store_id:
             replica.caught_up_ms = earlier.caught_up_ms
@@ -167,11 +168,11 @@ class ReplicaTable:
         return earlier.session if earlier is not None else None
 
     def leave(self, session: int) -> None:
-        """A session is over."""
+        """Ends a session."""
         self._by_session.pop(session, None)
 
     def note_sent(self, session: int, end_position: int, log_end: int, now_ms: int) -> None:
-        """The session has sent the log up to `end_position`; the log ends at `log_end`."""
+        """Notes that the session has sent the log up to `end_position`; the log ends at `log_end`."""
         replica = self._by_session[session]
         assert replica.sent_position <= end_position <= log_end
         replica.sent_position = end_position
@@ -181,7 +182,7 @@ class ReplicaTable:
     def note_acknowledged(
         self, session: int, written_position: int, flushed_position: int, log_end: int, now_ms: int
     ) -> None:
-        """A slave says what it has; the log ends at `log_end`. Raises ImpossibleAckError: nothing has changed."""
+        """Notes which positions a slave has; the log ends at `log_end`. Raises ImpossibleAckError; then nothing has changed."""
         replica = self._by_session[session]
         if not replica.written_position <= written_position <= replica.sent_position:
             raise ImpossibleAckError(
@@ -204,11 +205,11 @@ class ReplicaTable:
             replica.caught_up_ms, replica.goal = replica.goal[1], None
 
     def note_said(self, session: int, said_ms: int) -> None:
-        """The session is about to be told something."""
+        """Notes that the session is about to get a message."""
         self._by_session[session].said_ms = said_ms
 
     def note_heard(self, session: int, heard_ms: int) -> None:
-        """What a slave says follows what was said to it then. Raises ImpossibleAckError: nothing has changed."""
+        """Notes that a slave answers what it was told at `heard_ms`. Raises ImpossibleAckError; then nothing has changed."""
         replica = self._by_session[session]
         if not 0 <= heard_ms <= replica.said_ms:
             raise ImpossibleAckError(
@@ -217,9 +218,9 @@ class ReplicaTable:
         replica.asked_ms = max(replica.asked_ms, heard_ms)
 
     def reports(self, log_end: int, now_ms: int, silence_max_ms: int) -> dict[str, MemberReport]:
-        """The slaves as members of the in-sync set, as far as they have answered something in their session.
+        """Returns reports of the slaves that have answered something in their session, for the in-sync set.
 
-        `silence_max_ms`: who says nothing for this time does not keep up.
+        `silence_max_ms`: a slave that is silent for this time does not keep up.
         """
         return {
             str(each.store_id): MemberReport(
@@ -232,7 +233,7 @@ class ReplicaTable:
         }
 
     def silent(self, now_ms: int) -> Sequence[int]:
-        """Sessions of slaves that have been silent for too long."""
+        """Returns the sessions of slaves that have been silent for too long."""
         return [
             session
             for session, replica in self._by_session.items()
@@ -240,7 +241,7 @@ class ReplicaTable:
         ]
 
     def verdict(self, log_end: int, now_ms: int) -> Verdict:
-        """What holds now; the log ends at `log_end`."""
+        """Returns the present verdict; the log ends at `log_end`."""
         limits = self.limits
         has = sorted(
             (
@@ -258,11 +259,11 @@ class ReplicaTable:
         )
 
     def kept_position(self) -> int | None:
-        """The log is needed from there on, by slaves that follow; None: by nobody."""
+        """Slaves that follow need the log from this position on; None: no slave needs any."""
         return min((each.written_position for each in self._by_session.values()), default=None)
 
     def views(self, log_end: int, now_ms: int) -> list[ReplicaView]:
-        """All slaves that follow, by their ids."""
+        """Returns all slaves that follow, sorted by id."""
         return sorted(
             ReplicaView(
                 each.replica_id,

@@ -15,13 +15,13 @@ class BrokerRole(Enum):
     ASYNC_MASTER = "ASYNC_MASTER"
     """Waits for no slave."""
     SYNC_MASTER = "SYNC_MASTER"
-    """Answers a send when slaves have it."""
+    """Answers a send when enough slaves have it."""
     SLAVE = "SLAVE"
     """Follows the master of its name, and changes nothing by itself."""
 
     @classmethod
     def named(cls, name: str) -> BrokerRole:
-        """Raises ValueError for a name that is none."""
+        """Returns the role with this name. Raises ValueError for an unknown name."""
         try:
             return cls[name]
         except KeyError:
