@@ -1,4 +1,5 @@
-"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again.
+"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again. Of the two
+members of the group that retries, one is a process that is killed, too.
 
     G1   a failed message is delivered once for each attempt, or more often; after the last one that its group allows it is a dead letter,
          and no other message is
@@ -13,12 +14,15 @@
 
 A call that a kill fell into, and that was not answered, may or may not have happened: nothing is asked of it but what holds for both.
 A copy for a retry is made by whoever gives the message back: when a kill takes a commit, a message comes twice, and so may its dead letter.
-That is counted. Times are of one monotonic clock, this process's: from before a message is sent until it is there.
+That is counted. So is what a consumer had in hand when it was killed, and what its group then gets again. Times are of the machine's
+monotonic clock, which all its processes have: from before a message is sent until it is there.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -47,6 +51,8 @@ from protomq.testing import Broker
 from .checker import Violation
 
 PATIENCE_S: Final = 120.0
+GROUP: Final = "workers"
+TOPIC: Final = "work"
 RETRIES: Final = 3
 RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
 DELAY_MAX_S: Final = 1.5
@@ -124,10 +130,19 @@ def _at_work(world: World, *work: Callable[[], None]) -> Iterator[None]:
 
 @dataclass
 class _Deliveries:
-    """What a listener was given: first times by (body, attempt), and when that attempt first failed."""
+    """What listeners were given, by (body, attempt): how often, when first, and when that attempt first failed."""
 
     times: Counter[tuple[bytes, int]] = field(default_factory=Counter)
+    came_s: dict[tuple[bytes, int], float] = field(default_factory=dict)
     failed_s: dict[tuple[bytes, int], float] = field(default_factory=dict)
+
+    def note(self, step: str, key: tuple[bytes, int], time_s: float) -> None:
+        """A message `came` to a listener, or `failed` there. Steps of several processes are told in any order."""
+        if step == "came":
+            self.times[key] += 1
+        steps = {"came": self.came_s, "failed": self.failed_s}.get(step)
+        if steps is not None:
+            steps[key] = min(steps.get(key, time_s), time_s)
 
 
 def failures_of(world: World, body: bytes) -> int:
@@ -136,26 +151,21 @@ def failures_of(world: World, body: bytes) -> int:
 
 
 def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
-    """A listener that fails by seed."""
+    """Listeners that fail by seed, one of them in a process that is killed."""
     world, seen = World(seed), _Deliveries()
     sent: dict[bytes, tuple[str, str]] = {}
-    group, topic = "workers", "work"
+    group, topic = GROUP, TOPIC
+
+    def note(step: str, body: bytes, attempt: int, time_s: float) -> None:
+        with world.lock:
+            seen.note(step, (body, attempt), time_s)
+        if step == "came":
+            world.count("deliveries")
 
     def listen(message: Message) -> None:
-        now_s, key = time.monotonic(), (message.body, message.attempt)
-        with world.lock:
-            seen.times[key] += 1
-            before_s = seen.failed_s.get((message.body, message.attempt - 1))
-        world.count("deliveries")
-        if message.attempt:
-            wait_s = RETRY_DELAYS_S[min(message.attempt, len(RETRY_DELAYS_S)) - 1]
-            if before_s is None:
-                world.say("G1", f"{key} came, and the attempt before it had not failed")
-            elif now_s < before_s + wait_s - ROUNDING_S:
-                world.say("F1", f"{key} came {before_s + wait_s - now_s:.3f} s early")
+        note("came", message.body, message.attempt, time.monotonic())
         if message.attempt < failures_of(world, message.body):
-            with world.lock:
-                seen.failed_s.setdefault(key, time.monotonic())
+            note("failed", message.body, message.attempt, time.monotonic())
             raise ValueError(f"no {message.attempt}")
 
     def produce() -> None:
@@ -179,14 +189,52 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
         consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=0.2, concurrency=4)
         consumer.on(topic)(listen)
         with consumer:
-            with _at_work(world, produce):
+            with _at_work(world, produce, lambda: _kill_consumers(world, broker.namesrv, note)):
                 world.kill_under(broker, rounds, "deliveries")
+                world.wait(lambda: world.counts["consumers killed"] >= -(-rounds // 2) or bool(world.found))
+                if world.counts["consumers killed"] < -(-rounds // 2) and not world.found:
+                    world.say("I2", f"no consumer got messages for {PATIENCE_S:.0f} s")
             buried = {body for body in sent if failures_of(world, body) > RETRIES}
             wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
             world.wait(lambda: wanted <= seen.times.keys() and not consumer.counts.open)
         dead = _dead_letters(broker, group, buried)
     _judge_retries(world, seen, sent, wanted, dead)
     return world
+
+
+def _kill_consumers(
+    world: World, namesrv: str, note: Callable[[str, bytes, int, float], None]
+) -> None:
+    """Consumers in processes of their own, one after the other: each is killed once it was given 5 to 40 messages, or when all ends."""
+    rng = random.Random(f"{world.seed} consumers")
+    while not world.stopping.is_set():
+        goal, open_ = rng.randint(5, 40), Counter[tuple[bytes, int]]()
+        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        ) as consumer:
+            waker = threading.Thread(target=_kill_at_the_end, args=(world, consumer), daemon=True)
+            waker.start()
+            assert consumer.stdout is not None
+            given_count = 0
+            for line in consumer.stdout:
+                step, body, attempt, time_s = line.split()
+                key = body, int(attempt)
+                note(step.decode(), *key, float(time_s))
+                open_[key] += 1 if step == b"came" else -1
+                given_count += step == b"came"
+                if given_count >= goal:
+                    consumer.kill()  # what it wrote before is read to the end
+        if given_count:
+            world.count("consumers killed")
+        world.count("killed with a message in hand", sum(open_.values()))
+
+
+def _kill_at_the_end(world: World, consumer: subprocess.Popen[bytes]) -> None:
+    while consumer.poll() is None:
+        if world.stopping.wait(0.1):
+            consumer.kill()
+            return
 
 
 def _dead_letters(broker: Broker, group: str, wanted: set[bytes]) -> list[Message]:
@@ -214,6 +262,15 @@ def _judge_retries(
     missing = sorted(wanted - seen.times.keys())
     if missing:
         world.say("G1", f"{len(missing)} deliveries did not take place: {missing[:5]}")
+    for (body, attempt), came_s in seen.came_s.items():
+        if not attempt:
+            continue
+        before_s = seen.failed_s.get((body, attempt - 1))
+        wait_s = RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S)) - 1]
+        if before_s is None:
+            world.say("G1", f"{body!r} came as attempt {attempt}, and the attempt before it had not failed")
+        elif came_s < before_s + wait_s - ROUNDING_S:
+            world.say("F1", f"{body!r} came {before_s + wait_s - came_s:.3f} s early as attempt {attempt}")
     for body, attempt in seen.times:
         if attempt > min(failures_of(world, body), RETRIES):
             world.say("G1", f"{body!r} was delivered as attempt {attempt}, of {failures_of(world, body)} failures")

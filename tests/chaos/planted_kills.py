@@ -38,6 +38,22 @@ def retries_once_more() -> Any:
     return mock.patch.object(send_backs, "plan_retry", plan)
 
 
+def commits_what_is_in_hand() -> Any:
+    """A consumer commits behind messages that its listeners still have."""
+    # Not with the broker parts above: a broker needs none of it.
+    from protomq._pull_logic import PullState
+    from protomq._push_steps import ListenedPulls
+
+    real = PullState.to_commit
+
+    def to_commit(self: Any, *, safe_only: bool) -> Any:
+        for state in self._queues.values():
+            state.safe_position = state.position
+        return real(self, safe_only=True)
+
+    return mock.patch.object(ListenedPulls, "to_commit", to_commit)
+
+
 def commits_what_is_rolled_back() -> Any:
     """Each decision is appended as a commit."""
     real = TransactionEndings._append
@@ -72,6 +88,7 @@ BUGS: Final = (
     PlantedInChild(delivers_early, "kill_retries", "F1"),
     PlantedInChild(answers_recalls_that_it_does_not_append, "kill_delays", "F4"),
     PlantedInChild(retries_once_more, "kill_retries", "G1"),
+    PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1"),
     PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
     PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
 )

@@ -154,7 +154,7 @@ def _deliver(
 
 
 def kill_retries(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
-    """kill -9 under listeners that fail."""
+    """kill -9 of brokers and of consumers, under listeners that fail."""
     return _deliver("kill-retries", seeds, retry_rounds, rounds_each)
 
 

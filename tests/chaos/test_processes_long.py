@@ -93,6 +93,9 @@ def test_delivery_through_kills(name: str) -> None:
     counts = getattr(process_campaigns, name)(seeds(1), rounds_each=10)
     print(counts)
     assert counts["kills"] == 10
+    if name == "kill_retries":
+        assert counts["consumers killed"] >= 5
+        assert counts["killed with a message in hand"]
 
 
 def test_pops_through_kills(tmp_path: Path) -> None:

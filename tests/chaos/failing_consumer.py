@@ -1,0 +1,48 @@
+"""A push consumer in a process of its own, for whoever kills it: python -m tests.chaos.failing_consumer NAMESRV SEED.
+
+It fails as `delivery_rounds.failures_of` says, and tells each step, before the consumer itself knows, in a line that a kill cannot cut:
+
+    came|failed|done BODY ATTEMPT MONOTONIC_S
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from protomq import Message, PushConsumer
+
+from .delivery_rounds import GROUP, TOPIC, World, failures_of
+
+WORK_S = 0.005
+"""Of a message: long enough for some kills to fall into it."""
+
+
+def tell(step: str, message: Message) -> None:
+    line = f"{step} {message.body.decode()} {message.attempt} {time.monotonic()!r}\n"
+    os.write(1, line.encode())
+
+
+def main(namesrv: str, seed: int) -> None:
+    """Until it is killed, or its standard input ends: then its parent is gone."""
+    world = World(seed)
+
+    def listen(message: Message) -> None:
+        tell("came", message)
+        time.sleep(WORK_S)
+        if message.attempt < failures_of(world, message.body):
+            tell("failed", message)
+            raise ValueError(f"no {message.attempt}")
+        tell("done", message)
+
+    consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=0.2, concurrency=4)
+    consumer.on(TOPIC)(listen)
+    with consumer:
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(sys.argv[1], int(sys.argv[2]))
