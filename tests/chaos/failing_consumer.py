@@ -13,6 +13,7 @@ import sys
 import time
 
 from protomq import Message, PushConsumer
+from protomq.errors import NoRouteError
 
 from .delivery_rounds import GROUP, TOPIC, World, failures_of
 
@@ -39,8 +40,12 @@ def main(namesrv: str, seed: int) -> None:
 
     consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=0.2, concurrency=4)
     consumer.on(TOPIC)(listen)
-    with consumer:
-        sys.stdin.read()
+    try:
+        consumer.start()
+    except NoRouteError:
+        return  # The broker is down: the next consumer tries again.
+    sys.stdin.read()
+    consumer.stop()
 
 
 if __name__ == "__main__":
