@@ -17,7 +17,8 @@ consumer = PushConsumer("taxi", namesrv=NAMESRV)
 
 @consumer.on(TOPIC)
 def count(taxi: dict[str, object]) -> None:
-    print(f"{taxi['flight']} rolled for {taxi['minutes']} minutes", flush=True)
+    # One write for a line: several threads print.
+    print(f"{taxi['flight']} rolled for {taxi['minutes']} minutes\n", end="", flush=True)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
 from protomq_broker.store.pop_carrying import PopCarrier
 from protomq_broker.store.state.pop import PopState
-from protomq_broker.store.state.popped_queue import OpenMessages
+from protomq_broker.store.state.popped_queue import OpenMessages, offsets_in, runs_of
 from protomq_broker.waiting_answers import WaitingAnswers
 
 
@@ -57,7 +57,17 @@ def ignores_changes() -> Any:
 
 def takes_any_receipt() -> Any:
     """A receipt is good as long as the message is open, whoever has it."""
-    return mock.patch.object(OpenMessages, "is_held", lambda self, offset, number, time_ms: offset in self.open)
+
+    def held_and_lost(
+        self: OpenMessages, runs: Sequence[int], number: int, time_ms: int
+    ) -> tuple[list[int], list[int]]:
+        offsets = list(offsets_in(runs))
+        return (
+            runs_of(offset for offset in offsets if offset in self.open),
+            runs_of(offset for offset in offsets if offset not in self.open),
+        )
+
+    return mock.patch.object(OpenMessages, "held_and_lost", held_and_lost)
 
 
 def gives_keys_together() -> Any:
