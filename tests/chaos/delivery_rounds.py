@@ -53,6 +53,7 @@ from .checker import Violation
 PATIENCE_S: Final = 120.0
 GROUP: Final = "workers"
 TOPIC: Final = "work"
+COMMIT_INTERVAL_S: Final = 0.2
 RETRIES: Final = 3
 RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
 DELAY_MAX_S: Final = 1.5
@@ -186,7 +187,7 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
             admin.create_topic(topic, write_queues=2, read_queues=2)
             delays_ms = [round(delay_s * 1000) for delay_s in RETRY_DELAYS_S]
             admin.set_group(group, retry_count_max=RETRIES, retry_delays_ms=delays_ms)
-        consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=0.2, concurrency=4)
+        consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
         consumer.on(topic)(listen)
         with consumer:
             with _at_work(world, produce, lambda: _kill_consumers(world, broker.namesrv, note)):

@@ -15,10 +15,12 @@ import time
 from protomq import Message, PushConsumer
 from protomq.errors import NoRouteError
 
-from .delivery_rounds import GROUP, TOPIC, World, failures_of
+from .delivery_rounds import COMMIT_INTERVAL_S, GROUP, TOPIC, World, failures_of
 
-WORK_S = 0.005
-"""Of a message: long enough for some kills to fall into it."""
+
+def work_s(world: World, body: bytes) -> float:
+    """One message of eight takes longer than two commits are apart: a commit, and then a kill, fall into its work."""
+    return 2 * COMMIT_INTERVAL_S if world.draw(body + b" work").random() < 1 / 8 else 0.005
 
 
 def tell(step: str, message: Message) -> None:
@@ -32,13 +34,13 @@ def main(namesrv: str, seed: int) -> None:
 
     def listen(message: Message) -> None:
         tell("came", message)
-        time.sleep(WORK_S)
+        time.sleep(work_s(world, message.body))
         if message.attempt < failures_of(world, message.body):
             tell("failed", message)
             raise ValueError(f"no {message.attempt}")
         tell("done", message)
 
-    consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=0.2, concurrency=4)
+    consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
     consumer.on(TOPIC)(listen)
     try:
         consumer.start()

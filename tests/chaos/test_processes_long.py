@@ -115,4 +115,4 @@ def test_a_planted_bug_of_a_broker_that_is_killed_is_caught(
     monkeypatch.setattr(delivery_rounds, "DELAY_MAX_S", 6.0)
     monkeypatch.setattr(delivery_rounds, "RETRY_DELAYS_S", (3.0, 3.0, 3.0))
     with pytest.raises(CampaignFailed, match=rf"\b{bug.rule}\b"):
-        getattr(process_campaigns, bug.campaign)((1,), rounds_each=1)
+        getattr(process_campaigns, bug.campaign)((1,), rounds_each=bug.rounds)
