@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode, with_hint
 from protomq_cli.groups import GroupArgument
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, OnBroker, Output, Timeout
 from protomq_cli.output import OutputFormat, print_object, print_rows
 from protomq_cli.partial import Missing
+
+if TYPE_CHECKING:
+    from protomq import Admin
 
 _COLUMNS: Final = (
     "member", "topic", "filter", "queues", "queue_ids", "peer", "allocation", "member_s", "silent_s", "version",
@@ -33,6 +37,9 @@ def members(
     with open_admin(namesrv, timeout) as admin:
         brokers = None if broker is None else [broker]
         found = missing.take(lambda: admin.group_members(group, brokers=brokers))
+        if not found:
+            missing.check()  # Who does not answer may know the group.
+            _check_known(admin, group)
     rows = [
         {
             "member": member.client_id,
@@ -58,8 +65,9 @@ def members(
 def info(
     group: GroupArgument,
     member: Annotated[
-        str, typer.Argument(metavar="MEMBER", show_default=False, help="As `group members` names it.")
-    ],
+        str | None,
+        typer.Argument(metavar="[MEMBER]", show_default="the only one", help="As `group members` names it."),
+    ] = None,
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Also what its threads and tasks are doing.")
     ] = False,
@@ -75,7 +83,7 @@ def info(
     answers.
     """
     with open_admin(namesrv, timeout) as admin:
-        report = admin.describe_member(group, member, stacks=stacks)
+        report = admin.describe_member(group, _member_named(admin, group, member), stacks=stacks)
     queues = [
         {
             "topic": one.queue.topic,
@@ -105,3 +113,24 @@ def info(
     print_rows(queues, ("topic", "queue", "position", "committed", "open", "paused"), output)
     for name, text in report.stacks:
         typer.echo(f"\n{name}\n{text}", nl=False)
+
+
+def _check_known(admin: Admin, group: str) -> None:
+    """Raises CliError if no broker has an offset, a setting or a member of the group."""
+    if group not in {one.name for one in admin.list_groups()} and not admin.get_group(group).version:
+        raise CliError(ExitCode.NOT_FOUND, "GROUP_NOT_FOUND", with_hint("GROUP_NOT_FOUND", f"no broker knows the group {group!r}"))
+
+
+def _member_named(admin: Admin, group: str, member: str | None) -> str:
+    """The member that is asked: the one named, else the only one."""
+    names = sorted({one.client_id for one in admin.group_members(group)})
+    if not names:
+        _check_known(admin, group)
+    if member is None and len(names) == 1:
+        return names[0]
+    if member in names:
+        return member
+    has = f"its members are {', '.join(names)}" if names else "it has no members now"
+    asked = "which member?" if member is None else f"group {group!r} has no member {member!r};"
+    code = ExitCode.USAGE if member is None and names else ExitCode.NOT_FOUND
+    raise CliError(code, "MEMBER_UNKNOWN", f"{asked} {has}; `protomq group members {group}` shows them")

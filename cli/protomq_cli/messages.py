@@ -475,7 +475,11 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
     if rest:
         yield [_content_of(rest, next(numbers), key_separator)]
     if next(numbers) == 1:
-        sys.stderr.write("nothing was sent: stdin is empty\n")
+        raise CliError(
+            ExitCode.USAGE,
+            "NOTHING_TO_SEND",
+            "nothing was sent: stdin is empty; give a BODY, --file FILE, or a message a line on stdin ('' sends an empty body)",
+        )
 
 
 def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:

@@ -257,6 +257,16 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     assert jsonl(cli("group", "offsets", "g", protomq_topic, "-o", "jsonl"))[0]["lag"] == 3
 
 
+def test_a_group_that_nobody_knows_has_no_members_and_no_info(cli: Cli, protomq_topic: str) -> None:
+    group = f"{protomq_topic}-g"
+    for arguments in (["members", group], ["info", group], ["info", group, "somebody"]):
+        assert f"no broker knows the group '{group}'; `protomq group list`" in cli("group", *arguments, code=4).stderr
+    cli("group", "set", group, "--retries", "3")
+    assert cli("group", "members", group, "-o", "jsonl").stdout == ""
+    assert "it has no members now" in cli("group", "info", group, code=4).stderr
+    assert f"group '{group}' has no member 'somebody'" in cli("group", "info", group, "somebody", code=4).stderr
+
+
 def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str) -> None:
     group, other = f"{protomq_topic}-g", f"{protomq_topic}-h"
     cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
@@ -353,7 +363,7 @@ def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:
     )
     output = cli("pull", protomq_topic, "-f", r"%q %o %k=%v\n").stdout
     assert output == "2 0 k1=one\n2 1 k2=two:more\n2 2 k3=\n"
-    assert "nothing was sent" in cli("send", protomq_topic).stderr
+    assert "nothing was sent: stdin is empty" in cli("send", protomq_topic, code=2).stderr
 
 
 def test_a_line_of_a_slow_pipe_is_sent_when_it_comes_and_is_not_lost_by_ctrl_c(

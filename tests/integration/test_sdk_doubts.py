@@ -48,10 +48,12 @@ def test_a_topic_that_does_not_exist_is_told_once_and_waited_for(
             source.subscribe("nosuch")
         assert told[0].filename == __file__
         source.subscribe("nosuch", tags=["a"])
+        source.unsubscribe("nosuch")
         source.assign([MessageQueue("nosuch", "broker-a", 0)])
         assert source.poll(0) == []
         lines = [text for text in caplog.messages if "topic 'nosuch' does not exist" in text]
         assert len(lines) == 1
+        source.assign([])
         source.subscribe("nosuch")
         server.topics["nosuch"] = 1
         server.append("nosuch", 0, [b"first"])
@@ -67,8 +69,10 @@ async def test_a_topic_that_does_not_exist_is_told_by_the_async_consumer(
         with pytest.warns(RuntimeWarning, match="topic 'nosuch' does not exist") as told:
             await source.subscribe("nosuch")
         assert told[0].filename == __file__
+        await source.unsubscribe("nosuch")
         with pytest.warns(RuntimeWarning, match="topic 'other' does not exist"):
             await source.assign([MessageQueue("other", "broker-a", 0)])
+        await source.assign([])
         await source.subscribe("nosuch")
 
 
@@ -190,8 +194,12 @@ async def test_who_begins_anew_is_not_told_once_more_what_was_wrong_before(
 ) -> None:
     server.append("t", 0, [b"x"])
     async with async_consumer(server) as source:
-        await source.subscribe("t")
-        for begin_anew in (lambda: source.subscribe("t"), lambda: source.assign([Q0])):
+        for end, begin_anew in (
+            (lambda: source.assign([]), lambda: source.subscribe("t")),
+            (lambda: source.unsubscribe("t"), lambda: source.assign([Q0])),
+            (lambda: source.assign([]), lambda: source.subscribe("t")),
+        ):
+            await end()
             # As if a pull of another queue had failed since the last `poll`.
             source._steps.trouble = TopicRecreatedError("made again", metadata={"topic": "t"})
             await begin_anew()

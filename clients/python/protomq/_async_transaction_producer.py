@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
-from ._checks import check_listener, check_seconds, checked_texts
+from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult
@@ -146,6 +146,7 @@ class AsyncTransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
+        check_execute(execute)
         half, timeout_s = await self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             returned = execute(half)

@@ -161,6 +161,14 @@ def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
         raise WrongTypeError(f"check is a function, not the coroutine function {listener!r}: AsyncTransactionProducer takes those")
 
 
+def check_execute(execute: object) -> None:
+    """The local work of a transaction: asked before its half message is sent, which nobody would end."""
+    if not callable(execute):
+        raise WrongTypeError(
+            f"execute is the local work, a function of one SendResult, not {execute!r}; without one: producer.begin(...), then commit()"
+        )
+
+
 def check_batch(
     topic: object,
     messages: object,

@@ -45,6 +45,7 @@ from ._retry import LAST_COMMIT, ONCE
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import (
+    ConfigurationError,
     InvalidArgumentError,
     NoRouteError,
     ProtomqError,
@@ -52,6 +53,7 @@ from .errors import (
     TopicNotFoundError,
     UnsupportedError,
 )
+from .wire.topics import TopicClass, class_of
 
 logger = logging.getLogger("protomq")
 
@@ -112,8 +114,12 @@ class ConsumerSteps:
     ) -> Steps[list[Route]]:
         """All queues of a topic, or the share of a member of a group. The routes that may be doubted.
 
-        Raises what a broker has against the filter, and nothing is subscribed to then.
+        Raises what a broker has against the filter, ConfigurationError while queues are assigned; nothing is subscribed to then.
         """
+        if self.assigned and class_of(topic) is not TopicClass.RETRY:
+            raise ConfigurationError(
+                f"this consumer has assigned queues, so it cannot subscribe to {topic!r}: `assign([])` first, or take another consumer"
+            )
         route: Route = yield GetRoute(topic, self.options.request_timeout_s)
         yield from self._try_filter([route], wanted_filter)
         self._tags[topic], self._filters[topic] = tags, wanted_filter
@@ -138,7 +144,13 @@ class ConsumerSteps:
         tags: tuple[str, ...],
         wanted_filter: MessageFilter,
     ) -> Steps[list[Route]]:
-        """Exactly these queues, beside subscribed topics. The routes that may be doubted. Raises as `subscribe`, and QueueNotFoundError."""
+        """Exactly these queues. The routes that may be doubted. Raises as `subscribe` while topics are, and QueueNotFoundError."""
+        topics = [topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY]
+        if queues and topics:
+            raise ConfigurationError(
+                f"this consumer has subscribed to {', '.join(map(repr, topics))}, so it cannot assign queues: `unsubscribe` first, or take "
+                "another consumer"
+            )
         routes = yield from self._routes_of(queues)
         yield from self._try_filter(routes, wanted_filter)
         self.assigned = queues

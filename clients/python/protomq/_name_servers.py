@@ -53,7 +53,7 @@ class NameServerList:
         if isinstance(namesrv, str) and namesrv.strip().lower().startswith(
             ("http://", "https://")
         ):
-            self.url = namesrv.strip()
+            self.url = _checked_url(namesrv.strip())
         else:
             self._replace(parse_addresses(namesrv))
 
@@ -75,6 +75,8 @@ class NameServerList:
             addresses = parse_addresses(text)
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
+            if isinstance(error, http.client.BadStatusLine):
+                why = "what answers there does not speak HTTP"
             trouble = f"the list of name servers cannot be read from {self.url}: {why}"
             if trouble != self.trouble:
                 logger.warning("%s", trouble)
@@ -101,6 +103,23 @@ class NameServerList:
         self._servers = tuple(BrokerAddress("", address, address) for address in addresses)
         # Clients spread over the name servers.
         self._preferred = random.randrange(len(self._servers))
+
+
+def _checked_url(url: str) -> str:
+    """A URL that names a host. Raises ConfigurationError: none of its tries could succeed."""
+    with fork_waits:
+        import urllib.parse
+
+    try:
+        parts = urllib.parse.urlsplit(url)
+        names_host = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url))
+    except ValueError:
+        names_host = False
+    if not names_host:
+        raise ConfigurationError(
+            f"{url!r} is no URL of a list of name servers: write http://host:port/path, or host:port of a name server itself"
+        )
+    return url
 
 
 def parse_addresses(text: str | Sequence[str]) -> list[str]:

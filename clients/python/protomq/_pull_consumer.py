@@ -141,7 +141,7 @@ class PullConsumer(ConsumerBase):
         cel: str | None = None,
         module: str | None = None,
     ) -> None:
-        """Consumes exactly these queues, beside subscribed topics; replaces the last assignment.
+        """Consumes exactly these queues; replaces the last assignment. A consumer either assigns or subscribes (ConfigurationError).
 
         The consumer waits for a topic that does not exist yet, as in `subscribe`, and for a broker that is away. Raises TopicNotFoundError,
         QueueNotFoundError.

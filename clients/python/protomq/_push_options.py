@@ -29,7 +29,7 @@ class PushOptions:
     - `group`: whose messages these are.
     - `concurrency`: how many messages are with listeners at a time: threads, or tasks; `set_concurrency` changes it. 1 to 1,024.
     - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue. The member has its queues to itself,
-      by locks at their brokers.
+      by locks at their brokers. Not with `broadcast`.
     - `broadcast`: each member gets all messages. Nothing is given back: what fails is dropped, and logged. Offsets are in a file.
     - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
       group on one machine apart.
@@ -40,7 +40,8 @@ class PushOptions:
     - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. Not if `orderly`.
     - `commit_interval_s`: between two commits.
     - `suspend_ms`: how long an orderly queue waits after a failure.
-    - `attempts_max`: after this number of failures an orderly message becomes a dead letter; None: it is tried for ever.
+    - `attempts_max`: after this number of failures an orderly message becomes a dead letter; None: it is tried for ever. Only with
+      `orderly`: else the group's settings say it (docs/retry.md).
     - `drain_timeout_s`: how long `stop` waits for listeners.
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer.
     - `trace`: what listeners did is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
@@ -82,6 +83,11 @@ class PushOptions:
         check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         check_flag("orderly", self.orderly)
         check_flag("broadcast", self.broadcast)
+        if self.orderly and self.broadcast:
+            raise ConfigurationError(
+                "orderly and broadcast are no pair: orderly holds a queue for one member, broadcast gives it to all; leave one out, "
+                "concurrency=1 keeps the order of what a broadcast brings"
+            )
         check_flag("trace", self.trace)
         check_text("offset_folder", self.offset_folder)
         check_text("instance", self.instance)
@@ -93,6 +99,11 @@ class PushOptions:
         check_count("suspend_ms", self.suspend_ms, 1, 40 * 86_400_000)
         if self.attempts_max is not None:
             check_count("attempts_max", self.attempts_max, 1, 1 << 24)
+            if not self.orderly:
+                raise ConfigurationError(
+                    "attempts_max is of an orderly consumer, which tries a message again itself; without orderly=True brokers count: "
+                    f"set retry_count_max of the group, as with `protomq group set {self.group} --retries {self.attempts_max - 1}`"
+                )
         check_seconds("drain_timeout_s", self.drain_timeout_s, zero=True)
         self.consumer_options()
 

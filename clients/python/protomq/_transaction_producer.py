@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ._checks import check_listener, check_seconds, checked_texts
+from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
 from ._half_core import HalfCore, HalfResult
@@ -177,6 +177,7 @@ class TransactionProducer:
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
         TransactionEndedError if somebody else ended it otherwise.
         """
+        check_execute(execute)
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             decision = decision_of(execute(half))

@@ -17,6 +17,7 @@ from protomq._filters import NO_FILTER, MessageFilter
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
 from protomq._types import MethodInfo
 from protomq.errors import (
+    ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
     IllegalFilterError,
@@ -291,6 +292,23 @@ def test_a_commit_that_is_asked_for_is_tried_three_times_and_tells_every_failure
     assert calls(world, COMMIT_OFFSETS) == ["a", "a", "a", "b"]
     assert caught.value.__notes__ == ["offsets in T/a not committed: SystemBusyError: busy"]
     assert brokers.committed == {B0: 0}
+
+
+def test_a_consumer_assigns_or_subscribes_and_reads_its_retries_beside_both(world: FakeWorld, brokers: Brokers) -> None:
+    assigning, subscribing = Consumer(world), Consumer(world)
+    world.driver.run(assigning.steps.assign((A0,), (), NO_FILTER))
+    with pytest.raises(ConfigurationError, match=r"assigned queues, so it cannot subscribe to 'T': `assign\(\[\]\)` first"):
+        world.driver.run(assigning.steps.subscribe("T", (), NO_FILTER))
+    assert not assigning.steps.subscriptions
+    subscribing.subscribe()
+    with pytest.raises(ConfigurationError, match="subscribed to 'T', so it cannot assign queues: `unsubscribe` first"):
+        world.driver.run(subscribing.steps.assign((A0,), (), NO_FILTER))
+    world.driver.run(subscribing.steps.assign((), (), NO_FILTER))
+    world.driver.run(subscribing.steps.unsubscribe("T"))
+    world.driver.run(subscribing.steps.assign((A0,), (), NO_FILTER))
+    world.routes["%RETRY%g"] = route_of("%RETRY%g", "a")
+    world.driver.run(assigning.steps.subscribe("%RETRY%g", (), NO_FILTER))
+    world.driver.run(assigning.steps.assign((A0,), (), NO_FILTER))
 
 
 def test_an_assigned_queue_that_is_gone_is_told_and_a_subscribed_one_is_not(

@@ -3,6 +3,7 @@ of a server."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import time
@@ -17,6 +18,7 @@ from protomq import (
     Admin,
     AsyncProducer,
     AsyncPullConsumer,
+    AsyncPushConsumer,
     AsyncSimpleConsumer,
     AsyncTransactionProducer,
     ConnectionOptions,
@@ -24,6 +26,7 @@ from protomq import (
     OutgoingMessage,
     Producer,
     PullConsumer,
+    PushConsumer,
     SimpleConsumer,
     TransactionDecision,
     TransactionProducer,
@@ -427,3 +430,26 @@ def test_a_closed_admin_client_says_so(use: Callable[[Any], Any]) -> None:
     admin.close()
     with pytest.raises(ClosedError, match="the admin client is closed"):
         use(admin)
+
+
+@pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
+def test_settings_of_a_push_consumer_that_exclude_each_other_are_refused(client: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"orderly and broadcast are no pair.*leave one out"):
+        client("g", orderly=True, broadcast=True, namesrv=NOWHERE)
+    with pytest.raises(ConfigurationError, match=r"attempts_max is of an orderly consumer.*`protomq group set g --retries 2`"):
+        client("g", attempts_max=3, namesrv=NOWHERE)
+    assert client("g", orderly=True, attempts_max=3, namesrv=NOWHERE).options.attempts_max == 3
+
+
+def test_a_transaction_without_local_work_is_refused_before_its_half_message_is_sent() -> None:
+    nothing: Any = None
+    with TransactionProducer("desk", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE) as producer:
+        with pytest.raises(WrongTypeError, match=r"execute is the local work, a function .*producer\.begin"):
+            producer.send("T", b"x", execute=nothing)
+
+    async def send() -> None:
+        async with AsyncTransactionProducer("desk", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE) as producer:
+            await producer.send("T", b"x", execute=nothing)
+
+    with pytest.raises(WrongTypeError, match="execute is the local work"):
+        asyncio.run(send())

@@ -206,4 +206,11 @@ def test_a_url_that_is_no_list_is_said_with_what_to_write() -> None:
     error = outcome_of_failures([], names)
     assert isinstance(error, NoRouteError)
     assert f"cannot be read from http://127.0.0.1:{port}" in str(error)
+    assert "what answers there does not speak HTTP; a URL names a list of addresses" in str(error)
     assert "a name server itself is written host:port" in str(error)
+
+
+@pytest.mark.parametrize("url", ["http://", "https:///list", "http://a:b/list", "http://a:0", "http://a b/", "http://[::1/list"])
+def test_a_url_that_names_no_host_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="write http://host:port/path, or host:port"):
+        NameServerList(url)
