@@ -97,6 +97,8 @@ class EtcdMember(Member):
                 "initial-cluster": f"{settings['name']}={peer_url}",
             }
             arguments = [f"--{name}={value}" for name, value in settings.items() if value and name[0] != "#"]
+        for name in ("listen-client-urls", "listen-peer-urls"):
+            self._refuse_taken_port(settings[name])
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
                 [command, *arguments],
@@ -108,6 +110,19 @@ class EtcdMember(Member):
                 start_new_session=True,
             )
         self.words = {"etcd": self.url}
+
+    def _refuse_taken_port(self, url: str) -> None:
+        """RuntimeError where another program listens: an etcd of somebody else would answer as if it were this one."""
+        host, _, port = url.rpartition("/")[2].rpartition(":")
+        with socket.socket() as probe:
+            # As etcd does: connections that have ended do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError:
+                raise RuntimeError(
+                    f"{self.name} needs {host}:{port}, which another program has: stop it (systemctl stop etcd), or use --free-ports"
+                ) from None
 
     def wait_ready(self) -> None:
         """Until it answers; RuntimeError if it does not."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -33,18 +36,22 @@ SMALL = {
 """The machine of a test has little room."""
 
 
+COMMAND = (sys.executable, str(ROOT / "tools/cluster.py"))
+
+
 @contextmanager
-def cluster(layout: str, folder: Path) -> Iterator[dict[str, str]]:
-    """The words of its ready line; ended as by Ctrl-C."""
-    command = [sys.executable, str(ROOT / "tools/cluster.py"), str(DEPLOY / layout), "--free-ports", "--folder", str(folder)]
+def cluster(layout: Path, folder: Path, *options: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The lines that it writes, and the words of the last one, by which it is ready; ended as by Ctrl-C."""
+    command = [*COMMAND, str(layout), "--folder", str(folder), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | SMALL, text=True)
     with process:
         try:
             assert process.stdout is not None
-            lines = iter(process.stdout.readline, "")
-            ready = next((line for line in lines if line.startswith("ready ")), "")
-            assert ready, "it has ended"
-            yield dict(word.partition("=")[::2] for word in ready.split()[1:])
+            lines: list[str] = []
+            while not lines or not lines[-1].startswith("ready "):
+                lines.append(process.stdout.readline())
+                assert lines[-1], "it has ended"
+            yield lines, dict(word.partition("=")[::2] for word in lines[-1].split()[1:])
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE_S)
@@ -75,7 +82,7 @@ def test_files_are_read_and_no_two_want_one_port_or_folder(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["1m", "2m-2s-sync"])
 def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None:
-    with cluster(layout, tmp_path) as words:
+    with cluster(DEPLOY / layout, tmp_path, "--free-ports") as (_, words):
         namesrv = words["namesrv"]
         brokers = [name for name in words if name.startswith("broker")]
         with Admin(namesrv=namesrv) as admin, Producer(namesrv=namesrv) as producer:
@@ -112,7 +119,7 @@ def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None
 def test_replicas_elect_their_masters_and_all_are_in_sync(
     layout: str, counts: list[int], tmp_path: Path
 ) -> None:
-    with cluster(layout, tmp_path) as words, Admin(namesrv=words["namesrv"]) as admin:
+    with cluster(DEPLOY / layout, tmp_path, "--free-ports") as (_, words), Admin(namesrv=words["namesrv"]) as admin:
 
         def is_whole() -> bool:
             try:
@@ -124,6 +131,42 @@ def test_replicas_elect_their_masters_and_all_are_in_sync(
         wait_for(is_whole, PATIENCE_S)
         with Producer(namesrv=words["namesrv"]) as producer:
             assert producer.send("flights", b"x").status is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize("layout", ["2m-2s-etcd", "3r-etcd"])
+@pytest.mark.parametrize("own_ports", [True, False])
+def test_the_file_of_etcd_gives_brokers_what_they_ask_it_by(layout: str, own_ports: bool, tmp_path: Path) -> None:
+    folder = etcd_alone(layout, tmp_path)
+    with cluster(folder, tmp_path / "run", *[] if own_ports else ["--free-ports"]) as (lines, _):
+        url = next(line.split()[1] for line in lines if line.startswith("etcd-1 "))
+        answer = httpx.post(f"{url}/v3/kv/range", json={"key": "AA=="}, trust_env=False)
+        assert (answer.status_code, "header" in answer.json()) == (200, True)
+
+
+def test_an_etcd_of_somebody_else_on_the_port_is_not_taken_for_the_clusters(tmp_path: Path) -> None:
+    folder = etcd_alone("3r-etcd", tmp_path)
+    with cluster(folder, tmp_path / "run") as (lines, _):
+        url = next(line.split()[1] for line in lines if line.startswith("etcd-1 "))
+        other = [*COMMAND, str(folder), "--folder", str(tmp_path / "other")]
+        done = subprocess.run(other, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        assert done.returncode == 1
+        port = url.rpartition(":")[2]
+        assert done.stderr == (
+            f"cluster: etcd-1 needs 127.0.0.1:{port}, which another program has: stop it (systemctl stop etcd), or use --free-ports\n"
+        )
+
+
+def etcd_alone(layout: str, tmp_path: Path) -> Path:
+    """The layout's etcd as a layout of its own, at ports that nobody has: those of the file may be taken on this machine."""
+    text = (DEPLOY / layout / "etcd-1.yaml").read_text()
+    with socket.socket() as client, socket.socket() as peer:
+        for port, probe in (("2379", client), ("2380", peer)):
+            probe.bind(("127.0.0.1", 0))
+            text = re.sub(rf":{port}\b", f":{probe.getsockname()[1]}", text)
+    folder = tmp_path / "layout"
+    folder.mkdir()
+    (folder / "etcd-1.yaml").write_text(text)
+    return folder
 
 
 def all_in_sync(admin: Admin) -> bool:
