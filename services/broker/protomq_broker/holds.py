@@ -32,6 +32,7 @@ class Hold:
         tag_codes: wanted tags, empty for all.
         queue_offset: where the next look begins, behind all messages that did not match.
         began_s: when it began, in seconds of a clock that never goes back.
+        ends_s: when it ends at the latest, by the same clock.
         timer: ends the hold.
         filter: what messages have to match besides their tags. Only with a filter: `is_searching`: a search is under way; `is_signalled`:
             more messages came meanwhile; `is_expired`: the hold's time is up, so the search's result is the answer.
@@ -40,6 +41,7 @@ class Hold:
     __slots__ = (
         "began_s",
         "call",
+        "ends_s",
         "filter",
         "is_expired",
         "is_searching",
@@ -66,7 +68,7 @@ class Hold:
         self.request = request
         self.tag_codes = tag_codes
         self.queue_offset = queue_offset
-        self.began_s = began_s
+        self.began_s = self.ends_s = began_s
         self.timer: Timer | None = None
         self.filter = filter_
         self.is_searching = self.is_signalled = self.is_expired = False

@@ -75,6 +75,8 @@ TAGS_MAX = 256
 HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 """Bucket bounds in seconds, from a busy queue to the longest hold."""
 MEMBER_SIZE_MAX = 255
+SKIPPED_HOLD_MS = 1_000
+"""A hold that has skipped messages which do not match ends after this time: the caller learns its offset, and its lag falls."""
 
 class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
@@ -334,6 +336,7 @@ class PullService:
             self._monotonic(),
             filter_,
         )
+        hold.ends_s = hold.began_s + call.hold_time_ms(request.hold_ms) / 1_000
         holds.add(hold)
         call.hold(lambda: self._drop(hold))
         # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this
@@ -347,9 +350,14 @@ class PullService:
             self._look_again(hold)
         if not call.answered:
             self._answer_if_reset(hold)
-        if not call.answered:
-            hold_ms = call.hold_time_ms(request.hold_ms)
-            hold.timer = lane.call_later(hold_ms, lambda: self._expire(hold))
+        if not call.answered and hold.timer is None:
+            self._set_timer(hold)
+
+    def _set_timer(self, hold: Hold) -> None:
+        hold_ms = max(round((hold.ends_s - self._monotonic()) * 1_000), 1)
+        if hold.queue_offset > hold.request.queue_offset:
+            hold_ms = min(hold_ms, SKIPPED_HOLD_MS)
+        hold.timer = hold.call.lane.call_later(hold_ms, lambda: self._expire(hold))
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
         """Answers the holds for which there are messages now. Holds that wait for the same share one look."""
@@ -404,7 +412,12 @@ class PullService:
 
     def _answer_or_keep(self, hold: Hold, found: Found) -> None:
         if nothing_yet(found.result):
+            is_first = hold.queue_offset == hold.request.queue_offset < found.result.next_offset
             hold.queue_offset = found.result.next_offset
+            if is_first:
+                if hold.timer is not None:
+                    hold.timer.cancel()
+                self._set_timer(hold)
             return
         self._drop(hold)
         self._answer(hold.call, hold.request, found)

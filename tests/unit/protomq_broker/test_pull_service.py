@@ -170,6 +170,28 @@ def test_messages_of_other_tags_do_not_end_a_hold() -> None:
     assert (bodies(response), response.first_offset, response.next_offset) == ([b"red"], 1, 2)
 
 
+def test_a_hold_that_skips_messages_tells_its_offset_within_a_second() -> None:
+    broker = FakeBroker()
+    call, other_queue = hold(broker, tags=["red"], hold_ms=15_000), hold(broker, tags=["red"], hold_ms=15_000, queue_id=1)
+    broker.advance(5_000)
+    broker.fill([b"blue"], tag="blue")
+    broker.advance(600)
+    broker.fill([b"blue"], tag="blue")
+    assert call.is_held
+    broker.advance(400)
+    response = response_of(call)
+    assert (bodies(response), response.next_offset) == ([], 2)
+    assert other_queue.is_held
+    assert len(broker.server.lanes["pull"].timers) == 1
+    # What the first look has skipped is told as soon; a hold that is over sooner ends then.
+    for hold_ms, ends_ms in ((15_000, 1_000), (300, 300)):
+        late = hold(broker, tags=["red"], hold_ms=hold_ms)
+        broker.advance(ends_ms - 1)
+        assert late.is_held
+        broker.advance(1)
+        assert response_of(late).next_offset == 2
+
+
 def test_under_sync_flush_a_hold_ends_when_the_message_is_on_the_disk() -> None:
     broker = FakeBroker(sync_flush=True)
     call = hold(broker)
