@@ -243,3 +243,16 @@ def test_cut_short_is_refused() -> None:
     for size in range(len(field)):
         with pytest.raises(ValueError, match=r"record|field"):
             move_record(field[:size], "target")
+
+
+def test_records_that_are_alike_are_copied_as_those_that_are_not() -> None:
+    alike = [Message(bytes([n]) * 300, ["k"], "t", {}, "", 99) for n in range(5)]
+    other = Message(b"longer" * 99, ["k"], "t", {}, "", 99)
+
+    def copies(messages: list[Message]) -> bytes:
+        data = stored(messages, "from", 0, 7)
+        return bytes(move_records(data, *places(data), "to").data)
+
+    together = copies(alike)
+    assert copies([*alike, other])[: len(together)] == together
+    assert len(RecordBatch.FromString(together).records) == 5

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -101,8 +101,13 @@ def move_records(
     kind = layout.FLAG_KIND_HALF | layout.FLAG_TRANSIT if is_half else layout.FLAG_KIND_COPY
     tails = _tails(topic, trailers, due_times_ms, kind)
     origin = _origins(trailers)
-    pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
     opened = bool(attempts) or last_errors is not None or bool(replayed_group)
+    if not opened and not len(moved_before):
+        alike = _alike(data, front_starts, front_ends, topic_starts, topic_ends, origin, tails)
+        if alike is not None:
+            more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], alike.starts)
+            return _region(topic, alike, trailers, more_keys, due_times_ms, kind)
+    pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
     more = [attempts] * len(starts) if isinstance(attempts, int) else attempts
     origins = _columns_of_origins(trailers) if opened else []
     carried = set(moved_before.tolist())
@@ -125,8 +130,9 @@ def move_records(
         elif row in carried:
             transit = data[front_end:topic_start]
         pieces.add(row, front_start, front_end, transit, origin_topic)
-    more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], pieces.starts)
-    return _region(topic, pieces, trailers, more_keys, due_times_ms, kind)
+    joined = pieces.joined()
+    more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], joined.starts)
+    return _region(topic, joined, trailers, more_keys, due_times_ms, kind)
 
 
 def move_record(
@@ -147,6 +153,48 @@ def move_record(
         attempts=attempts,
         last_errors=None if last_error is None else [last_error],
     )
+
+
+class _Joined(NamedTuple):
+    """The octets of all copies, and where each begins and how long it is."""
+
+    data: bytearray
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def _alike(
+    data: bytes,
+    front_starts: NDArray[np.int64],
+    front_ends: NDArray[np.int64],
+    topic_starts: NDArray[np.int64],
+    topic_ends: NDArray[np.int64],
+    origins: NDArray[np.void],
+    tails: NDArray[np.void],
+) -> _Joined | None:
+    """Copies of records that were never moved, as rows of one array; None unless their fronts are equally long and of one topic."""
+    front_size = int(front_ends[0] - front_starts[0])
+    topic_size = int(topic_ends[0] - topic_starts[0])
+    if (front_ends - front_starts != front_size).any() or (topic_ends - topic_starts != topic_size).any():
+        return None
+    count = len(front_starts)
+    topics = windows(data, opaque(topic_size))[topic_starts].view(np.uint8).reshape(count, topic_size)
+    if (topics != topics[0]).any():
+        return None
+    transit = transit_head(topics[0, 2:].tobytes())
+    head = record_head(front_size + len(transit) + ORIGIN.itemsize + tails.itemsize)
+    columns: list[NDArray[np.uint8]] = [np.frombuffer(head, np.uint8)]
+    if front_size:
+        columns.append(windows(data, opaque(front_size))[front_starts].view(np.uint8).reshape(count, front_size))
+    columns.append(np.frombuffer(transit, np.uint8))
+    columns += (part.view(np.uint8).reshape(count, part.itemsize) for part in (origins, tails))
+    size = sum(column.shape[-1] for column in columns)
+    joined = bytearray(count * size)
+    rows, at = np.frombuffer(joined, np.uint8).reshape(count, size), 0
+    for column in columns:
+        rows[:, at : at + column.shape[-1]] = column
+        at += column.shape[-1]
+    return _Joined(joined, np.arange(count, dtype=np.int64) * size, np.full(count, size, np.int64))
 
 
 class _Pieces:
@@ -178,11 +226,10 @@ class _Pieces:
         )
         self.sizes.append(len(head) + size)
 
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """Where each copy begins."""
-        ends = np.cumsum(np.array(self.sizes, np.int64))
-        return ends - self.sizes
+    def joined(self) -> _Joined:
+        """All of them."""
+        sizes = np.array(self.sizes, np.int64)
+        return _Joined(bytearray().join(self.parts), np.cumsum(sizes) - sizes, sizes)
 
 
 def _more_keys(
@@ -205,14 +252,14 @@ def _more_keys(
 
 def _region(
     topic: str,
-    pieces: _Pieces,
+    joined: _Joined,
     trailers: NDArray[np.void],
     more_keys: Sequence[MoreKey],
     due_times_ms: NDArray[np.uint64] | None,
     kind: int,
 ) -> RecordRegion:
     count = len(trailers)
-    starts, sizes = pieces.starts, np.array(pieces.sizes, np.int64)
+    octets, starts, sizes = joined
     identities = np.empty((count, 3), np.uint64)
     for place, name in enumerate(("producer_id", "producer_epoch", "sequence")):
         identities[:, place] = trailers[name]
@@ -221,7 +268,7 @@ def _region(
     is_one = count == 1
     return RecordRegion(
         topic,
-        bytearray().join(pieces.parts),
+        octets,
         count,
         None if is_one else starts,
         None if is_one else sizes,

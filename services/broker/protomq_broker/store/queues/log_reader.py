@@ -338,28 +338,28 @@ class LogReader:
         Those that are gone or damaged begin nowhere.
         """
         is_sound = positions >= self._folder.first_position
+        segment_size = self._folder.segment_size_bytes
         while True:
             for damage in self._quarantine.ranges:
                 is_sound &= (positions + sizes <= damage.start_position) | (
                     positions >= damage.end_position
                 )
             at, lengths = positions[is_sound], sizes[is_sound]
-            damage_found = self._checked.find_damage(zip(at.tolist(), lengths.tolist(), strict=True))
+            breaks = at[1:] - (at[:-1] + lengths[:-1]) > _GAP_SIZE_MAX_BYTES
+            breaks |= at[1:] // segment_size != at[:-1] // segment_size
+            bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(at)] if len(at) else [0]
+            spans = [(int(at[first]), int(at[last - 1] + lengths[last - 1] - at[first])) for first, last in pairwise(bounds)]
+            damage_found = self._checked.find_damage(spans)
             if damage_found is None:
                 break
             self._quarantine.add(damage_found)
         starts = np.full(len(positions), -1, np.int64)
         if not len(at):
             return b"", starts, is_sound
-        segment_size = self._folder.segment_size_bytes
-        breaks = at[1:] - (at[:-1] + lengths[:-1]) > _GAP_SIZE_MAX_BYTES
-        breaks |= at[1:] // segment_size != at[:-1] // segment_size
-        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(at)]
         parts: list[bytes] = []
         found = np.empty(len(at), np.int64)
         end = 0
-        for first, last in pairwise(bounds):
-            start, size_bytes = int(at[first]), int(at[last - 1] + lengths[last - 1] - at[first])
+        for (first, last), (start, size_bytes) in zip(pairwise(bounds), spans, strict=True):
             segment = self._folder.at(start)
             data = segment.read(start - segment.base_position, size_bytes) if segment else b""
             if len(data) < size_bytes:  # deleted since we looked

@@ -60,9 +60,11 @@ def copies_of(
     for queue in dict.fromkeys(queues[is_same].tolist()):
         topic, queue_id = found.topics[queue >> 32], queue & 0xFFFFFFFF
         chosen = sound[is_same & (queues == queue)]
-        gone = np.array([not is_there(topic, queue_id, int(at)) for at in positions[chosen]])
-        is_dropped[chosen[gone]] = True
-        chosen = chosen[~gone]
+        # What is gone of a topic is gone up to a position.
+        if not is_there(topic, queue_id, int(positions[chosen].min())):
+            gone = np.array([not is_there(topic, queue_id, int(at)) for at in positions[chosen]])
+            is_dropped[chosen[gone]] = True
+            chosen = chosen[~gone]
         if len(chosen):
             due_times_ms = rows["due_ms"][chosen] if keeps_due_times else None
             region = move_records(
