@@ -128,6 +128,10 @@ integration: etcd $(SPARK) ## the tests with real processes, Spark and etcd amon
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@ -m "not long"
 
+.PHONY: long
+long: etcd $(SPARK) ## the tests that are too long for `make test`, without those of Spark (`make spark`)
+	$(PYTEST) -n 2 --dist loadfile $(filter-out $(wildcard tests/*/test_spark_*.py),$(wildcard tests/integration/test_*.py)) -m long -rP
+
 .PHONY: spark
 spark: $(SPARK) ## the tests of the Spark package with a real Spark, a cluster too (a JDK 17+)
 	$(PYTEST) tests/unit/protomq_spark $(filter-out tests/chaos/%,$(wildcard tests/*/test_spark_*.py))

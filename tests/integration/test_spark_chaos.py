@@ -19,6 +19,7 @@ from tests.support.spark import SPARK_MARKS
 pytestmark = [pytest.mark.chaos, *SPARK_MARKS]
 
 
+@pytest.mark.long
 def test_a_copy_is_exact_though_the_target_and_then_the_driver_is_killed() -> None:
     counts: Counter[str] = Counter()
     with SparkWorld(2, counts) as world:

@@ -13,7 +13,7 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 
 from tests.support.spark import SPARK_MARKS, program_environment
 
-pytestmark = SPARK_MARKS
+pytestmark = [pytest.mark.long, *SPARK_MARKS]
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 3000

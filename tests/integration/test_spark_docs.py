@@ -99,6 +99,7 @@ def make_archive(root: Path) -> None:
     table.update(lambda base: replaced(base, {merged: [first.path, second.path]}, 0))
 
 
+@pytest.mark.long
 def test_the_programs_of_the_page_about_spark_work(
     spark: SparkSession, protomq_server: Broker, protomq_producer: Producer, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def send_damaged(server: Broker, topic: str, count: int) -> None:
     cluster.close()
 
 
+@pytest.mark.long
 def test_a_message_damaged_on_its_way_is_an_error_null_or_left_out(
     spark: SparkSession, protomq_server: Broker, tmp_path: Path
 ) -> None:

@@ -345,6 +345,7 @@ def test_lag_rates_and_history_of_a_cluster(
 # -- commands ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_spark_submit_runs_a_pipeline(
     protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, tmp_path: Path
 ) -> None:
