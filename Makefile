@@ -13,7 +13,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Three workers suit two cores: tests with real processes wait more than they compute. A file's tests stay on one worker, so that its fixtures
 # are made once.
-XDIST := -n 3 --dist loadfile
+XDIST := -n 4 --dist loadfile
 SUITES := tests/unit tests/integration tests/examples
 
 # Where it is set, each of the hundreds of processes that the tests start would compile its modules again, for a third of its start.
