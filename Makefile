@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Three workers suit two cores: tests with real processes wait more than they compute. A file's tests stay on one worker, so that its fixtures
+# Four workers suit two cores: tests with real processes wait more than they compute. A file's tests stay on one worker, so that its fixtures
 # are made once.
 XDIST := -n 4 --dist loadfile
 SUITES := tests/unit tests/integration tests/examples
