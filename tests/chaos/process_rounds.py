@@ -375,7 +375,8 @@ def damaged_queues(seed: int, rounds: int, counts: Counter[str]) -> list[Violati
                         for path, data in read_files(world.store_folder).items()
                         if path.startswith("consumequeue/")
                         and not path.startswith("consumequeue/%")
-                        and not path.endswith("table.bin")
+                        # A file that is being written is renamed at any time.
+                        and not path.endswith(("table.bin", ".tmp"))
                         and data
                     }
                     for path in rng.sample(
