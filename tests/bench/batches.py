@@ -46,8 +46,15 @@ class BatchTemplate:
     """
 
     def __init__(
-        self, topic: str, count: int, body_size_bytes: int, *, with_keys: bool = False
+        self,
+        topic: str,
+        count: int,
+        body_size_bytes: int,
+        *,
+        with_keys: bool = False,
+        is_delayed: bool = False,
     ) -> None:
+        """`is_delayed`: the records have room for a due time, as the SDK writes them for a send with a delay."""
         self.count = count
         self._encoded_topic = topic.encode()
         rng = random.Random()  # Each load is a producer of its own.
@@ -58,7 +65,12 @@ class BatchTemplate:
         fields = [
             encode_record_field(
                 template.encode(
-                    body, index, now_ms, key=key, front=encode_front([key]) if key else b""
+                    body,
+                    index,
+                    now_ms,
+                    key=key,
+                    front=encode_front([key]) if key else b"",
+                    due_time_ms=0 if is_delayed else None,
                 )
             )
             for index, key in enumerate(keys)
@@ -69,7 +81,9 @@ class BatchTemplate:
         size = self.record_size_bytes
         self._sequences = self._view("<u8", size + layout.SEQUENCE_AT)
         self._order = np.arange(count, dtype="<u8")
-        topic_at = size - layout.FIXED_TRAILER_SIZE_BYTES - len(self._encoded_topic)
+        topic_at = (
+            size - layout.trailer_size_bytes(self._encoded_topic, has_due_time=is_delayed) + 2
+        )
         self._topics = self._view(f"S{len(self._encoded_topic)}", topic_at)
         self._sizes = struct.pack("<I", size - self._head_size()) * count
         self._next_sequence = 0
@@ -116,7 +130,9 @@ class RawConnection:
         self._header = bytearray(HEADER_SIZE_BYTES)
         self._next_id = 1
         hello = RemotingHello(lane=lane, client_id="bench").SerializeToString()  # type: ignore[arg-type]
-        self.socket.sendall(MAGIC + HEADER.pack(len(hello) + _EXTRA, 0, HELLO_METHOD_ID, 0, 0, 0) + hello)
+        self.socket.sendall(
+            MAGIC + HEADER.pack(len(hello) + _EXTRA, 0, HELLO_METHOD_ID, 0, 0, 0) + hello
+        )
         self._receive_answer()
 
     def use_large_buffers(self) -> None:

@@ -266,7 +266,8 @@ def test_handlers_outlive_a_broker_that_restarts(tmp_path: Any) -> None:
 
         with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
             counts: list[HandledCounts] = []
-            thread = threading.Thread(target=lambda: counts.append(consumer.handle("T", handler, concurrency=1)))
+            # What the broker popped for an answer that the kill cut off comes again after `invisible_s`.
+            thread = threading.Thread(target=lambda: counts.append(consumer.handle("T", handler, concurrency=1, invisible_s=10)))
             thread.start()
             assert is_half_done.wait(WAIT_S)
             broker.kill()

@@ -22,6 +22,11 @@ class Clock(Protocol):
         ...
 
 
+def thread_cpu_s() -> float:
+    """CPU time of the calling thread, in seconds."""
+    return time.thread_time()
+
+
 def boottime_ms() -> int:
     """Milliseconds since some moment; never goes back, and counts while the machine sleeps. Where there is no such clock, the monotonic."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000

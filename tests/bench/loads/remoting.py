@@ -37,19 +37,28 @@ def send_batches(
     server_pids: Sequence[int],
     limit: int = 0,
     with_keys: bool = False,
+    delay_level: int = 0,
 ) -> Sample:
     """Each connection sends a prebuilt batch and waits for its answer, from a thread of its own.
 
-    With `limit` it ends after so many messages instead of after `seconds`. The topics and queues are taken in turn.
+    With `limit` it ends after so many messages instead of after `seconds`. The topics and queues are taken in turn. `delay_level` 0:
+    without a delay.
     """
     counters = [Counter() for _ in range(connections)]
     window = Window(counters, server_pids)
     stop = threading.Event()
     encoded = [topic.encode() for topic in topics]
+    delay = (
+        send_service_pb2.SendRequest(delay_level=delay_level).SerializeToString()
+        if delay_level
+        else b""
+    )
 
     def call(counter: Counter) -> None:
         number = counters.index(counter)
-        template = BatchTemplate(topics[0], batch, size, with_keys=with_keys)
+        template = BatchTemplate(
+            topics[0], batch, size, with_keys=with_keys, is_delayed=delay_level > 0
+        )
         tails = {topic: _tails(template, topic, queues) for topic in encoded[:1]}
         turn = number
         try:
@@ -65,7 +74,7 @@ def send_batches(
                     # With one topic the queues are taken in turn; with many each has its own turn.
                     turn += connections if len(encoded) > 1 else 1
                     begin = time.perf_counter()
-                    connection.call(SEND_METHOD_ID, (template.records, tail))
+                    connection.call(SEND_METHOD_ID, (template.records, tail, delay))
                     if window.counting:
                         counter.latencies_s.append(time.perf_counter() - begin)
                     counter.messages += batch

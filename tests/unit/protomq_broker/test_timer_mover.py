@@ -38,6 +38,15 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(world: World) -> N
     assert world.deliver(100_000) == [b"later"]
 
 
+def test_the_mover_gives_way_to_others_and_not_to_itself(world: World) -> None:
+    world.send(b"later", delay_ms=5_000)
+    assert world.mover.others_append
+    assert world.deliver(5_000) == [b"later"]
+    assert not world.mover.others_append
+    world.send(b"another", delay_ms=5_000)
+    assert world.mover.others_append
+
+
 def test_the_copy_is_the_message(world: World) -> None:
     record = Record(body=b"later", keys=["k1", "k2"], tag="t", properties={"a": "b"})
     sent = world.request(SendRequest(topic="topic", queue_id=0, records=[record], delay_level=1))
