@@ -12,9 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Four workers suit two cores: tests with real processes wait more than they compute. A file's tests stay on one worker, so that its fixtures
-# are made once.
-XDIST := -n 4 --dist loadfile
-SUITES := tests/unit tests/integration tests/examples
+# are made once. The files that wait most come first; the many short ones of tests/unit fill what is left at the end.
+XDIST := -n 4 --dist loadfile --no-loadscope-reorder
+SUITES := tests/integration tests/examples tests/unit
 
 # Where it is set, each of the hundreds of processes that the tests start would compile its modules again, for a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
