@@ -23,6 +23,8 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .bare_record import bare_body_of, write_bare
 from .store.log.append import RecordRegion
+from .store.log.due_time_room import with_due_time
+from .store.log.kinds import MIXED
 from .store.log.record_region import prove_region, stamp_due_time
 from .store.log.record_scan import record_field_at
 
@@ -118,14 +120,13 @@ def read_records(
     if len(sizes):
         region = prove_region(whole, topic, sizes)
         if region is not None:
-            is_whole = region.producer_id != 0
-            if is_whole and due_time_ms is not None:
-                # Each record has room for it.
-                is_whole = region.flags == layout.FLAG_DUE_TIME
-            if not is_whole:
+            if not region.producer_id or (due_time_ms is not None and region.flags == MIXED):
                 return _rewrite(bytes(region.data), topic, now_ms(), identify, due_time_ms)
             if due_time_ms is not None:
-                stamp_due_time(region, due_time_ms)
+                if region.flags:
+                    stamp_due_time(region, due_time_ms)
+                else:
+                    region = with_due_time(region, due_time_ms)
             return region, False
     return _rewrite(bytes(whole), topic, now_ms(), identify, due_time_ms)
 

@@ -255,15 +255,27 @@ def test_due_times_are_taken_as_they_come_or_replaced_by_the_requests(
         assert [record.body for record in records_of(region)] == [b"later"] * count
 
 
-def test_records_without_room_for_a_due_time_are_written_anew() -> None:
+def test_records_without_room_for_a_due_time_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     template = layout.RecordTemplate("orders", 42, 1)
-    whole = [template.encode(b"later", i, 5) for i in range(3)]
+    whole = [template.encode(b"later", i, 5) for i in range(30)]
+    some = [template.encode(b"later", i, 5, due_time_ms=9 if i else None) for i in range(3)]
     bare = [Record(body=b"later").SerializeToString()]
-    for records in (whole, bare):
+    rewritten: list[int] = []
+    rewrite = send_request._rewrite_record
+
+    def counted(record: Record, raw: memoryview, index: int, *args: Any) -> bytes:
+        rewritten.append(index)
+        return rewrite(record, raw, index, *args)
+
+    monkeypatch.setattr(send_request, "_rewrite_record", counted)
+    for records, rewritten_count in ((whole, 0), (whole[:1], 0), (some, 3), (bare, 1)):
+        rewritten.clear()
         tail = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
         payload = b"".join(map(layout.encode_record_field, records)) + tail.SerializeToString()
         region, _ = read(payload, due_time_ms=77)
         assert [record.due_time_ms for record in records_of(region)] == [77] * len(records)
+        assert [record.body for record in records_of(region)] == [b"later"] * len(records)
+        assert len(rewritten) == rewritten_count
     by_hand = SendRequest(topic="orders", records=[Record(body=b"x", flags=layout.FLAG_DUE_TIME)])
     assert refusal(by_hand.SerializeToString()).reason == "INVALID_ARGUMENT"
 
