@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -82,7 +83,7 @@ def _docstrings_in(node: ast.AST, *, private: bool) -> Iterator[tuple[int, str]]
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         if (clean := ast.get_docstring(node)) is not None:
             yield body[0].lineno, clean
-    for before, statement in zip(body, body[1:], strict=False):
+    for before, statement in itertools.pairwise(body):
         if isinstance(before, ast.Assign | ast.AnnAssign) and _is_text(statement):
             target = before.targets[0] if isinstance(before, ast.Assign) else before.target
             if private or not _name_of(target).startswith("_"):
