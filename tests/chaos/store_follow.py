@@ -23,7 +23,6 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, ForeignBytesError, StoreError
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.move import move_record
 from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.send_errors import SequenceExpiredError
@@ -31,6 +30,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.moves import move_record
 
 from .checker import Violation, check_store_files
 from .store_world import WorldClock

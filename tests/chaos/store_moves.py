@@ -21,12 +21,12 @@ from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.move import move_record
 from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.moves import move_record
 
 from .checker import Violation, check_store_files, parse_log
 from .checker.log_files import LogRecord

@@ -23,7 +23,7 @@ from protomq.wire.topics import POP_TOPIC
 from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
 from .pop_receipts import stale_receipt
-from .store.log.move import cut_error
+from .store.log.transit import cut_error
 from .store.state.popped_queue import QueueOfGroup, count_in
 from .store_errors import to_service_error
 

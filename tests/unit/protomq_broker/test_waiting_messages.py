@@ -16,11 +16,11 @@ from protomq.v1.track_service_pb2 import (
 )
 from protomq.wire.record import encode_message_id, encode_record_field
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.move import move_record
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from protomq_broker.track_service import TrackService
 from protomq_broker.waiting_messages import find_waiting
 from tests.support.delay_world import World
+from tests.support.moves import move_record
 
 IDENTITY = (7, 1, 3)
 

@@ -10,12 +10,12 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.move import move_record
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.chaos.checker.log_files import check_store_files, parse_log
+from tests.support.moves import move_record
 
 from .log_helpers import make_request
 from .store_helpers import committed, open_store, read_all

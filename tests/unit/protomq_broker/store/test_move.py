@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,9 +26,11 @@ from protomq.wire.record import (
 )
 from protomq_broker.store.log.append import RecordRegion
 from protomq_broker.store.log.first_copies import first_copies
-from protomq_broker.store.log.move import LAST_ERROR_SIZE_MAX_BYTES, move_record, move_records
+from protomq_broker.store.log.move import move_records
 from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
 from protomq_broker.store.log.record_scan import scan_records
+from protomq_broker.store.log.transit import LAST_ERROR_SIZE_MAX_BYTES
+from tests.support.moves import move_record
 from tests.support.region_parts import parts_of
 
 WORDS = st.text("abcäß ", min_size=1, max_size=20)
@@ -171,18 +173,57 @@ def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
     assert not any(record.HasField("due_time_ms") for record in records_of(second))
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=5), TOPICS, TOPICS)
-def test_one_by_one_gives_the_bytes_of_the_batch(
-    messages: list[Message], topic: str, target: str
+@given(
+    st.lists(MESSAGES, min_size=2, max_size=5),
+    TOPICS,
+    TOPICS,
+    st.integers(0, 3),
+    st.none() | st.text(max_size=5),
+    st.none() | st.integers(0, 1 << 62),
+    st.sampled_from([{}, {"is_half": True}, {"replayed_group": "group"}]),
+)
+def test_one_by_one_gives_the_copies_of_the_batch(
+    messages: list[Message],
+    topic: str,
+    target: str,
+    attempts: int,
+    error: str | None,
+    due_time_ms: int | None,
+    more: dict[str, Any],
 ) -> None:
-    data = stored(messages, topic, 0, 0)
-    starts, sizes = places(data)
-    together = move_records(data, starts, sizes, target)
-    alone = [
-        move_record(data[start : start + size], target).data
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
-    ]
-    assert bytearray().join(alone) == together.data
+    data, twice = stored(messages, topic, 0, 0), False
+    while True:
+        starts, sizes = places(data)
+        count = len(messages)
+        together = move_records(
+            data, starts, sizes, target, attempts=attempts,
+            due_times_ms=None if due_time_ms is None else np.full(count, due_time_ms, np.uint64),
+            last_errors=None if error is None else [error] * count, **more,
+        )  # fmt: skip
+        assert together.starts is not None
+        assert together.sizes is not None
+        assert together.identities is not None
+        more_keys: dict[int, list[int]] = {start: [] for start in together.starts.tolist()}
+        for start, key_hash in together.more_keys:
+            more_keys[start].append(key_hash)
+        for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+            alone = move_record(
+                data[start : start + size], target, attempts=attempts, due_time_ms=due_time_ms, last_error=error, **more
+            )
+            at = int(together.starts[row])
+            assert alone.data == together.data[at : at + int(together.sizes[row])]
+            assert (alone.starts, alone.sizes, alone.due_times_ms) == (None, None, due_time_ms)
+            assert [key_hash for _, key_hash in alone.more_keys] == more_keys[at]
+            assert (alone.flags, alone.topic, alone.count) == (together.flags, target, 1)
+            assert alone.tag_codes == np.atleast_1d(together.tag_codes)[row]
+            assert alone.key_hashes == np.atleast_1d(together.key_hashes)[row]
+            assert alone.identities is not None
+            assert alone.identities.tolist() == [together.identities[row].tolist()]
+        if twice:
+            return
+        # Moved once, each has transit.
+        stamp_region(together, 1, 88, 20, 2000)
+        data, twice = bytes(together.data), True
 
 
 FIRST_MOVES = MESSAGES.map(lambda m: m._replace(keys=m.keys[:1], due_time_ms=None))

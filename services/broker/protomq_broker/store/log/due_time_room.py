@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from protomq.wire import record as layout
 
 from .append import MoreKey, RecordRegion
-from .move import record_head
 from .record_arrays import U32, windows
-from .record_scan import record_field_at
+from .record_scan import record_field_at, record_head
 
 _TRAILER_SIZE_BYTES = layout.FIXED_TRAILER_SIZE_BYTES
 

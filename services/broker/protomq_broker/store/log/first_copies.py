@@ -19,9 +19,9 @@ from protomq.wire import record as layout
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 
 from .append import RecordRegion
-from .move import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, record_head, transit_head
 from .record_arrays import U32, opaque, windows
-from .record_scan import record_field_at
+from .record_scan import record_field_at, record_head
+from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, transit_head
 
 _KIND: Final = layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT
 

@@ -14,51 +14,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protomq.v1.record_pb2 import Transit
 from protomq.wire import record as layout
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
-from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .append import MoreKey, RecordRegion
+from .move_one import move_one
 from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
-from .record_scan import hashes_of_more_keys
+from .record_scan import hashes_of_more_keys, record_head
+from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, opened_transit, transit_head
 
 ReadRecords = Callable[
     [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
 ]
 """As `LogReader.read_records`: who makes copies reads what is to be moved."""
 
-LAST_ERROR_SIZE_MAX_BYTES: Final = 512
-"""In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
-
-KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
-"""What of a record's flags stays when it moves."""
 _IS_FRONT: Final = np.zeros(256, np.bool_)
 _IS_FRONT[list(layout.FRONT_TAGS)] = True
-ORIGIN: Final = np.dtype(
-    [
-        ("queue_id_tag", "u1"),
-        ("queue_id", "<u4"),
-        ("queue_offset_tag", "u1"),
-        ("queue_offset", "<u8"),
-        ("store_time_tag", "u1"),
-        ("store_time_ms", "<u8"),
-    ]
-)
-"""Transit behind its first field, of a message that is moved for the first time before anybody got it; zeros are written too."""
-ORIGIN_TAGS: Final = {
-    "queue_id_tag": 0x15,
-    "queue_offset_tag": 0x19,
-    "store_time_tag": 0x29,
-}
 
 
 def move_records(
@@ -82,6 +60,18 @@ def move_records(
 
     Raises ValueError for what is no record of a log.
     """
+    kind = layout.FLAG_KIND_HALF | layout.FLAG_TRANSIT if is_half else layout.FLAG_KIND_COPY
+    if len(starts) == 1:
+        start = int(starts[0])
+        return move_one(
+            data[start : start + int(sizes[0])],
+            topic,
+            kind,
+            due_time_ms=None if due_times_ms is None else int(due_times_ms[0]),
+            attempts=attempts if isinstance(attempts, int) else attempts[0],
+            last_error=None if last_errors is None else last_errors[0],
+            replayed_group=replayed_group,
+        )
     octets = np.frombuffer(data, np.uint8)
     ends = starts + sizes
     try:
@@ -98,7 +88,6 @@ def move_records(
         raise ValueError("a record that is cut short") from None
     if (octets[topic_starts] != layout.TOPIC_TAG).any() or (topic_ends >= ends).any():
         raise ValueError("a record without its topic")
-    kind = layout.FLAG_KIND_HALF | layout.FLAG_TRANSIT if is_half else layout.FLAG_KIND_COPY
     tails = _tails(topic, trailers, due_times_ms, kind)
     origin = _origins(trailers)
     opened = bool(attempts) or last_errors is not None or bool(replayed_group)
@@ -124,7 +113,7 @@ def move_records(
         if opened:
             last = last_errors[row] if last_errors is not None else None
             written = data[front_end:topic_start] if row in carried else b""
-            transit = _opened_transit(
+            transit = opened_transit(
                 written, origin_topic, origins[row], more[row], last, replayed_group
             )
         elif row in carried:
@@ -133,26 +122,6 @@ def move_records(
     joined = pieces.joined()
     more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], joined.starts)
     return _region(topic, joined, trailers, more_keys, due_times_ms, kind)
-
-
-def move_record(
-    field: bytes,
-    topic: str,
-    *,
-    due_time_ms: int | None = None,
-    attempts: int = 0,
-    last_error: str | None = None,
-) -> RecordRegion:
-    """As `move_records`, of one record field."""
-    return move_records(
-        field,
-        np.zeros(1, np.int64),
-        np.array([len(field)], np.int64),
-        topic,
-        due_times_ms=None if due_time_ms is None else np.array([due_time_ms], np.uint64),
-        attempts=attempts,
-        last_errors=None if last_error is None else [last_error],
-    )
 
 
 class _Joined(NamedTuple):
@@ -265,19 +234,18 @@ def _region(
         identities[:, place] = trailers[name]
     tag_codes = trailers["tag_code"].astype(np.int64)
     key_hashes = trailers["key_hash"].astype(np.uint64)
-    is_one = count == 1
     return RecordRegion(
         topic,
         octets,
         count,
-        None if is_one else starts,
-        None if is_one else sizes,
-        int(tag_codes[0]) if is_one else tag_codes,
-        int(key_hashes[0]) if is_one else key_hashes,
+        starts,
+        sizes,
+        tag_codes,
+        key_hashes,
         producer_id=0,
         producer_epoch=0,
         first_sequence=0,
-        due_times_ms=int(due_times_ms[0]) if is_one and due_times_ms is not None else due_times_ms,
+        due_times_ms=due_times_ms,
         more_keys=more_keys,
         flags=kind | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
         identities=identities,
@@ -336,57 +304,3 @@ def _columns_of_origins(trailers: NDArray[np.void]) -> list[tuple[int, int, int]
     """Queue, queue offset and store time of each: a field of one item of an array costs as much as a column of them."""
     columns = (trailers[name].tolist() for name in ("queue_id", "queue_offset", "store_time_ms"))
     return list(zip(*columns, strict=True))
-
-
-def _opened_transit(
-    written: bytes,
-    topic: bytes,
-    origin: tuple[int, int, int],
-    attempts: int,
-    last_error: str | None,
-    replayed_group: str,
-) -> bytes:
-    """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move.
-
-    `origin`: queue, queue offset and store time, for the first move.
-    """
-    if written:
-        _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
-        try:
-            transit = Transit.FromString(written[at:])
-        except DecodeError as error:
-            raise ValueError("a record whose transit does not parse") from error
-    else:
-        transit = Transit(
-            origin_topic=topic.decode(),
-            origin_queue_id=origin[0],
-            origin_queue_offset=origin[1],
-            first_store_time_ms=origin[2],
-        )
-    if replayed_group:
-        transit.replayed_group, transit.attempt = replayed_group, 0
-    transit.attempt = min(transit.attempt + attempts, 0xFFFFFFFF)
-    if last_error is not None:
-        transit.last_error = cut_error(last_error)
-    octets = transit.SerializeToString()
-    return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(len(octets)) + octets
-
-
-
-def cut_error(text: str) -> str:
-    """As much of it as is kept."""
-    return text.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
-
-
-@lru_cache(maxsize=256)
-def transit_head(topic: bytes) -> bytes:
-    """The field `transit` of a first move up to where `ORIGIN` begins."""
-    first = b"\x0a" + layout.encode_varint(len(topic)) + topic
-    size = len(first) + ORIGIN.itemsize
-    return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(size) + first
-
-
-@lru_cache(maxsize=4096)
-def record_head(size: int) -> bytes:
-    """Tag and length of a record field."""
-    return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)

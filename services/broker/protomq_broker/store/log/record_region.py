@@ -47,7 +47,7 @@ from .record_arrays import (
     trailer_dtype,
     windows,
 )
-from .record_scan import hashes_of_more_keys, record_field_at
+from .record_scan import hashes_of_more_keys, record_field_at, record_head
 
 _EQUAL_MIN = 4
 _FEW = 24
@@ -276,7 +276,7 @@ def _prove_record(
     front_size = size - _FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
     if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
         return None
-    head = _record_head(size)
+    head = record_head(size)
     content = start + len(head)
     end = content + size
     if end > len(payload) or not payload.startswith(head, start):
@@ -361,12 +361,6 @@ def _only_some_have_due_times(payload: bytes | bytearray, record_sizes: NDArray[
         return False
     has_due_time = windows(payload, U32)[ends + layout.FLAGS_AT] & layout.FLAG_DUE_TIME != 0
     return bool(has_due_time.any() and not has_due_time.all())
-
-
-@lru_cache(maxsize=4096)
-def _record_head(size: int) -> bytes:
-    """Tag and length of a record field."""
-    return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)
 
 
 def _cut(payload: bytes | bytearray, end: int) -> bytearray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -66,6 +68,12 @@ def record_field_at(
                 return -1, 0
             head = at - position
     return (size, head) if position + head + size <= end else (-1, 0)
+
+
+@lru_cache(maxsize=4096)
+def record_head(size: int) -> bytes:
+    """Tag and length of a record field."""
+    return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)
 
 
 def read_trailers(

@@ -1,0 +1,53 @@
+"""What a message that fails costs the broker, in plain sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+from tests.bench.bench import Bench, Result, create_topics, rate_of, row, spread
+from tests.bench.measure import Sample, median_of, run_load
+from tests.bench.rows.pull import fill
+from tests.bench.rows.single_send import TOPIC as SINGLE_TOPIC
+from tests.bench.rows.single_send import from_coroutines
+
+TOPIC: Final = "Failing"
+QUEUES: Final = 16
+MEMBERS: Final = 4
+DELAY_S: Final = 1.0
+CASES: Final = {32: 20_000, 1: 2_000}
+"""Messages a call: messages in all."""
+PLAIN_SENDS_MAX: Final = 3.0
+
+
+@row("retries")
+def retries(bench: Bench) -> Iterator[Result]:
+    """Poll, send-back and delivery of messages that fail, beside single sends of 64 coroutines: broker CPU per message."""
+    groups = count()
+    with bench.standalone() as broker:
+        create_topics(broker, [TOPIC, SINGLE_TOPIC], QUEUES)
+        fill(broker, TOPIC, QUEUES, max(CASES.values()))
+
+        def failing(at_once: int) -> Sample:
+            return run_load(
+                "retries.send_back", namesrv=broker.values["namesrv"], remoting=broker.values["remoting"], topic=TOPIC,
+                group=f"group{next(groups)}", members=MEMBERS, messages=CASES[at_once], count=at_once, delay_s=DELAY_S,
+                server_pids=broker.pids,
+            )  # fmt: skip
+
+        samples = bench.compare(
+            {"plain": lambda: from_coroutines(bench, broker, 64)}
+            | {str(at_once): (lambda at_once=at_once: failing(at_once)) for at_once in CASES}
+        )
+    plain_us = median_of(samples["plain"], lambda sample: sample.server_us)
+    how = f"1 KiB, {QUEUES} queues, {MEMBERS} members; poll, send-back, and delivery after {DELAY_S:.0f} s"
+    for at_once in CASES:
+        some = samples[str(at_once)]
+        yield rate_of(f"failed messages, {at_once} a call", some, f"{how}; {spread(some)}")
+        yield Result(
+            f"a failed message, {at_once} a call / a plain send",
+            median_of(some, lambda sample: sample.server_us) / plain_us, "x", "less",
+            f"broker CPU; a plain send: {plain_us:.2f} us, one message a call from 64 coroutines",
+            floor=PLAIN_SENDS_MAX if at_once > 1 else None,
+        )  # fmt: skip
