@@ -9,4 +9,4 @@ from .command import run_command
 from .rows import all_rows  # noqa: F401
 
 if __name__ == "__main__":
-    sys.exit(run_command("bench", ROWS))
+    sys.exit(run_command({"bench": ROWS}))

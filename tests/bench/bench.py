@@ -115,9 +115,13 @@ class Bench:
 def start_standalone(data: Path, settings: Mapping[str, str] | None = None) -> Server:
     """`protomq standalone` on free ports; the store stands in `data`/store."""
     environment = {f"PROTOMQ_{k.upper()}": value for k, value in (settings or {}).items()}
-    program = str(Path(sys.executable).with_name("protomq"))
-    command = [program, "standalone", "--data-dir", str(data / "store"), "--port", "0"]
+    command = [program(), "standalone", "--data-dir", str(data / "store"), "--port", "0"]
     return Server(command, data / "broker.log", environment=environment)
+
+
+def program() -> str:
+    """The command `protomq` of this environment."""
+    return str(Path(sys.executable).with_name("protomq"))
 
 
 def create_topics(server: Server, topics: Sequence[str], queues: int) -> Sample:

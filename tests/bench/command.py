@@ -22,10 +22,15 @@ _QUIET_LOAD: Final = 1.0
 
 
 def run_command(
-    section: str, all_rows: Mapping[str, RowFunction], before: Callable[[], None] | None = None
+    sections: Mapping[str, Mapping[str, RowFunction]], before: Callable[[], None] | None = None
 ) -> int:
-    """Runs the rows that the command line names; 0 if every one could be measured, whatever its value."""
-    options = _options(section, all_rows)
+    """Runs the rows that the command line names; 0 if every one could be measured, whatever its value.
+
+    `sections`: tables of docs/benchmarks.md, each with its rows. A table is written when all its rows have been measured on this machine.
+    """
+    all_rows = {name: function for rows in sections.values() for name, function in rows.items()}
+    section_of = {name: section for section, rows in sections.items() for name in rows}
+    options = _options(" and ".join(sections), all_rows)
     if options.list:
         for name, function in all_rows.items():
             print(f"{name:<16} {(function.__doc__ or '').strip()}")
@@ -50,7 +55,7 @@ def run_command(
             try:
                 for result in all_rows[name](bench):
                     report.print_result(result)
-                    rows.append(report.to_json(section, name, bench.extent.name, load, result))
+                    rows.append(report.to_json(section_of[name], name, bench.extent.name, load, result))
             except Exception:
                 traceback.print_exc()
                 failed.append(name)
@@ -60,8 +65,9 @@ def run_command(
         everything = report.write_rows(rows)
     for note in bench.notes:
         print(f"note: {note}")
-    if not report.write_docs(section, [*all_rows], everything, bench.notes):
-        print(f"{report.DOCS_PATH} is as it was: some rows have never been measured here")
+    for section, some in sections.items():
+        if not report.write_docs(section, [*some], everything, bench.notes):
+            print(f"{section} in {report.DOCS_PATH} is as it was: some rows have never been measured here")
     report.write_summary()
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
 
-from protomq import SimpleConsumer
+from protomq import AsyncSimpleConsumer, SimpleConsumer
 from tests.bench.measure import Counter, Sample, Window
 
 
@@ -48,4 +49,33 @@ def pop_and_ack(
     for thread in threads:
         thread.join(600)
     window.end()
+    return window.sample({})
+
+
+def pop_and_ack_each(
+    namesrv: str, topic: str, group: str, messages: int, count: int, callers: int, server_pids: Sequence[int]
+) -> Sample:
+    """Coroutines that share a consumer: `count` messages a call, then an acknowledgement for each, all of a call on their way together."""
+    counters = [Counter() for _ in range(callers)]
+    window = Window(counters, server_pids)
+
+    async def work(consumer: AsyncSimpleConsumer, counter: Counter) -> None:
+        while sum(each.messages for each in counters) < messages:
+            begin = time.perf_counter()
+            found = await consumer.receive(topic, count, invisible_s=600, hold_s=0)
+            stale = await asyncio.gather(*[consumer.ack(message) for message in found])
+            if any(stale):
+                raise RuntimeError("a message was not held any more")
+            counter.latencies_s.append(time.perf_counter() - begin)
+            counter.messages += len(found)
+            counter.size_bytes += sum(len(message.body) for message in found)
+
+    async def run() -> None:
+        async with AsyncSimpleConsumer(group, namesrv=namesrv) as consumer, asyncio.TaskGroup() as tasks:
+            window.begin()
+            for counter in counters:
+                tasks.create_task(work(consumer, counter))
+        window.end()
+
+    asyncio.run(run())
     return window.sample({})

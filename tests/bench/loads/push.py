@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from protomq import PushConsumer
+from tests.bench.loads.sdk import INTENDED
 from tests.bench.measure import Counter, Sample, Window
 
 PATIENCE_S = 600.0
@@ -46,3 +48,32 @@ def listen(
         ended.wait(PATIENCE_S)
         window.end()
     return window.sample({})
+
+
+def receive(
+    namesrv: str,
+    topic: str,
+    group: str,
+    seconds: float,
+    warm_up: float,
+    server_pids: Sequence[int],
+) -> Sample:
+    """Listens to what `sdk.send_paced` sends, one message a call; latencies from the intended time of the send."""
+    counter = Counter()
+    window = Window([counter], server_pids)
+
+    def one(message: Any) -> None:
+        received = time.perf_counter()
+        (intended,) = INTENDED.unpack_from(message.body)
+        if window.counting and intended:
+            counter.latencies_s.append(received - intended)
+            counter.messages += 1
+
+    consumer = PushConsumer(group, namesrv=namesrv, begin="latest")
+    consumer.subscribe(topic, one)
+    with consumer:
+        time.sleep(warm_up)
+        window.begin()
+        time.sleep(seconds)
+        window.end()
+    return window.sample()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protomq import AsyncProducer, Producer, PullConsumer
+from protomq import AsyncProducer, DelayLevel, Producer, PullConsumer
 from protomq_cli.load import Pace
 from tests.bench.measure import Counter, Sample, Window
 
@@ -29,12 +29,17 @@ def send_from_threads(
     seconds: float,
     server_pids: Sequence[int],
     transport: Any = "auto",
+    delay_level: int = 0,
 ) -> Sample:
-    """Threads that share a producer: each sends a message (or a batch made of Python objects) and waits for its answer."""
+    """Threads that share a producer: each sends a message (or a batch made of Python objects) and waits for its answer.
+
+    `delay_level`: of single messages, 0 for none.
+    """
     counters = [Counter() for _ in range(threads)]
     window = Window(counters, server_pids)
     stop = threading.Event()
     body = random.Random(7).randbytes(size)
+    delay = DelayLevel(delay_level) if delay_level else None
     with Producer(namesrv=namesrv, transport=transport, compression="none") as producer:
 
         def call(counter: Counter) -> None:
@@ -42,7 +47,7 @@ def send_from_threads(
                 begin = time.perf_counter()
                 try:
                     if batch == 1:
-                        producer.send(topic, body)
+                        producer.send(topic, body, delay=delay)
                     else:
                         # A list and its bodies are made for each call: they are what an application has to hand over.
                         producer.send_batch(topic, [bytes(bytearray(body)) for _ in range(batch)])

@@ -6,6 +6,7 @@ import sys
 
 from tests.bench.command import run_command
 from tests.bench.peers import rocketmq
+from tests.bench.peers.delivery_rows import DELIVERY_ROWS
 from tests.bench.peers.rows import PEER_ROWS
 
 
@@ -15,7 +16,8 @@ def main() -> int:
         print(f"RocketMQ was not measured: {', '.join(missing)} not found", file=sys.stderr)
         return 1
     rocketmq.home().mkdir(parents=True, exist_ok=True)
-    return run_command("peers", PEER_ROWS, before=rocketmq.install)
+    sections = {"peers": PEER_ROWS, "delivery peers": DELIVERY_ROWS}
+    return run_command(sections, before=rocketmq.install)
 
 
 if __name__ == "__main__":

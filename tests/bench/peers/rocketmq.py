@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,10 +19,12 @@ from tests.bench.measure import Sample, sample_from_json
 from tests.bench.process import resident_mib
 
 VERSION: Final = "5.3.3"
+SIMPLE_VERSION: Final = "5.0.7"
+"""Of its gRPC client, whose classes do not share a class path with the servers'."""
 TOPIC: Final = "BenchT16"
 QUEUES: Final = 16
 _HERE: Final = Path(__file__).parent
-_PORT_TIMEOUT_S: Final = 60.0
+_PORT_TIMEOUT_S: Final = 240.0
 _STOP_TIMEOUT_S: Final = 30.0
 _INSTALL_TIMEOUT_S: Final = 900
 
@@ -47,6 +50,8 @@ _BROKER_JVM: Final = (
     "-XX:-OmitStackTraceInFastThrow",
     "-XX:MaxDirectMemorySize=15g",
 )
+_BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
+_PROXY_MAIN: Final = "org.apache.rocketmq.proxy.ProxyStartup"
 _PRETOUCH: Final = "-XX:+AlwaysPreTouch"
 # What makes its consumer fastest here: the broker may answer 256 messages or 4 MiB a pull instead of 32 or 256 KiB.
 _TUNED: Final = {
@@ -69,35 +74,64 @@ def missing_tools() -> list[str]:
 
 
 def install() -> None:
-    """Fetch RocketMQ by Maven and compile the driver; what is there already is kept. Raises CalledProcessError."""
-    libraries, classes = home() / f"lib-{VERSION}", home() / f"classes-{VERSION}"
-    if not libraries.is_dir():
-        partial = home() / f"lib-{VERSION}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        subprocess.run(
-            [
-                "mvn", "-q", "-B", "-f", str(_HERE / "pom.xml"), f"-Drmq.version={VERSION}",
-                "dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime",
-            ],
-            check=True, timeout=_INSTALL_TIMEOUT_S,
-        )  # fmt: skip
-        partial.rename(libraries)
-    source, compiled = _HERE / "java" / "Bench.java", classes / "Bench.class"
-    if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
-        classes.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["javac", "-nowarn", "-d", str(classes), "-cp", f"{libraries}/*", str(source)],
-            check=True, timeout=_INSTALL_TIMEOUT_S,
-        )  # fmt: skip
+    """Fetch RocketMQ by Maven and compile the drivers; what is there already is kept. Raises CalledProcessError."""
+    _fetch("pom.xml", f"-Drmq.version={VERSION}", _servers())
+    _fetch("pom-simple.xml", f"-Dsimple.version={SIMPLE_VERSION}", _simple_client())
+    sources = [_HERE / "java" / f"{name}.java" for name in ("Load", "Bench", "Simple")]
+    compiled = _classes() / "Simple.class"
+    changed_s = max(source.stat().st_mtime for source in sources)
+    if not compiled.exists() or compiled.stat().st_mtime < changed_s:
+        _classes().mkdir(parents=True, exist_ok=True)
+        _compile(_servers(), sources[:2])
+        _compile(_simple_client(), sources[2:])
     configuration = home() / "home" / "conf"
     configuration.mkdir(parents=True, exist_ok=True)
-    for name in ("broker", "namesrv", "tools"):
+    for name in ("broker", "namesrv", "tools", "proxy"):
         (configuration / f"logback_{name}.xml").write_text(_LOGGING.format(name))
 
 
-def _java(work: Path, jvm: Sequence[str], main: str, arguments: Sequence[str]) -> list[str]:
+def _servers() -> Path:
+    return home() / f"servers-{VERSION}"
+
+
+def _simple_client() -> Path:
+    return home() / f"simple-{SIMPLE_VERSION}"
+
+
+def _classes() -> Path:
+    return home() / f"classes-{VERSION}"
+
+
+def _fetch(pom: str, version: str, folder: Path) -> None:
+    if folder.is_dir():
+        return
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    subprocess.run(
+        [
+            "mvn", "-q", "-B", "-f", str(_HERE / pom), version,
+            "dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime",
+        ],
+        check=True, timeout=_INSTALL_TIMEOUT_S,
+    )  # fmt: skip
+    partial.rename(folder)
+
+
+def _compile(libraries: Path, sources: Sequence[Path]) -> None:
+    path = f"{_classes()}:{libraries}/*"
+    command = ["javac", "-nowarn", "-d", str(_classes()), "-cp", path, *map(str, sources)]
+    subprocess.run(command, check=True, timeout=_INSTALL_TIMEOUT_S)
+
+
+def _java(
+    work: Path,
+    jvm: Sequence[str],
+    main: str,
+    arguments: Sequence[str],
+    libraries: Path | None = None,
+) -> list[str]:
     work.mkdir(parents=True, exist_ok=True)
-    path = f"{home()}/classes-{VERSION}:{home()}/lib-{VERSION}/*"
+    path = f"{_classes()}:{libraries or _servers()}/*"
     return ["java", *jvm, *_OPENS, f"-Duser.home={work}", "-cp", path, main, *arguments]
 
 
@@ -133,14 +167,23 @@ class _Process:
 
 
 class RocketMQ:
-    """A name server and a broker with a store of its own.
+    """A name server and a broker with a store of its own; beside them, as asked, a slave of the broker.
 
-    Use it with `with`: everything ends with it, and its data is deleted.
+    `proxy`: the broker's process is also a proxy for the gRPC client ("local mode"). Use it with `with`: everything ends with it, and its
+    data is deleted.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, pretouch: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        pretouch: bool = True,
+        proxy: bool = False,
+        slave: bool = False,
+    ) -> None:
         self._work = Path(tempfile.mkdtemp(prefix="run-", dir=home()))
         self._pretouch = pretouch
+        self._has_proxy, self._has_slave = proxy, slave
         name_server_port, self._broker_port = free_ports()
         self.name_server = f"127.0.0.1:{name_server_port}"
         (self._work / "namesrv").mkdir()
@@ -151,41 +194,81 @@ class RocketMQ:
         work = self._work / "namesrv"
         self._name_server = _Process(_java(work, jvm, main, ["-c", str(conf)]), work)
         self._broker: _Process | None = None
-        self._write_configuration(settings or {})
+        self._slave: _Process | None = None
+        self._proxy_port = 0
         try:
             wait_for_port(name_server_port)
+            self._write_configuration("broker", self._broker_port, settings or {})
         except BaseException:
             self.close()
             raise
 
-    def _write_configuration(self, settings: Mapping[str, str]) -> None:
-        store = self._work / "broker" / "store"
+    def _write_configuration(self, name: str, port: int, settings: Mapping[str, str]) -> None:
+        store = self._work / name / "store"
         values = {
             "brokerClusterName": "bench", "brokerName": "broker-a", "brokerId": "0",
             "brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1", "bindAddress": "127.0.0.1",
-            "listenPort": str(self._broker_port), "haListenPort": str(self._broker_port + 1),
+            "listenPort": str(port), "haListenPort": str(port + 1),
             "namesrvAddr": self.name_server, "autoCreateTopicEnable": "true",
             "flushDiskType": "ASYNC_FLUSH", "brokerRole": "ASYNC_MASTER",
             "deleteWhen": "04", "fileReservedTime": "48",
             "storePathRootDir": str(store), "storePathCommitLog": str(store / "commitlog"),
             **_TUNED, **settings,
         }  # fmt: skip
-        lines = "".join(f"{name}={value}\n" for name, value in values.items())
-        (self._work / "broker.conf").write_text(lines)
+        lines = "".join(f"{key}={value}\n" for key, value in values.items())
+        (self._work / f"{name}.conf").write_text(lines)
+
+    def _spawn(self, name: str, main: str, arguments: Sequence[str]) -> _Process:
+        work = self._work / name
+        jvm = [*_BROKER_JVM, *([_PRETOUCH] if self._pretouch else [])]
+        return _Process(_java(work, jvm, main, arguments), work)
 
     def spawn_broker(self) -> None:
         """Start the broker and do not wait for it."""
-        work = self._work / "broker"
-        jvm = [*_BROKER_JVM, *([_PRETOUCH] if self._pretouch else [])]
-        main = "org.apache.rocketmq.broker.BrokerStartup"
-        arguments = ["-c", str(self._work / "broker.conf")]
-        self._broker = _Process(_java(work, jvm, main, arguments), work)
+        configuration = str(self._work / "broker.conf")
+        if not self._has_proxy:
+            self._broker = self._spawn("broker", _BROKER_MAIN, ["-c", configuration])
+            return
+        self._proxy_port, remoting_port = free_ports()
+        values = {
+            "rocketMQClusterName": "bench", "proxyMode": "LOCAL", "namesrvAddr": self.name_server,
+            "grpcServerPort": self._proxy_port, "remotingListenPort": remoting_port,
+        }  # fmt: skip
+        proxy = self._work / "proxy.json"
+        proxy.write_text(json.dumps(values))
+        arguments = [
+            "-pm",
+            "local",
+            "-bc",
+            configuration,
+            "-pc",
+            str(proxy),
+            "-n",
+            self.name_server,
+        ]
+        self._broker = self._spawn("broker", _PROXY_MAIN, arguments)
 
     def start_broker(self) -> None:
-        """Start the broker and create the topic."""
+        """Start the broker, its slave if it has one, and create the topic."""
         self.spawn_broker()
         wait_for_port(self._broker_port)
+        if self._has_proxy:
+            wait_for_port(self._proxy_port)
         self.create_topic()
+        if self._has_slave:
+            self._start_slave()
+
+    def _start_slave(self) -> None:
+        """Start the slave; returns when the master's sends are confirmed by it."""
+        _, port = free_ports()
+        self._write_configuration("slave", port, {"brokerId": "1", "brokerRole": "SLAVE"})
+        self._slave = self._spawn("slave", _BROKER_MAIN, ["-c", str(self._work / "slave.conf")])
+        wait_for_port(port)
+        for _ in range(20):
+            if not self.run("fill", limit=256, size=1024).errors:
+                return
+            time.sleep(1)
+        raise RuntimeError("the slave does not follow its master")
 
     def create_topic(self) -> None:
         """16 queues. Tries for a while: a broker takes some time to be known."""
@@ -224,24 +307,29 @@ class RocketMQ:
 
     def pause(self) -> None:
         """Takes no CPU time until `resume`."""
-        for process in (self._broker, self._name_server):
+        for process in (self._broker, self._slave, self._name_server):
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Goes on."""
-        for process in (self._broker, self._name_server):
+        for process in (self._broker, self._slave, self._name_server):
             if process is not None:
                 process.send_signal(signal.SIGCONT)
 
     def driver(self, mode: str, **options: Any) -> Driver:
         """Its client under load, driven window by window."""
-        return Driver(self._driver_command(mode, options), self._work / "client")
+        return Driver(self._driver_command("Bench", mode, options), self._work / "client")
+
+    def simple_driver(self, **options: Any) -> Driver:
+        """The same with its gRPC client, which pops at the proxy."""
+        values = {"proxy": f"127.0.0.1:{self._proxy_port}", **options}
+        return Driver(self._driver_command("Simple", "pop", values), self._work / "client")
 
     def run(self, mode: str, **options: Any) -> Sample:
         """Its client under a load that ends by itself."""
         done = subprocess.run(
-            self._driver_command(mode, options),
+            self._driver_command("Bench", mode, options),
             cwd=self._work, env=_environment(), capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -254,7 +342,7 @@ class RocketMQ:
         since, ready = self._work / "since", self._work / "ready"
         for path in (since, ready):
             path.unlink(missing_ok=True)
-        command = self._driver_command("probe", {"since": since, "ready": ready})
+        command = self._driver_command("Bench", "probe", {"since": since, "ready": ready})
         with subprocess.Popen(
             command, cwd=self._work, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as probe:  # fmt: skip
@@ -266,16 +354,17 @@ class RocketMQ:
             output, _ = probe.communicate(timeout=200)
         return sample_from_json(output.strip().splitlines()[-1]).seconds
 
-    def _driver_command(self, mode: str, options: Mapping[str, Any]) -> list[str]:
+    def _driver_command(self, main: str, mode: str, options: Mapping[str, Any]) -> list[str]:
         values = {"ns": self.name_server, "topic": TOPIC, **options}
         if self._broker is not None and self._broker.alive:
             values["serverpid"] = self.broker_pid
         arguments = [mode, *(f"{name}={value}" for name, value in values.items())]
-        return _java(self._work / "client", ["-Xms1g", "-Xmx1g"], "Bench", arguments)
+        libraries = _simple_client() if main == "Simple" else _servers()
+        return _java(self._work / "client", ["-Xms1g", "-Xmx1g"], main, arguments, libraries)
 
     def close(self) -> None:
         """End all and delete the data."""
-        for process in (self._broker, self._name_server):
+        for process in (self._broker, self._slave, self._name_server):
             if process is not None:
                 process.end(signal.SIGKILL)
         shutil.rmtree(self._work, ignore_errors=True)

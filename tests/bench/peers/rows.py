@@ -1,106 +1,24 @@
-"""The rows against RocketMQ: equal durability, message size, queues and callers, windows interleaved."""
+"""Sends, pulls and starts against RocketMQ: equal durability, message size, queues and callers, windows interleaved."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from tests.bench.bench import Bench, Result, create_topics, rate_of, ratio_of, spread
-from tests.bench.measure import Sample, interleave, median_of, run_load
-from tests.bench.peers.rocketmq import QUEUES, TOPIC, Driver, RocketMQ
+from tests.bench.bench import Bench, Result, create_topics
+from tests.bench.measure import Sample, run_load
+from tests.bench.peers.pair import PeerRow, latency_versus, running_pair, versus
+from tests.bench.peers.rocketmq import QUEUES, TOPIC, RocketMQ
 from tests.bench.process import Server
 from tests.bench.rows.latency import RATE, THREADS, receipt
 from tests.bench.rows.pull import fill
 from tests.bench.rows.start import started
 
-_JVM_WARM_UP_S: Final = 5.0
-"""The client's and the broker's JIT have most of what they will get; longer in a full run."""
-_JVM_WARM_UP_FULL_S: Final = 25.0
 _IDLE_S: Final = 5.0
-
-PeerRow = Callable[[Bench], Iterator[Result]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Both sides running."""
-
-    bench: Bench
-    ours: Server
-    theirs: RocketMQ
-
-    def our_turn(self, run: Callable[[], Sample]) -> Sample:
-        """Ours, with theirs stopped."""
-        self.theirs.pause()
-        try:
-            return run()
-        finally:
-            self.theirs.resume()
-
-    def their_turn(self, run: Callable[[], Sample]) -> Sample:
-        """Theirs, with ours stopped."""
-        self.ours.send_signal(signal.SIGSTOP)
-        try:
-            return run()
-        finally:
-            self.ours.send_signal(signal.SIGCONT)
-
-    def interleave(
-        self, ours: Callable[[], Sample], theirs: Callable[[], Sample]
-    ) -> tuple[list[Sample], list[Sample]]:
-        """Ours, theirs, ours, theirs."""
-        samples = interleave(
-            {
-                "ours": partial(self.our_turn, ours),
-                "theirs": partial(self.their_turn, theirs),
-            },
-            self.bench.extent.rounds,
-        )
-        return samples["ours"], samples["theirs"]
-
-    def against_driver(
-        self, ours: Callable[[], Sample], driver: Driver
-    ) -> tuple[list[Sample], list[Sample]]:
-        """The same with a Java client that stays warm."""
-        extent = self.bench.extent
-        warm_up = _JVM_WARM_UP_FULL_S if extent.name == "full" else _JVM_WARM_UP_S
-
-        def theirs(warm_up_s: float, seconds: float) -> Sample:
-            driver.resume()
-            try:
-                return driver.window(warm_up_s, seconds)
-            finally:
-                driver.pause()
-
-        self.their_turn(partial(theirs, warm_up, 0.5))
-        return self.interleave(ours, partial(theirs, 1.0, extent.seconds))
-
-
-@contextmanager
-def _pair(bench: Bench, *, sync_flush: bool = False) -> Iterator[_Pair]:
-    ours_settings = {"store_sync_flush": "true"} if sync_flush else {}
-    theirs_settings = {"flushDiskType": "SYNC_FLUSH"} if sync_flush else {}
-    with ExitStack() as stack:
-        theirs = stack.enter_context(RocketMQ(theirs_settings))
-        theirs.start_broker()
-        ours = stack.enter_context(bench.standalone(**ours_settings))
-        create_topics(ours, [TOPIC], QUEUES)
-        yield _Pair(bench, ours, theirs)
-
-
-def _versus(
-    name: str, ours: list[Sample], theirs: list[Sample], floor: float, how: str
-) -> Iterator[Result]:
-    yield rate_of(f"{name}: protomq", ours, f"{how}; {spread(ours)}")
-    yield rate_of(f"{name}: RocketMQ", theirs, spread(theirs))
-    yield ratio_of(f"{name}: protomq / RocketMQ", ours, theirs, floor, how)
 
 
 def batches(bench: Bench) -> Iterator[Result]:
@@ -126,17 +44,17 @@ def batches(bench: Bench) -> Iterator[Result]:
         ("batch 16, SDK", 16, 8, partial(sdk, 16, 8), 1.3),
     ):
         with (
-            _pair(bench) as pair,
+            running_pair(bench) as pair,
             pair.theirs.driver("send", threads=callers, batch=batch, size=1024) as driver,
         ):
             ours, theirs = pair.against_driver(partial(send, pair.ours), driver)
         how = f"1 KiB x {batch}, {callers} callers each, 16 queues, new stores"
-        yield from _versus(name, ours, theirs, floor, how)
+        yield from versus(name, ours, theirs, floor, how)
 
 
 def callers(bench: Bench) -> Iterator[Result]:
     """Single sends of 1 KiB from 64 coroutines, 64 and 256 threads."""
-    with _pair(bench) as pair:
+    with running_pair(bench) as pair:
         broker = pair.ours
 
         def coroutines() -> Sample:
@@ -154,31 +72,21 @@ def callers(bench: Bench) -> Iterator[Result]:
         with pair.theirs.driver("send", threads=64, size=1024) as driver:
             how = "1 KiB, one message a call, waiting for its answer"
             ours, theirs = pair.against_driver(coroutines, driver)
-            yield from _versus("64 coroutines against 64 threads", ours, theirs, 3.5, how)
+            yield from versus("64 coroutines against 64 threads", ours, theirs, 3.5, how)
             ours, theirs = pair.against_driver(partial(threads, 64), driver)
-            yield from _versus("64 threads", ours, theirs, 1.8, how)
+            yield from versus("64 threads", ours, theirs, 1.8, how)
         with pair.theirs.driver("send", threads=256, size=1024) as driver:
             ours, theirs = pair.against_driver(partial(threads, 256), driver)
-            yield from _versus("256 threads", ours, theirs, 1.2, how)
+            yield from versus("256 threads", ours, theirs, 1.2, how)
         with pair.theirs.driver("send", threads=1, size=1024) as driver:
             ours, theirs = pair.against_driver(partial(threads, 1), driver)
-    yield from _latency("one caller, p50", ours, theirs, 0.6, "1 KiB", lambda s: s.p50_ms)
-
-
-def _latency(
-    name: str, ours: list[Sample], theirs: list[Sample], floor: float, how: str,
-    value: Callable[[Sample], float | None],
-) -> Iterator[Result]:  # fmt: skip
-    mine, peers = median_of(ours, value), median_of(theirs, value)
-    yield Result(f"{name}: protomq", mine, "ms", "less", how)
-    yield Result(f"{name}: RocketMQ", peers, "ms", "less", how)
-    yield Result(f"{name}: protomq / RocketMQ", mine / peers, "x", "less", how, floor)
+    yield from latency_versus("one caller, p50", ours, theirs, 0.6, "1 KiB", lambda s: s.p50_ms)
 
 
 def consume(bench: Bench) -> Iterator[Result]:
     """Catching up: PullConsumer against a tuned push consumer."""
     messages = bench.extent.consume_messages
-    with _pair(bench) as pair:
+    with running_pair(bench) as pair:
         pair.our_turn(lambda: fill(pair.ours, TOPIC, QUEUES, messages))
         pair.their_turn(lambda: pair.theirs.run("fill", limit=messages, size=1024))
         # Its consumer needs some seconds to get going: what it has to read is more.
@@ -192,13 +100,13 @@ def consume(bench: Bench) -> Iterator[Result]:
             lambda: pair.theirs.run("push", total=total, size=1024, consumebatch=256, pullbatch=256),
         )  # fmt: skip
     how = "1 KiB, 16 queues; theirs: consume and pull batches of 256, the broker may answer 4 MiB, its median half second"
-    yield from _versus("catch-up consume", ours, theirs, 1.7, how)
+    yield from versus("catch-up consume", ours, theirs, 1.7, how)
 
 
 def sync_flush(bench: Bench) -> Iterator[Result]:
     """SYNC_FLUSH with 64 callers."""
     with (
-        _pair(bench, sync_flush=True) as pair,
+        running_pair(bench, {"store_sync_flush": "true"}, {"flushDiskType": "SYNC_FLUSH"}) as pair,
         pair.theirs.driver("send", threads=64, size=1024) as driver,
     ):
         broker = pair.ours
@@ -209,19 +117,19 @@ def sync_flush(bench: Bench) -> Iterator[Result]:
             ),
             driver,
         )  # fmt: skip
-    yield from _versus("SYNC_FLUSH, 64 threads", ours, theirs, 1.5, "1 KiB")
+    yield from versus("SYNC_FLUSH, 64 threads", ours, theirs, 1.5, "1 KiB")
 
 
 def send_to_receipt(bench: Bench) -> Iterator[Result]:
     """1,000 messages a second."""
     with (
-        _pair(bench) as pair,
+        running_pair(bench) as pair,
         pair.theirs.driver("e2e", threads=THREADS, rate=RATE, size=1024) as driver,
     ):
         ours, theirs = pair.against_driver(lambda: receipt(bench, pair.ours, TOPIC), driver)
     how = f"{RATE:,} msg/s from {THREADS} threads, 1 KiB, from the intended time of the send"
-    yield from _latency("send to receipt, p50", ours, theirs, 0.5, how, lambda s: s.p50_ms)
-    yield from _latency("send to receipt, p99", ours, theirs, 1.0, how, lambda s: s.p99_ms)
+    yield from latency_versus("send to receipt, p50", ours, theirs, 0.5, how, lambda s: s.p50_ms)
+    yield from latency_versus("send to receipt, p99", ours, theirs, 1.0, how, lambda s: s.p99_ms)
 
 
 def start(bench: Bench) -> Iterator[Result]:

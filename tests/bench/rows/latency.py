@@ -35,8 +35,10 @@ def send_to_receipt(bench: Bench) -> Iterator[Result]:
         )  # fmt: skip
 
 
-def receipt(bench: Bench, broker: Server, topic: str) -> Sample:
-    """One window of the receiver."""
+def receipt(
+    bench: Bench, broker: Server, topic: str, receive: str = "sdk.receive", **parameters: str
+) -> Sample:
+    """One window of the receiver, which is the load `receive`."""
     warm_up, seconds = bench.extent.warm_up_s + _LEAD_S, bench.extent.seconds
     load = {"namesrv": broker.values["namesrv"], "topic": topic, "server_pids": []}
     with LoadInBackground(
@@ -44,7 +46,7 @@ def receipt(bench: Bench, broker: Server, topic: str) -> Sample:
         seconds=warm_up + seconds + _LEAD_S,
     ):  # fmt: skip
         return bench.load(
-            "sdk.receive", broker, namesrv=broker.values["namesrv"], topic=topic, warm_up=warm_up
+            receive, broker, namesrv=broker.values["namesrv"], topic=topic, warm_up=warm_up, **parameters
         )
 
 

@@ -99,18 +99,22 @@ def sync_flush(bench: Bench) -> Iterator[Result]:
     )  # fmt: skip
 
 
-def from_threads(bench: Bench, broker: Server, threads: int, size: int = 1024) -> Sample:
+def from_threads(
+    bench: Bench, broker: Server, threads: int, size: int = 1024, *, topic: str = TOPIC, **more: int
+) -> Sample:
     """Threads that share one producer."""
     return bench.load(
-        "sdk.send_from_threads", broker, namesrv=broker.values["namesrv"], topic=TOPIC,
-        threads=threads, batch=1, size=size,
+        "sdk.send_from_threads", broker, namesrv=broker.values["namesrv"], topic=topic,
+        threads=threads, batch=1, size=size, **more,
     )  # fmt: skip
 
 
-def from_coroutines(bench: Bench, broker: Server, callers: int, size: int = 1024) -> Sample:
+def from_coroutines(
+    bench: Bench, broker: Server, callers: int, size: int = 1024, *, topic: str = TOPIC
+) -> Sample:
     """Coroutines that share one producer."""
     return bench.load(
-        "sdk.send_from_coroutines", broker, namesrv=broker.values["namesrv"], topic=TOPIC,
+        "sdk.send_from_coroutines", broker, namesrv=broker.values["namesrv"], topic=topic,
         callers=callers, size=size,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ def main() -> int:
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         print(f"Spark was not measured: {', '.join(missing)} not found", file=sys.stderr)
         return 1
-    return run_command("spark", SPARK_ROWS, before=kafka.install)
+    return run_command({"spark": SPARK_ROWS}, before=kafka.install)
 
 
 if __name__ == "__main__":

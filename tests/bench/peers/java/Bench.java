@@ -1,76 +1,33 @@
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
-import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Paths;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
-import java.util.Locale;
-import java.util.Map;
-import java.util.Random;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.LockSupport;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.TransactionSendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * RocketMQ's own client under load. usage: java Bench MODE key=value...   (modes: send push e2e probe fill)
+ * RocketMQ's own client under load. usage: java Bench MODE key=value...   (modes: send transaction push e2e probe fill)
  *
- * send and e2e are driven line by line on standard input, so that their windows can stand between ours while the JVM
- * stays warm: "WARM_UP_MS MEASURE_MS" runs one window and prints one line of JSON, a Sample of tests/bench/measure.py; end of input ends.
- * Between windows the callers are parked.
+ * send, transaction and e2e have windows, see Load.java; the others end by themselves.
  */
-public class Bench {
-    static final Map<String, String> opt = new HashMap<>();
-    static final PrintStream err = System.err;
-    static volatile boolean paused = true, measuring, stop;
-
-    static String s(String k, String d) { return opt.getOrDefault(k, d); }
-    static int i(String k, int d) { return opt.containsKey(k) ? Integer.parseInt(opt.get(k)) : d; }
-
-    /** Latency histogram, 1 us linear up to 1 ms, then 512 steps per doubling. */
-    static final class Hist {
-        final long[] c = new long[1024 + 512 * 24];
-        long n, max;
-        static int slot(long us) {
-            if (us < 1024) return (int) us;
-            int e = 63 - Long.numberOfLeadingZeros(us) - 9;          // us>>e in [512,1024)
-            return Math.min(1024 + 512 * (e - 1) + (int) ((us >> e) - 512), 1024 + 512 * 24 - 1);
-        }
-        static long value(int k) {
-            if (k < 1024) return k;
-            int e = (k - 1024) / 512 + 1;
-            return (long) ((k - 1024) % 512 + 512) << e;
-        }
-        synchronized void add(long ns) { long us = ns / 1000; c[slot(us)]++; n++; if (us > max) max = us; }
-        synchronized void clear() { java.util.Arrays.fill(c, 0); n = 0; max = 0; }
-        synchronized void mergeInto(Hist o) { for (int k = 0; k < c.length; k++) o.c[k] += c[k]; o.n += n; o.max = Math.max(max, o.max); }
-        double q(double p) {
-            long t = (long) Math.ceil(p * n), a = 0;
-            for (int k = 0; k < c.length; k++) { a += c[k]; if (a >= t) return value(k) / 1000.0; }
-            return max / 1000.0;
-        }
-    }
-
-    static byte[] body(int n) {
-        byte[] b = new byte[n]; Random r = new Random(7);
-        String a = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-        for (int k = 0; k < n; k++) b[k] = (byte) a.charAt(r.nextInt(a.length()));
-        return b;
-    }
-
+public class Bench extends Load {
     static DefaultMQProducer start(DefaultMQProducer p) throws Exception {
         p.setNamesrvAddr(s("ns", ""));
         p.setInstanceName("p" + System.nanoTime());
@@ -80,101 +37,60 @@ public class Bench {
         return p;
     }
 
-    static double clientCpu() {
-        return ((com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean()).getProcessCpuTime() / 1e9;
+    static void check(SendResult r) {
+        if (r.getSendStatus() != SendStatus.SEND_OK) throw new IllegalStateException(r.toString());
     }
 
-    /** User and system time of the broker; a tick is 10 ms. */
-    static double serverCpu() throws Exception {
-        if (!opt.containsKey("serverpid")) return 0;
-        String stat = new String(Files.readAllBytes(Paths.get("/proc/" + s("serverpid", "") + "/stat")));
-        String[] f = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
-        return (Long.parseLong(f[11]) + Long.parseLong(f[12])) / 100.0;
-    }
-
-    static void print(long messages, double seconds, long errors, Hist h, double clientCpu, double serverCpu) {
-        String latencies = h == null || h.n == 0 ? ""
-            : String.format(Locale.ROOT, ", \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f", h.q(.5), h.q(.99), h.max / 1000.0);
-        System.out.printf(Locale.ROOT, "{\"messages\": %d, \"seconds\": %.6f, \"size_bytes\": %d, \"errors\": %d%s, \"client_cpu_s\": %.4f, \"server_cpu_s\": %.4f}%n",
-            messages, seconds, messages * i("size", 1024), errors, latencies, clientCpu, serverCpu);
-        System.out.flush();
-    }
-
-    static void windows(LongAdder ok, LongAdder bad, List<Hist> hists) throws Exception {
-        BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
-        for (String line; (line = in.readLine()) != null; ) {
-            String[] f = line.trim().split(" ");
-            for (Hist h : hists) h.clear();
-            paused = false;
-            Thread.sleep(Long.parseLong(f[0]));
-            measuring = true;
-            long a = ok.sum(), b = bad.sum(), t = System.nanoTime();
-            double client = clientCpu(), server = serverCpu();
-            Thread.sleep(Long.parseLong(f[1]));
-            measuring = false;
-            long messages = ok.sum() - a, errors = bad.sum() - b;
-            double seconds = (System.nanoTime() - t) / 1e9;
-            client = clientCpu() - client; server = serverCpu() - server;
-            paused = true;
-            Thread.sleep(100);                                       // The last calls come back.
-            Hist all = new Hist();
-            for (Hist h : hists) h.mergeInto(all);
-            print(messages, seconds, errors, all, client, server);
-        }
-        stop = true;
-    }
-
-    static boolean parked() {
-        while (paused && !stop) LockSupport.parkNanos(2_000_000);
-        return !stop;
-    }
-
+    /** A message or a batch a call; `delay`: RocketMQ's level, 0 for none. */
     static void send() throws Exception {
         final String topic = s("topic", "BenchT16");
-        final int threads = i("threads", 64), batch = i("batch", 1);
+        final int batch = i("batch", 1), delay = i("delay", 0);
         final byte[] body = body(i("size", 1024));
-        final LongAdder ok = new LongAdder(), bad = new LongAdder();
         final DefaultMQProducer p = start(new DefaultMQProducer("bench_producer"));
-        final List<Hist> hists = new ArrayList<>();
-        for (int k = 0; k < threads; k++) {
-            final Hist h = new Hist();
-            hists.add(h);
-            Thread t = new Thread(() -> {
-                while (parked()) {
-                    try {
-                        final long a;
-                        final SendResult r;
-                        if (batch > 1) {
-                            List<Message> l = new ArrayList<>(batch);
-                            a = System.nanoTime();                   // Making the messages counts, as on our side.
-                            for (int x = 0; x < batch; x++) l.add(new Message(topic, body));
-                            r = p.send(l);
-                        } else {
-                            a = System.nanoTime();
-                            r = p.send(new Message(topic, body));
-                        }
-                        if (measuring) h.add(System.nanoTime() - a);
-                        if (r.getSendStatus() == SendStatus.SEND_OK) ok.add(batch);
-                        else { bad.increment(); if (bad.sum() < 4) err.println(r); }
-                    } catch (Throwable e) {
-                        if (stop) return;
-                        bad.increment(); if (bad.sum() < 4) err.println(e);
-                        LockSupport.parkNanos(1_000_000);
-                    }
-                }
-            });
-            t.setDaemon(true);
-            t.start();
-        }
-        windows(ok, bad, hists);
+        callers(i("threads", 64), () -> {
+            if (batch > 1) {                                         // Making the messages counts, as on our side.
+                List<Message> l = new ArrayList<>(batch);
+                for (int x = 0; x < batch; x++) l.add(new Message(topic, body));
+                check(p.send(l));
+            } else {
+                Message m = new Message(topic, body);
+                if (delay > 0) m.setDelayTimeLevel(delay);
+                check(p.send(m));
+            }
+            return batch;
+        });
         p.shutdown();
     }
 
-    /** Sends `limit` messages in batches of 64 from 4 threads, as fast as it goes. */
+    /** Half message, a local transaction that does nothing, commit. Its client sends the commit one-way, and waits for no answer to it. */
+    static void transaction() throws Exception {
+        final String topic = s("topic", "BenchT16");
+        final byte[] body = body(i("size", 1024));
+        final TransactionMQProducer p = new TransactionMQProducer("bench_transactions");
+        p.setTransactionListener(new TransactionListener() {
+            public LocalTransactionState executeLocalTransaction(Message m, Object o) { return LocalTransactionState.COMMIT_MESSAGE; }
+            public LocalTransactionState checkLocalTransaction(MessageExt m) { return LocalTransactionState.COMMIT_MESSAGE; }
+        });
+        start(p);
+        callers(i("threads", 32), () -> {
+            TransactionSendResult r = p.sendMessageInTransaction(new Message(topic, body), null);
+            check(r);
+            if (r.getLocalTransactionState() != LocalTransactionState.COMMIT_MESSAGE) throw new IllegalStateException(r.toString());
+            return 1;
+        });
+        p.shutdown();
+    }
+
+    /**
+     * Sends `limit` messages in batches of 64 from 4 threads, as fast as it goes. With `kinds`: the messages have a tag and four properties,
+     * as those of tests/bench/loads/filters.py.
+     */
     static void fill() throws Exception {
         final String topic = s("topic", "BenchT16");
         final byte[] body = body(i("size", 1024));
         final long limit = Long.parseLong(s("limit", "1000000"));
+        final int kinds = i("kinds", 0);
+        final AtomicLong next = new AtomicLong();
         final LongAdder ok = new LongAdder(), bad = new LongAdder();
         final DefaultMQProducer p = start(new DefaultMQProducer("bench_fill"));
         long t0 = System.nanoTime();
@@ -183,7 +99,7 @@ public class Bench {
             ts[k] = new Thread(() -> {
                 while (ok.sum() < limit && bad.sum() < 1000) try {
                     List<Message> l = new ArrayList<>(64);
-                    for (int x = 0; x < 64; x++) l.add(new Message(topic, body));
+                    for (int x = 0; x < 64; x++) l.add(kinds == 0 ? new Message(topic, body) : kind(topic, body, next.getAndIncrement(), kinds));
                     if (p.send(l).getSendStatus() == SendStatus.SEND_OK) ok.add(64); else bad.increment();
                 } catch (Throwable e) { bad.increment(); if (bad.sum() < 4) err.println(e); LockSupport.parkNanos(1_000_000); }
             });
@@ -194,6 +110,16 @@ public class Bench {
         p.shutdown();
     }
 
+    static Message kind(String topic, byte[] body, long n, int kinds) {
+        long kind = n % kinds;
+        Message m = new Message(topic, "tag" + kind, body);
+        m.putUserProperty("carrier", "UA");
+        m.putUserProperty("delay", Long.toString(kind));
+        m.putUserProperty("dest", String.format("D%02d", kind));
+        m.putUserProperty("origin", new String[] {"JFK", "LGA", "EWR"}[(int) (n % 3)]);
+        return m;
+    }
+
     static DefaultMQPushConsumer pushConsumer(String group) throws Exception {
         DefaultMQPushConsumer c = new DefaultMQPushConsumer(group);
         c.setNamesrvAddr(s("ns", ""));
@@ -201,20 +127,22 @@ public class Bench {
         c.setConsumeFromWhere(ConsumeFromWhere.valueOf(s("from", "CONSUME_FROM_FIRST_OFFSET")));
         c.setConsumeMessageBatchMaxSize(i("consumebatch", 1));
         c.setPullBatchSize(i("pullbatch", 32));
-        c.subscribe(s("topic", "BenchT16"), "*");
+        if (opt.containsKey("sql")) c.subscribe(s("topic", "BenchT16"), MessageSelector.bySql(s("sql", "")));
+        else c.subscribe(s("topic", "BenchT16"), s("tags", "*"));
         return c;
     }
 
     /**
-     * Consumes what is stored (total messages). The result is the best their side can show: the median second of the run,
-     * start and end left out.
+     * Consumes what is stored (total messages); with a filter that keeps one of `share`, each that comes stands for so many. The result is the
+     * best their side can show: the median half second of the run, start and end left out.
      */
     static void push() throws Exception {
         final LongAdder n = new LongAdder(), bytes = new LongAdder();
+        final int share = i("share", 1);
         DefaultMQPushConsumer c = pushConsumer(s("group", "bench_push_" + System.currentTimeMillis()));
         c.registerMessageListener((MessageListenerConcurrently) (ms, ctx) -> {
             for (MessageExt m : ms) bytes.add(m.getBody().length);
-            n.add(ms.size());
+            n.add((long) ms.size() * share);
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         c.start();
@@ -298,9 +226,10 @@ public class Bench {
 
     public static void main(String[] a) throws Exception {
         System.setProperty("rocketmq.serialize.type", System.getProperty("rocketmq.serialize.type", "ROCKETMQ"));
-        for (int k = 1; k < a.length; k++) { int e = a[k].indexOf('='); opt.put(a[k].substring(0, e), a[k].substring(e + 1)); }
+        read(a);
         switch (a[0]) {
             case "send": send(); break;
+            case "transaction": transaction(); break;
             case "fill": fill(); break;
             case "push": push(); break;
             case "e2e": e2e(); break;
