@@ -150,6 +150,59 @@ def test_coroutines_do_the_same(protomq_server: Broker, protomq_topic: str, tran
     assert received(protomq_server, topic, 24) == sorted(b"%d" % number for number in range(24))
 
 
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_decisions_that_nobody_waits_for_are_taken_before_the_end(
+    protomq_server: Broker, protomq_topic: str, transport: Any
+) -> None:
+    """Of threads and of coroutines; the close waits for what is on its way. What the broker refuses is logged, and raised to nobody."""
+    options: Any = {
+        "namesrv": protomq_server.namesrv, "transport": transport, "send_timeout_s": PATIENCE_S,
+    }  # fmt: skip
+    with TransactionProducer("desk", never, **options) as producer:
+        for number in range(20):
+            result = producer.send(
+                protomq_topic,
+                b"%d" % number,
+                execute=lambda half: ROLL_BACK if number % 2 else None,  # noqa: B023 - called at once
+                wait_for_end=False,
+            )
+            assert not result.is_ended
+        with pytest.raises(ZeroDivisionError):
+            producer.send(protomq_topic, b"x", execute=lambda half: 1 / 0, wait_for_end=False)
+
+    async def run() -> None:
+        async with AsyncTransactionProducer("desk", never, **options) as others:
+            for number in range(20, 40):
+                result = await others.send(
+                    protomq_topic,
+                    b"%d" % number,
+                    execute=lambda half: ROLL_BACK if number % 2 else None,  # noqa: B023
+                    wait_for_end=False,
+                )
+                assert not result.is_ended
+
+    asyncio.run(run())
+    expected = sorted(b"%d" % number for number in range(0, 40, 2))
+    assert received(protomq_server, protomq_topic, 20) == expected
+
+
+def test_a_decision_that_is_not_taken_is_logged(
+    protomq_server: Broker, protomq_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TransactionProducer(
+        "desk", never, namesrv=protomq_server.namesrv, send_timeout_s=PATIENCE_S
+    ) as producer:
+
+        def decide_otherwise(half: Any) -> None:
+            producer.end(half, ROLL_BACK)
+
+        half = producer.send(
+            protomq_topic, b"x", execute=decide_otherwise, wait_for_end=False
+        ).half
+    assert f"the transaction of message {half.message_id} is to COMMIT" in caplog.text
+    assert "has been rolled back" in caplog.text
+
+
 DYING_PRODUCER = """
     import os, sys
     from protomq import TransactionProducer

@@ -109,6 +109,7 @@ THREADS: Final = {
     "protomq._push_consumer": "its poll, its listeners, what goes back",
     "protomq._request_calls": "callers that wait for replies, one thread for each broker",
     "protomq._routes": "a route that is refreshed",
+    "protomq._told_ends": "decisions on their way",
     "protomq._trace": "traces on their way",
     "protomq._transaction_producer": "what brokers ask, one thread for each",
     "protomq.testing.broker": "brokers started from asyncio, and their watchdog",

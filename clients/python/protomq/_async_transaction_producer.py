@@ -28,6 +28,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     say_listener_failed,
+    say_not_taken,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -143,6 +144,7 @@ class AsyncTransactionProducer:
         body: Body = b"",
         *,
         execute: Callable[[SendResult], object],
+        wait_for_end: bool = True,
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
@@ -156,7 +158,11 @@ class AsyncTransactionProducer:
         except Exception:
             await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
-        is_ended = await self._try_to_end(half, decision, timeout_s)
+        if wait_for_end:
+            is_ended = await self._try_to_end(half, decision, timeout_s)
+        else:
+            is_ended = False
+            await self._tell_end(half, decision, timeout_s)
         return TransactionResult(half, decision, is_ended)
 
     async def begin(
@@ -189,17 +195,23 @@ class AsyncTransactionProducer:
             raise ConfigurationError("only the result of a half message names a transaction")
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+        return await self._end(self._end_of(half, decision), timeout_s)
+
+    def _end_of(self, half: HalfResult, decision: TransactionDecision) -> End:
         queue = half.queue
         message_id = half.message_id if self._producer._hooks.end else ""
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
-        return await self._end(end, timeout_s)
+        return End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
 
-    async def _end(self, end: End, timeout_s: float | None) -> bool:
+    def _line_of(self, end: End) -> AsyncEndLine:
         if self._closed:
             raise ClosedError("the producer is closed")
         line = self._lines.get(end.broker_name)
         if line is None:
             line = self._lines[end.broker_name] = AsyncEndLine(self._call_end)
+        return line
+
+    async def _end(self, end: End, timeout_s: float | None) -> bool:
+        line = self._line_of(end)
         within_s, hooks = self._seconds(timeout_s), self._producer._hooks
         if not hooks.end:
             return await line.end(end, within_s)
@@ -223,22 +235,39 @@ class AsyncTransactionProducer:
         except ProtomqError as error:
             if error.definite and not error.retriable:
                 raise
-            logger.warning(
-                "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
-                half.message_id,
-                decision,
-                error,
-            )
+            say_not_taken(half.message_id, decision, error)
             return False
         return True
+
+    async def _tell_end(
+        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
+    ) -> None:
+        """Puts the decision on its way; waits only where as many wait as one request takes."""
+        if decision is TransactionDecision.UNKNOWN:
+            return
+        end, hooks = self._end_of(half, decision), self._producer._hooks
+        line = self._line_of(end)
+        context = hooks.before_end(end) if hooks.end else None
+
+        def note(told: asyncio.Future[bool]) -> None:
+            error = ClosedError("the loop has ended") if told.cancelled() else told.exception()
+            if context is not None:
+                hooks.after_end(context, error)
+            if error is not None:
+                say_not_taken(half.message_id, decision, error)
+
+        told = line.tell(end, self._seconds(timeout_s))
+        told.add_done_callback(note)
+        if line.is_full:
+            await asyncio.wait((told,))
 
     async def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
         return await self._producer._driver.run(end_steps(ends, timeout_s))
 
-    def _seconds(self, timeout_s: float | None) -> float:
+    def _seconds(self, timeout_s: float | None, *, zero: bool = False) -> float:
         if timeout_s is None:
             return self._producer.options.send_timeout_s
-        return check_seconds("timeout_s", timeout_s)
+        return check_seconds("timeout_s", timeout_s, zero=zero)
 
     # Checks.
 
@@ -333,6 +362,9 @@ class AsyncTransactionProducer:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
+        deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
+        for line in self._lines.values():
+            await line.drain(max(deadline_s - time.monotonic(), 0.0))
         await self._producer.close(timeout_s)
 
     async def __aenter__(self) -> AsyncTransactionProducer:

@@ -1,7 +1,7 @@
 """Lines of decisions: where those of many callers on transactions of one broker gather while a request is on its way.
 
-One kind for threads, one for coroutines; `_lines.py` has the same for sends. A line has one request in flight. What has gathered
-meanwhile goes out as one request when that one returns.
+One kind for threads, one for coroutines. `_told_ends.py` has a third one, for threads that do not wait, and `_lines.py` the same for
+sends. A line has one request in flight. What has gathered meanwhile goes out as one request when that one returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._transactions import ENDS_MAX, PAUSE_S, End
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
 
 
-def _late() -> RequestTimeoutError:
+def late() -> RequestTimeoutError:
     return RequestTimeoutError("the decision was still waiting to be told when its time was up")
 
 
@@ -84,7 +84,7 @@ class EndLine:
                 ).start()
             raise
         if not is_woken and self._withdraw(entry):
-            raise _late()
+            raise late()
         self._finish_following(entry)
 
     def _finish_following(self, entry: _Entry) -> None:
@@ -161,13 +161,27 @@ class AsyncEndLine:
 
     async def end(self, end: End, timeout_s: float) -> bool:
         """Whether the transaction had ended so before. Raises what the call raises."""
+        return await self.tell(end, timeout_s)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that whoever brings more waits, too."""
+        return len(self._waiting) >= ENDS_MAX
+
+    async def drain(self, timeout_s: float) -> None:
+        """Until all that waits has been told, or the time is over."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=timeout_s)
+
+    def tell(self, end: End, timeout_s: float) -> asyncio.Future[bool]:
+        """`end`, for whoever waits for the outcome later, or never."""
         loop = asyncio.get_running_loop()
         entry = _AsyncEntry(end, time.monotonic() + timeout_s, loop.create_future())
         self._waiting.append(entry)
         if self._task is None:
             # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
             self._task = loop.create_task(self._serve())
-        return await entry.future
+        return entry.future
 
     async def _serve(self) -> None:
         try:
@@ -181,7 +195,7 @@ class AsyncEndLine:
         now_s = time.monotonic()
         for entry in entries:
             if entry.deadline_s <= now_s and not entry.future.done():
-                entry.future.set_exception(_late())
+                entry.future.set_exception(late())
         live = [entry for entry in entries if not entry.future.done()]
         if not live:
             return

@@ -17,6 +17,7 @@ from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
 from ._producer_options import ProducerSettings
 from ._send_arguments import SendSettings
+from ._told_ends import Outcome, ToldEnds
 from ._transactions import (
     PAUSE_S,
     TOPIC_PAUSE_S,
@@ -28,6 +29,7 @@ from ._transactions import (
     check_decision,
     decision_of,
     end_steps,
+    say_not_taken,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -156,6 +158,7 @@ class TransactionProducer:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lines: dict[str, EndLine] = {}
+        self._told: dict[str, ToldEnds] = {}
         self._listening: set[str] = set()
 
     # Sending.
@@ -166,6 +169,7 @@ class TransactionProducer:
         body: Body = b"",
         *,
         execute: Callable[[SendResult], object],
+        wait_for_end: bool = True,
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """Sends a half message, does the local work, and ends the transaction as that says.
@@ -173,6 +177,9 @@ class TransactionProducer:
         `execute` is called on this thread with the result of the half message (its `message_id` and `transaction_handle`). It commits by
         returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. A decision that the broker did not
         take in time is no error: `is_ended` is False then, and the broker asks the check listener.
+
+        `wait_for_end`: False returns once the decision is on its way, as RocketMQ's client does; one that is not taken is logged, and the
+        broker asks. An exception of `execute` is raised when the broker has taken the roll-back, whatever this says.
 
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
         TransactionEndedError if somebody else ended it otherwise.
@@ -184,7 +191,11 @@ class TransactionProducer:
         except BaseException:
             self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
-        is_ended = self._try_to_end(half, decision, timeout_s)
+        if wait_for_end:
+            is_ended = self._try_to_end(half, decision, timeout_s)
+        else:
+            is_ended = False
+            self._tell_end(half, decision, timeout_s)
         return TransactionResult(half, decision, is_ended)
 
     def begin(
@@ -219,16 +230,21 @@ class TransactionProducer:
             raise ConfigurationError("only the result of a half message names a transaction")
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+        return self._end(self._end_of(half, decision), timeout_s)
+
+    def _end_of(self, half: HalfResult, decision: TransactionDecision) -> End:
         queue = half.queue
         message_id = half.message_id if self._producer._hooks.end else ""
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
-        return self._end(end, timeout_s)
+        return End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
 
-    def _end(self, end: End, timeout_s: float | None) -> bool:
+    def _check_open(self) -> None:
         if self._closed.is_set():
             raise ClosedError("the producer is closed")
         if self._pid != os.getpid():
             self._start()
+
+    def _end(self, end: End, timeout_s: float | None) -> bool:
+        self._check_open()
         line = self._lines.get(end.broker_name)
         if line is None:
             line = self._lines.setdefault(end.broker_name, EndLine(self._call_end))
@@ -255,22 +271,42 @@ class TransactionProducer:
         except ProtomqError as error:
             if error.definite and not error.retriable:
                 raise
-            logger.warning(
-                "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
-                half.message_id,
-                decision,
-                error,
-            )
+            say_not_taken(half.message_id, decision, error)
             return False
         return True
+
+    def _tell_end(
+        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
+    ) -> None:
+        """Puts the decision on its way."""
+        if decision is TransactionDecision.UNKNOWN:
+            return
+        self._check_open()
+        end, hooks = self._end_of(half, decision), self._producer._hooks
+        told = self._told.get(end.broker_name)
+        if told is None:
+            told = self._told.setdefault(end.broker_name, ToldEnds(self._call_end))
+        context = hooks.before_end(end) if hooks.end else None
+
+        def note(outcome: Outcome) -> None:
+            error = outcome if isinstance(outcome, BaseException) else None
+            if context is not None:
+                hooks.after_end(context, error)
+            if error is not None:
+                say_not_taken(half.message_id, decision, error)
+
+        try:
+            told.tell(end, self._seconds(timeout_s), note)
+        except ProtomqError as error:
+            note(error)
 
     def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
         return self._producer._driver.run(end_steps(ends, timeout_s))
 
-    def _seconds(self, timeout_s: float | None) -> float:
+    def _seconds(self, timeout_s: float | None, *, zero: bool = False) -> float:
         if timeout_s is None:
             return self._producer.options.send_timeout_s
-        return check_seconds("timeout_s", timeout_s)
+        return check_seconds("timeout_s", timeout_s, zero=zero)
 
     # Checks.
 
@@ -352,8 +388,14 @@ class TransactionProducer:
         return self._producer.group
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Ends it. Transactions that are open stay so: the broker asks another producer of the group."""
+        """Ends it. Decisions on their way are told, within `timeout_s` (None: the send time-out).
+
+        Transactions that are open stay so: the broker asks another producer of the group.
+        """
         self._closed.set()
+        deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
+        for told in list(self._told.values()):
+            told.drain(max(deadline_s - time.monotonic(), 0.0))
         self._producer.close(timeout_s)
 
     def __enter__(self) -> TransactionProducer:

@@ -75,7 +75,8 @@ class TransactionResult:
     Attributes:
         half: where the half message was stored.
         decision: what the local work said.
-        is_ended: whether the broker has taken that decision. If not, it asks later: see `TransactionProducer`.
+        is_ended: whether the broker has taken that decision. If not, it asks later: see `TransactionProducer`. False, too, where
+            `wait_for_end` was: then it is not known yet.
     """
 
     half: SendResult
@@ -139,6 +140,16 @@ def say_listener_failed(check: TransactionCheck, error: Exception) -> None:
         "the check of the transaction of message %s failed; it is asked again later",
         check.message.message_id,
         exc_info=error,
+    )
+
+
+def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseException) -> None:
+    """A decision that the broker did not take, or may not have."""
+    logger.warning(
+        "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
+        message_id,
+        decision,
+        error,
     )
 
 

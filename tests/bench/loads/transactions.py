@@ -21,8 +21,9 @@ def commit_from_threads(
     warm_up: float,
     seconds: float,
     server_pids: Sequence[int],
+    wait_for_end: bool = True,
 ) -> Sample:
-    """Threads that share a producer."""
+    """Threads that share a producer. Without `wait_for_end` at most some thousand decisions are on their way when the window ends."""
     counters = [Counter() for _ in range(threads)]
     window = Window(counters, server_pids)
     stop = threading.Event()
@@ -33,7 +34,8 @@ def commit_from_threads(
             while not stop.is_set():
                 begin = time.perf_counter()
                 try:
-                    _note(counter, producer.send(topic, body, execute=_nothing).is_ended, size)
+                    result = producer.send(topic, body, execute=_nothing, wait_for_end=wait_for_end)
+                    _note(counter, result.is_ended or not wait_for_end, size)
                 except Exception as error:
                     counter.note_error(error)
                     continue
@@ -61,8 +63,9 @@ def commit_from_coroutines(
     warm_up: float,
     seconds: float,
     server_pids: Sequence[int],
+    wait_for_end: bool = True,
 ) -> Sample:
-    """Coroutines that share a producer."""
+    """Coroutines that share a producer; see `commit_from_threads`."""
     counters = [Counter() for _ in range(callers)]
     window = Window(counters, server_pids)
     body = random.Random(7).randbytes(size)
@@ -74,8 +77,10 @@ def commit_from_coroutines(
             while not stopped:
                 begin = time.perf_counter()
                 try:
-                    result = await producer.send(topic, body, execute=_nothing)
-                    _note(counter, result.is_ended, size)
+                    result = await producer.send(
+                        topic, body, execute=_nothing, wait_for_end=wait_for_end
+                    )
+                    _note(counter, result.is_ended or not wait_for_end, size)
                 except Exception as error:
                     counter.note_error(error)
                     continue

@@ -36,17 +36,21 @@ def transactions(bench: Bench) -> Iterator[Result]:
         pair.theirs.driver("transaction", threads=_CALLERS, size=1024) as driver,
     ):
         commit = partial(our_transactions.commit, bench, pair.ours, topic=TOPIC)
-        samples = pair.all_against_driver(
-            {
-                "threads": partial(commit, "threads", threads=_CALLERS),
-                "coroutines": partial(commit, "coroutines", callers=_CALLERS),
-            },
-            driver,
+        runs = {
+            f"{_CALLERS} {kind}{'' if waits else ', one-way'}": partial(
+                commit, kind, wait_for_end=waits, **{parameter: _CALLERS}
+            )
+            for kind, parameter in (("threads", "threads"), ("coroutines", "callers"))
+            for waits in (True, False)
+        }
+        samples = pair.all_against_driver(runs, driver)
+    how = f"1 KiB, 16 queues; theirs: {_CALLERS} threads, its client does not wait for the answer to the commit"
+    for name in runs:
+        floor = 2.0 if "threads" in name else 4.0
+        says = "; ours waits for both answers" if "one-way" not in name else "; nor does ours"
+        yield from versus(
+            f"transactions with commit, {name}", samples[name], samples[THEIRS], floor, how + says
         )
-    how = f"1 KiB, 16 queues; theirs: {_CALLERS} threads, its client does not wait for the commit, ours does"
-    for kind, floor in (("threads", 2.0), ("coroutines", 4.0)):
-        name = f"transactions with commit, {_CALLERS} {kind}"
-        yield from versus(name, samples[kind], samples[THEIRS], floor, how)
 
 
 def pop(bench: Bench) -> Iterator[Result]:

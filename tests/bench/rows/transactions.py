@@ -39,9 +39,9 @@ def transactions(bench: Bench) -> Iterator[Result]:
         yield rate_of(f"plain sends beside them, SDK, {CALLERS} {kind}", plain, f"1 KiB; {spread(plain)}")
 
 
-def commit(bench: Bench, broker: Server, kind: str, *, topic: str = TOPIC, **callers: int) -> Sample:
+def commit(bench: Bench, broker: Server, kind: str, *, topic: str = TOPIC, **parameters: int) -> Sample:
     """Callers that share one producer."""
     return bench.load(
         f"transactions.commit_from_{kind}", broker, namesrv=broker.values["namesrv"], topic=topic,
-        size=1024, **callers,
+        size=1024, **parameters,
     )  # fmt: skip

@@ -1,0 +1,132 @@
+"""Decisions that nobody waits for: what is told together, who waits after all, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from protomq._end_lines import AsyncEndLine
+from protomq._told_ends import ToldEnds
+from protomq._transactions import ENDS_MAX, End, TransactionDecision
+from protomq.errors import ConnectionLostError, ProtomqError, RequestTimeoutError
+from tests.support.waiting import wait_for
+
+
+def end_of(handle: str) -> End:
+    return End("T", "a", handle, TransactionDecision.COMMIT)
+
+
+class Broker:
+    """Answers once it may; knows which decisions came together."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.may_answer = threading.Semaphore(0)
+        self.fails = False
+
+    def end(self, ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+        self.told.append([end.handle for end in ends])
+        assert self.may_answer.acquire(timeout=30)
+        if self.fails:
+            raise ConnectionLostError("gone")
+        return [end.handle.endswith("again") for end in ends]
+
+
+class Outcomes:
+    """Of decisions, by handle."""
+
+    def __init__(self, ends: ToldEnds) -> None:
+        self.ends = ends
+        self.known: dict[str, object] = {}
+
+    def tell(self, *handles: str, timeout_s: float = 30.0) -> None:
+        for handle in handles:
+            self.ends.tell(end_of(handle), timeout_s, partial(self.known.__setitem__, handle))
+
+
+def test_what_gathers_is_told_together_and_nobody_waits() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.tell("a", "b", "again")
+    assert broker.told == [["first"]]
+    assert not outcomes.known
+    broker.may_answer.release(2)
+    outcomes.ends.drain(30.0)
+    assert broker.told == [["first"], ["a", "b", "again"]]
+    assert outcomes.known == {"first": False, "a": False, "b": False, "again": True}
+
+
+def test_a_drain_gives_up_in_its_time() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    outcomes.ends.drain(0.01)
+    assert not outcomes.known
+    broker.may_answer.release()
+    outcomes.ends.drain(30.0)
+    assert outcomes.known == {"first": False}
+
+
+def test_each_of_a_request_that_fails_hears_of_it() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.tell("a", "b")
+    broker.fails = True
+    broker.may_answer.release(2)
+    outcomes.ends.drain(30.0)
+    assert [type(outcomes.known[handle]) for handle in ("first", "a", "b")] == [
+        ConnectionLostError
+    ] * 3
+
+
+def test_whoever_brings_more_than_a_request_takes_waits_for_room() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.tell(*map(str, range(ENDS_MAX)))
+    with pytest.raises(RequestTimeoutError):
+        outcomes.tell("one more", timeout_s=0.01)
+    late = threading.Thread(target=outcomes.tell, args=("late",))
+    late.start()
+    broker.may_answer.release(3)
+    late.join(30)
+    outcomes.ends.drain(30.0)
+    assert [len(told) for told in broker.told] == [1, ENDS_MAX, 1]
+    assert outcomes.known["late"] is False
+    assert "one more" not in outcomes.known
+
+
+def test_coroutines_need_not_wait_either() -> None:
+    told: list[list[str]] = []
+
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+            told.append([end.handle for end in ends])
+            await may_answer.wait()
+            return [False] * len(ends)
+
+        line = AsyncEndLine(call)
+        futures = [line.tell(end_of("first"), 30.0)]
+        await asyncio.sleep(0)
+        futures += [line.tell(end_of(str(number)), 30.0) for number in range(ENDS_MAX)]
+        assert line.is_full
+        await line.drain(0.0)
+        assert not any(future.done() for future in futures)
+        may_answer.set()
+        await line.drain(30.0)
+        assert not any(future.result() for future in futures)
+        assert not line.is_full
+
+    asyncio.run(run())
+    assert [len(some) for some in told] == [1, ENDS_MAX]
