@@ -8,11 +8,46 @@ from collections.abc import Iterator
 
 import pytest
 
-from protomq import Admin
+from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from tests.support.cli import jsonl, run
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
+from tests.support.ha_brokers import NAME, TOPIC
 from tests.support.waiting import PATIENCE_S, wait_for
 
 LEASE_S = 3.0
+QUEUE = MessageQueue(TOPIC, NAME, 0)
+
+
+def send(namesrv: str, *bodies: bytes) -> set[SendStatus]:
+    with Producer(namesrv=namesrv, send_timeout_s=15) as producer:
+        return {producer.send(TOPIC, body, queue=QUEUE).status for body in bodies}
+
+
+def numbered(name: str, count: int) -> list[bytes]:
+    return [b"%s %d" % (name.encode(), number) for number in range(count)]
+
+
+class Reader:
+    """A member of a group that goes on through all of it, and commits each message at once."""
+
+    def __init__(self, namesrv: str) -> None:
+        self.bodies: list[bytes] = []
+        self.consumer = PullConsumer("g", namesrv=namesrv, begin="earliest")
+        self.consumer.subscribe(TOPIC)
+
+    def read_until(self, last: bytes) -> None:
+        def has_it() -> bool:
+            messages: list[Message] = self.consumer.poll(0.2)
+            self.bodies += [message.body for message in messages]
+            return last in self.bodies
+
+        wait_for(has_it, 2 * PATIENCE_S)
+
+
+def problem_of(broker_id: int, namesrv: str) -> str:
+    """As the operator reads it; "" if the name servers do not list that broker."""
+    rows = jsonl(run("ha", "status", "-o", "jsonl", namesrv=namesrv))
+    return "; ".join(str(row["problem"]) for row in rows if row["broker_id"] == broker_id)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +150,55 @@ def test_a_switch_loses_nothing(cluster: ElectedCluster, producer: CountingProdu
     print(f"time without service: {producer.longest_pause_s(begun_s):.2f} s")
     assert cluster.wait_leading(3) is target
     assert not producer.failures
+
+
+def test_an_unclean_promotion_says_what_is_lost_and_nothing_else_is(cluster: ElectedCluster) -> None:
+    kept, lost, later = numbered("kept", 30), numbered("lost", 20), numbered("later", 40)
+    namesrv = cluster.namesrv
+    before = cluster.bodies()
+    old = cluster.wait_leading()
+    assert send(namesrv, *kept) == {SendStatus.SEND_OK}
+    reader = Reader(namesrv)
+    reader.read_until(kept[-1])
+    reader.consumer.commit()
+    heir, other = (broker for broker in cluster.brokers if broker is not old)
+    for slave in (heir, other):
+        slave.wait_for_all_of(old)
+        slave.kill()
+    wait_for(lambda: old.status().in_sync_count == 1, PATIENCE_S)
+    # Alone, the old master acknowledges, and says that nobody else has it.
+    assert send(namesrv, *lost) == {SendStatus.SLAVE_NOT_AVAILABLE}
+    reader.read_until(lost[9])
+    reader.consumer.commit()
+    old_end = old.status().end_position
+    old.kill()
+
+    heir.start()
+    heir_id, heir_end = heir.status().broker_id, heir.status().end_position
+    wait_for(lambda: "this store may lack what was acknowledged" in problem_of(heir_id, namesrv), PATIENCE_S)
+    assert "order an unclean promotion" in problem_of(heir_id, namesrv)
+    refused = run("ha", "promote", NAME, "--to", str(heir_id), namesrv=namesrv, code=1)
+    assert "nobody leads pair" in refused.stderr
+    ordered_s = time.monotonic()
+    run("ha", "promote", NAME, "--to", str(heir_id), "--unclean", "--yes", namesrv=namesrv)
+    print(f"promoted within {time.monotonic() - ordered_s:.2f} s")
+    assert cluster.wait_leading(1) is heir
+
+    assert send(namesrv, *later) <= {SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE}
+    # The reader has had ten messages that are no more: it is told where the logs part, and misses none of the new ones.
+    reader.read_until(later[-1])
+    reader.consumer.commit()
+    assert [body for body in reader.bodies if body in later] == later
+    assert reader.consumer.committed(QUEUE) == reader.consumer.position(QUEUE)
+    reader.consumer.close()
+
+    old.start()
+    other.start()
+    assert cluster.wait_leading(3) is heir
+    for slave in (old, other):
+        slave.wait_for_all_of(heir)
+    end = heir.status().end_position
+    assert old.log_bytes(end) == other.log_bytes(end) == heir.log_bytes(end)
+    assert cluster.bodies() == [*before, *kept, *later]
+    said = f"the log ends at {old_end}, and agrees with the master's up to {heir_end}: it is truncated"
+    assert said in old.log_text()

@@ -141,10 +141,11 @@ class CommitSteps:
         state = self._state
         incarnations = {queue: state.incarnation(queue) for queue in part}
         epochs = {queue: state.reset_epoch(queue) for queue in part}
+        log_epochs = {queue: state.log_epoch(queue) for queue in part}
         locks = self._locks
         tokens = {queue: locks.token(queue) for queue in part} if locks is not None else {}
         resets = yield from self._calls.commit(
-            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens
+            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens, log_epochs
         )
         state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
         for queue, reset in resets.items():

@@ -31,12 +31,13 @@ class Limits(NamedTuple):
 class CommittedOffsets(NamedTuple):
     """Committed offset by queue id, where there is one, and the incarnation of the topic; 0 from a broker that does not tell.
 
-    `reset_epochs`: which reset each of the offsets follows.
+    `reset_epochs`: which reset each of the offsets follows. `log_epoch`: of the log that has them; 0 from a broker that does not tell.
     """
 
     offsets: dict[int, int]
     topic_incarnation: int
     reset_epochs: dict[int, int]
+    log_epoch: int
 
 
 class OffsetReset(NamedTuple):
@@ -91,7 +92,7 @@ class ConsumerCalls:
         answer = decoded(data, pb.GetOffsetsResponse.FromString)
         offsets = {one.queue_id: one.queue_offset for one in answer.offsets}
         epochs = {one.queue_id: one.reset_epoch for one in answer.offsets}
-        return CommittedOffsets(offsets, answer.topic_incarnation, epochs)
+        return CommittedOffsets(offsets, answer.topic_incarnation, epochs, answer.log_epoch)
 
     def queue_ranges(
         self,
@@ -159,11 +160,12 @@ class ConsumerCalls:
         incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
         reset_epochs: Mapping[MessageQueue, int | None] = _NONE_KNOWN,
         tokens: Mapping[MessageQueue, int] = _NONE_KNOWN,
+        log_epochs: Mapping[MessageQueue, int] = _NONE_KNOWN,
     ) -> Steps[dict[MessageQueue, OffsetReset]]:
         """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known.
 
         `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken: the result.
-        `tokens`: of the locks of queues that the consumer has to itself.
+        `tokens`: of the locks of queues that the consumer has to itself. `log_epochs`: of the log that gave what was consumed.
         """
         with fork_waits:
             from .v1 import consumer_service_pb2 as pb
@@ -178,6 +180,7 @@ class ConsumerCalls:
                     topic_incarnation=incarnations.get(queue, 0),
                     reset_epoch=reset_epochs.get(queue),
                     lock_token=tokens.get(queue, 0),
+                    log_epoch=log_epochs.get(queue, 0),
                 )
                 for queue, queue_offset in offsets.items()
             ],

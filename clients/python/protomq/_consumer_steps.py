@@ -458,10 +458,10 @@ class ConsumerSteps:
         # Nobody resets what nobody commits.
         epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
-        incarnation = 0
+        incarnation = log_epoch = 0
         try:
             if self.options.group:
-                committed, incarnation, epochs = yield from self._calls.committed(
+                committed, incarnation, epochs, log_epoch = yield from self._calls.committed(
                     limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
                 )
                 if not self._resume:
@@ -485,7 +485,7 @@ class ConsumerSteps:
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
             is_there = self._exists[topic] = True
-        self.state.start_all(queues, committed, starts, incarnation, epochs)
+        self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
         return is_there
 
     # -- positions and offsets -------------------------------------------------------------------------------------------

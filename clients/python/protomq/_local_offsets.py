@@ -31,10 +31,11 @@ DEFAULT_FOLDER: Final = "~/.local/state/protomq/offsets"
 
 
 class StoredOffset(NamedTuple):
-    """Where a consumer is in a queue, and the incarnation of the topic to which that belongs; 0: not known."""
+    """Where a consumer is in a queue, the incarnation of the topic to which that belongs, and the epoch of the log; 0: not known."""
 
     queue_offset: int
     incarnation: int
+    log_epoch: int = 0
 
 
 class LocalOffsets:
@@ -94,8 +95,12 @@ class LocalOffsets:
 
 def encode(offsets: Mapping[MessageQueue, StoredOffset]) -> bytes:
     """The octets of a file."""
-    text = json.dumps([[*queue, *stored] for queue, stored in offsets.items()], separators=(",", ":"))
-    return f'{{"version": {VERSION}, "crc32": {zlib.crc32(text.encode())}, "offsets": {text}}}\n'.encode()
+    text = json.dumps([[*queue, *stored[:2]] for queue, stored in offsets.items()], separators=(",", ":"))
+    # They stand apart because earlier versions read rows of five.
+    epochs = json.dumps([stored.log_epoch for stored in offsets.values()], separators=(",", ":"))
+    return (
+        f'{{"version": {VERSION}, "crc32": {zlib.crc32(text.encode())}, "offsets": {text}, "log_epochs": {epochs}}}\n'
+    ).encode()
 
 
 def decode(data: bytes) -> dict[MessageQueue, StoredOffset]:
@@ -106,7 +111,11 @@ def decode(data: bytes) -> dict[MessageQueue, StoredOffset]:
     text = json.dumps(content.get("offsets"), separators=(",", ":"))
     if zlib.crc32(text.encode()) != content.get("crc32"):
         raise ValueError("its CRC is wrong")
+    rows = content["offsets"]
+    epochs = content.get("log_epochs")
+    if not isinstance(epochs, list) or len(epochs) != len(rows) or not all(type(each) is int for each in epochs):
+        epochs = [0] * len(rows)
     return {
-        MessageQueue(topic, broker_name, queue_id): StoredOffset(queue_offset, incarnation)
-        for topic, broker_name, queue_id, queue_offset, incarnation in content["offsets"]
+        MessageQueue(topic, broker_name, queue_id): StoredOffset(queue_offset, incarnation, epoch)
+        for (topic, broker_name, queue_id, queue_offset, incarnation), epoch in zip(rows, epochs, strict=True)
     }

@@ -72,6 +72,7 @@ class PullAnswer(NamedTuple):
     topic_incarnation: int = 0
     other_member: str = ""
     reset_epoch: int = 0
+    log_epoch: int = 0
 
 
 def decode_pull_answer(payload: bytes) -> PullAnswer:
@@ -91,7 +92,7 @@ def decode_pull_answer(payload: bytes) -> PullAnswer:
 
 
 def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
-    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0, 21: 0}
+    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0, 21: 0, 22: 0}
     arrays = {9: b"", 10: b"", 11: b"", 20: b""}
     position, header_end = 0, len(payload)
     while position < header_end:
@@ -134,6 +135,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
         numbers[13],
         arrays[20].decode("utf-8", "replace"),
         numbers[21],
+        numbers[22],
     )
 
 
@@ -172,6 +174,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         answer.topic_incarnation,
         answer.other_member,
         answer.reset_epoch,
+        answer.log_epoch,
     )
 
 

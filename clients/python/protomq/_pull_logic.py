@@ -18,6 +18,8 @@ Rules:
   for more (`user_came_back`): then those messages have been dealt with.
 - Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
   pulled is dropped, and the queue goes on where the group was reset to.
+- Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages in front of the offset
+  were taken back (an unclean promotion), the queue goes on where the two logs part.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
   broker says that the topic was made again, or was deleted and is not made again within a while, the user is told, with every try, until
   the queues are assigned again: no waiting brings back what the position counted.
@@ -127,6 +129,7 @@ class _Queue:
     is_uncommitted: bool = False  # Messages before the position were handed out and are not committed.
     incarnation: int = 0  # Of the topic; 0: not known yet.
     reset_epoch: int | None = None  # The last reset of the group's offset; None: resets are not followed.
+    log_epoch: int = 0  # Of the log that told the position; 0: nobody did.
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
     is_gone: bool = False  # The topic was deleted, and made again or not.
     is_held: bool = False  # Nothing of it is handed out.
@@ -274,8 +277,11 @@ class PullState:
         starts: Mapping[MessageQueue, int],
         incarnation: int = 0,
         reset_epochs: Mapping[int, int] | None = None,
+        log_epoch: int = 0,
     ) -> None:
         """Where to begin: at what is committed (by queue id), else at `starts`; both belong to the topic's `incarnation`.
+
+        `log_epoch`: of the log that told what is committed; 0: not known.
 
         `reset_epochs`: the last reset of the group's offsets, by queue id, where there was one; None: resets are not followed.
 
@@ -292,6 +298,12 @@ class PullState:
             self.seek(queue, committed.get(queue.queue_id, starts.get(queue, 0)))
             state.committed = committed.get(queue.queue_id)
             state.incarnation = incarnation
+            state.log_epoch = log_epoch if queue.queue_id in committed else 0
+
+    def log_epoch(self, queue: MessageQueue) -> int:
+        """Epoch of the log to which the position of the queue belongs; 0: not known, or not assigned."""
+        state = self._queues.get(queue)
+        return state.log_epoch if state is not None else 0
 
     def reset_epoch(self, queue: MessageQueue) -> int | None:
         """The last reset of the group's offset that is known; None: not known, or not assigned."""
@@ -310,11 +322,29 @@ class PullState:
         self.seek(queue, queue_offset)
         state.committed, state.reset_epoch = queue_offset, reset_epoch
 
+    def follow_fork(self, queue: MessageQueue, queue_offset: int, log_epoch: int) -> None:
+        """Messages from this offset on were taken back: goes on there. What waits here is pulled again, for it may be of those."""
+        state = self._state(queue)
+        assert state.position is not None
+        if state.position > queue_offset:
+            logger.warning(
+                "%s: messages %d to %d, which were handed out, were taken back by a fail-over that had to lose them: continuing at %d",
+                queue, queue_offset, state.position - 1, queue_offset,
+            )  # fmt: skip
+        self._pull_again(queue, state, min(state.position, queue_offset))
+        if state.safe_position is not None:
+            state.safe_position = min(state.safe_position, queue_offset)
+        # Whatever was committed, this log may not have heard of it.
+        state.committed, state.log_epoch = None, log_epoch
+
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """The next message handed out is the one at this offset."""
         check_count("queue_offset", queue_offset, 0, OFFSET_MAX)
         state = self._state(queue)
         self._drop_answers(queue, state)
+        if state.position is None or queue_offset > state.position:
+            # Nobody has seen what stands between.
+            state.log_epoch = 0
         state.position = state.pull_offset = state.safe_position = queue_offset
         state.is_uncommitted = False
         state.failures, state.paused_until_s = 0, 0.0
@@ -391,6 +421,7 @@ class PullState:
             topic_incarnation=state.incarnation,
             member=self._member_name() if options.consumer_group and not options.broadcasting else "",
             reset_epoch=state.reset_epoch,
+            log_epoch=state.log_epoch,
         ).SerializeToString()
 
     def _member_name(self) -> str:
@@ -410,6 +441,8 @@ class PullState:
         state.failures = 0
         state.missing_since_s = None
         state.incarnation = answer.topic_incarnation or state.incarnation
+        if answer.status is not PullStatus.DIVERGED:
+            state.log_epoch = answer.log_epoch or state.log_epoch
         if answer.other_member and not self._warned_of_other:
             self._warned_of_other = True
             logger.warning(
@@ -433,6 +466,8 @@ class PullState:
                     self._line.append(ticket.queue)
         elif answer.status is PullStatus.OFFSET_RESET:
             self.follow_reset(ticket.queue, answer.next_offset, answer.reset_epoch)
+        elif answer.status is PullStatus.DIVERGED:
+            self._diverged(ticket, state, answer, now_s)
         elif answer.status is PullStatus.OFFSET_ILLEGAL:
             self._offset_illegal(ticket, state, answer, now_s)
         else:
@@ -637,6 +672,20 @@ class PullState:
                 self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)
                 self._line.remove(queue)
             state.waiting.clear()
+
+    def _diverged(self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float) -> None:
+        if self.options.offset_reset == "error":
+            state.paused_until_s = now_s + BACKOFF_MIN_S
+            raise OffsetIllegalError(
+                f"{ticket.queue}: messages in front of offset {ticket.queue_offset} were taken back, from {answer.next_offset} on: seek",
+                metadata={
+                    "queue_offset": str(ticket.queue_offset),
+                    "diverging_offset": str(answer.next_offset),
+                    "min_offset": str(answer.min_offset),
+                    "end_offset": str(answer.end_offset),
+                },
+            )
+        self.follow_fork(ticket.queue, answer.next_offset, answer.log_epoch)
 
     def _offset_illegal(
         self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float

@@ -90,6 +90,15 @@ class ListenedPulls(PullState):
         if is_new:
             self.moved(queue)
 
+    def follow_fork(self, queue: MessageQueue, queue_offset: int, log_epoch: int) -> None:
+        """See PullState.follow_fork; what is here of the queue is forgotten, and what is open in front of the fork comes again."""
+        position, lowest = self.position(queue), self.lowest_open(queue)
+        assert position is not None
+        offset = queue_offset if lowest is None else min(queue_offset, lowest)
+        super().follow_fork(queue, queue_offset if position <= queue_offset else offset, log_epoch)
+        if position > queue_offset:
+            self.moved(queue)
+
     def user_came_back(self) -> None:
         """Says nothing of what was handed out."""
         self._handed_out.clear()
@@ -108,7 +117,7 @@ class ListenedPulls(PullState):
             lowest = self.lowest_open(queue)
             offset = state.position if lowest is None else lowest
             if offset is not None and not state.is_gone:
-                found[queue] = StoredOffset(offset, state.incarnation)
+                found[queue] = StoredOffset(offset, state.incarnation, state.log_epoch)
         return found
 
     def rewind(self) -> None:
@@ -249,7 +258,13 @@ class PushSteps:
         for queue in queues:
             stored = self._stored.pop(queue, None)
             if stored is not None:
-                pulls.start_all([queue], {queue.queue_id: stored.queue_offset}, {}, stored.incarnation)
+                pulls.start_all(
+                    [queue],
+                    {queue.queue_id: stored.queue_offset},
+                    {},
+                    stored.incarnation,
+                    log_epoch=stored.log_epoch,
+                )
             floor = self._floors.pop(queue, None)
             if floor is not None and not pulls.lacks_position(queue):
                 pulls.seek(queue, floor)

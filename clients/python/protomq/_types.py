@@ -127,6 +127,7 @@ class PullStatus(IntEnum):
     NO_MATCHED_MSG = 3
     OFFSET_ILLEGAL = 4
     OFFSET_RESET = 5
+    DIVERGED = 6
 
     def __str__(self) -> str:
         return self.name

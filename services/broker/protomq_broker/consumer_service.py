@@ -26,6 +26,7 @@ from protomq.v1.consumer_service_pb2 import (
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
+from .forks import settle_commit
 from .group_lag import lag_of
 from .request_times import time_ms_of
 from .store.state.popped_queue import QueueOfGroup
@@ -88,6 +89,7 @@ class ConsumerService:
                 request.consumer_group, topic.name, topic.incarnation
             )
 
+        log_epoch = self._store.last_epoch
         committed, topic = self._read(request.topic, request.topic_incarnation, read)
         wanted = request.queue_ids or sorted(committed)
         return GetOffsetsResponse(
@@ -105,6 +107,7 @@ class ConsumerService:
                 if queue_id in committed
             ],
             topic_incarnation=topic.incarnation,
+            log_epoch=log_epoch,
         )
 
     @tells_store_errors
@@ -277,6 +280,7 @@ class ConsumerService:
             named.add(queue)
             topic = existing_topic(self._store, offset.topic)
             check_incarnation(topic, offset.topic_incarnation)
+            settle_commit(self._store, offset)
             check_committed_offset(self._store, topic, offset.queue_id, offset.queue_offset)
             offset.topic_incarnation = topic.incarnation
 

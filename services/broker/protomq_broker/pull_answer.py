@@ -29,7 +29,9 @@ class Found(NamedTuple):
     incarnation: int
 
 
-def encode_header(result: ReadResult, topic_incarnation: int, other_member: str = "") -> bytes:
+def encode_header(
+    result: ReadResult, topic_incarnation: int, log_epoch: int, other_member: str = ""
+) -> bytes:
     """Encodes the fields of a PullResponse that stand in front of the regions. It copies packed arrays without visiting their items."""
     response = PullResponse(
         status=_STATUS[result.status],
@@ -38,6 +40,7 @@ def encode_header(result: ReadResult, topic_incarnation: int, other_member: str 
         end_offset=result.end_offset,
         topic_incarnation=topic_incarnation,
         other_member=other_member,
+        log_epoch=log_epoch,
     )
     if not result.regions_size_bytes:
         return response.SerializeToString()
@@ -62,6 +65,20 @@ def encode_reset(
         end_offset=end_offset,
         topic_incarnation=topic_incarnation,
         reset_epoch=reset_epoch,
+    ).SerializeToString()
+
+
+def encode_fork(
+    next_offset: int, log_epoch: int, min_offset: int, end_offset: int, topic_incarnation: int
+) -> bytes:
+    """Encodes the whole answer to a pull whose past is another than this log's: it says where they part."""
+    return PullResponse(
+        status=PullStatus.PULL_STATUS_DIVERGED,
+        next_offset=next_offset,
+        min_offset=min_offset,
+        end_offset=end_offset,
+        topic_incarnation=topic_incarnation,
+        log_epoch=log_epoch,
     ).SerializeToString()
 
 

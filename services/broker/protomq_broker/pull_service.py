@@ -26,6 +26,7 @@ from .filter_searches import illegal_filter, key_of
 from .filtered_pulls import FilteredPulls
 from .filters.errors import FilterError
 from .filters.tag_expression import parse_tags
+from .forks import fork_answer
 from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
@@ -131,7 +132,9 @@ class PullService:
     ) -> None:
         """Answers with what was found, or holds the call."""
         try:
-            answer = reset_answer(self._store, request, found.incarnation)
+            answer = fork_answer(self._store, request, found.incarnation) or reset_answer(
+                self._store, request, found.incarnation
+            )
             if answer is not None:
                 call.answer(answer)
                 return
@@ -285,16 +288,17 @@ class PullService:
                 tag_codes,
             ),
         )
-        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news():
+        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
             check_not_behind(topic.name, request.queue_id, queue_offset, result.end_offset)
         return Found(result, topic.incarnation)
 
-    def _lacks_news(self) -> bool:
+    def _lacks_news(self, log_epoch: int) -> bool:
         """Whether a master, or this broker in a moment, may be able to read further. Then an offset that is too high is not illegal
-        (KIP-207).
+        (KIP-207). `log_epoch`: that the caller knows; if it is above ours, another one leads, and this broker has not learned it yet.
         """
         return (
             self._config.role is BrokerRole.SLAVE
+            or log_epoch > self._store.last_epoch
             or self._store.positions.readable < self._start_position
         )
 
@@ -444,6 +448,7 @@ class PullService:
         other = ""
         if request.member and request.consumer_group:
             other = self.members.other(_queue_of_group(request), request.member)
+        epoch = self._store.last_epoch
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         regions = cast("list[Region]", result.regions)
         if request.plain_bodies and regions:
@@ -455,14 +460,14 @@ class PullService:
                 stored = b"".join(read_regions(regions))
                 plain = with_plain_bodies(result, stored, size_max_bytes)
                 if plain is None:
-                    header = encode_header(result, found.incarnation, other)
+                    header = encode_header(result, found.incarnation, epoch, other)
                     return lambda: call.answer(header, regions, result.regions_size_bytes)
-                payload = encode_header(plain[0], found.incarnation, other) + plain[1]
+                payload = encode_header(plain[0], found.incarnation, epoch, other) + plain[1]
                 return lambda: call.answer(payload)
 
             self._plain_bodies.run(call, result.regions_size_bytes, unpack)
             return
-        header = encode_header(result, found.incarnation, other)
+        header = encode_header(result, found.incarnation, epoch, other)
         call.answer(header, regions, result.regions_size_bytes)
 
     def _answer_anew(self, call: Call, request: PullRequest) -> None:

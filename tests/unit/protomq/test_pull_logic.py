@@ -174,6 +174,72 @@ def test_a_reset_drops_what_was_pulled_and_goes_on_there() -> None:
     made.follow_reset(MessageQueue("t", "a", 7), 0, 90)  # It went away meanwhile.
 
 
+def diverged_at(next_offset: int, epoch: int) -> bytes:
+    return pull_service_pb2.PullResponse(
+        status=pull_service_pb2.PULL_STATUS_DIVERGED, next_offset=next_offset, log_epoch=epoch
+    ).SerializeToString()
+
+
+def in_epoch(payload: bytes, epoch: int) -> bytes:
+    return pull_service_pb2.PullResponse(log_epoch=epoch).SerializeToString() + payload
+
+
+def asked_epoch(made: PullState, ticket: Ticket) -> int:
+    return pull_service_pb2.PullRequest.FromString(made.encode_request(ticket)).log_epoch
+
+
+def test_a_fork_behind_what_was_handed_out_only_pulls_again() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign([Q0], {})
+    made.start_all(made.queues, {0: 0}, {}, 9, {}, 3)
+    first = pull(made)
+    assert asked_epoch(made, first) == 3, "the offset came with its epoch"
+    made.answered(first, in_epoch(found(0, 6), 4), 0.0)
+    assert bodies(made, 2) == [b"0", b"1"]
+    ticket = pull(made)
+    assert (ticket.queue_offset, asked_epoch(made, ticket)) == (6, 4)
+    made.answered(ticket, diverged_at(4, 7), 0.0)
+    again = pull(made)
+    assert (again.queue_offset, asked_epoch(made, again), made.position(Q0)) == (2, 7, 2)
+    assert bodies(made) == []
+
+
+def test_a_fork_in_front_of_what_was_handed_out_is_gone_back_to_and_committed() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign([Q0], {})
+    made.start_all(made.queues, {0: 0}, {}, 9, {}, 3)
+    made.answered(pull(made), in_epoch(found(0, 6), 3), 0.0)
+    assert len(bodies(made)) == 6
+    made.user_came_back()
+    made.committed({Q0: 6})
+    made.answered(pull(made), diverged_at(4, 7), 0.0)
+    assert (made.position(Q0), made.to_commit(safe_only=True)) == (4, {Q0: 4})
+    again = pull(made)
+    assert (again.queue_offset, asked_epoch(made, again)) == (4, 7)
+    made.answered(again, in_epoch(found(4, 2), 7), 0.0)
+    assert bodies(made) == [b"4", b"5"]
+
+
+def test_whoever_wants_errors_is_told_of_a_fork_until_it_seeks() -> None:
+    made = PullState(PullOptions("g", offset_reset="error"))
+    made.assign([Q0], {})
+    made.start_all(made.queues, {0: 6}, {}, 9, {}, 3)
+    for now_s in (0.0, 1.0):
+        with pytest.raises(OffsetIllegalError, match="taken back, from 4 on") as caught:
+            made.answered(pull(made, Q0, now_s), diverged_at(4, 7), now_s)
+        assert caught.value.metadata["diverging_offset"] == "4"
+    made.seek(Q0, 4)
+    assert asked_epoch(made, pull(made)) == 3
+
+
+def test_a_seek_ahead_says_nothing_of_what_it_jumps_over() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign([Q0], {})
+    made.start_all(made.queues, {0: 6}, {}, 9, {}, 3)
+    made.seek(Q0, 9)
+    assert asked_epoch(made, pull(made)) == 0
+
+
 def test_without_a_group_resets_are_not_followed() -> None:
     made = state()
     request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))

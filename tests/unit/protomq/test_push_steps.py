@@ -130,3 +130,16 @@ def test_a_reset_of_the_groups_offset_forgets_what_is_here() -> None:
     world.take(2, 3)
     world.pulls.follow_reset(Q0, 2, 9)  # Told once more: nothing has changed since.
     assert world.steps.lowest_open(Q0) == 2
+
+
+def test_a_fork_takes_back_what_is_open_behind_it_and_gives_again_what_is_in_front() -> None:
+    world = World()
+    moved: list[object] = []
+    world.pulls.moved = moved.append
+    world.take(5, 5)
+    finish(world.state, world.state.next_run(0.0, 2))
+    world.pulls.follow_fork(Q0, 11, 3)
+    assert (world.pulls.position(Q0), moved) == (10, []), "nothing that was handed out is lost"
+    world.pulls.follow_fork(Q0, 8, 3)
+    assert (world.pulls.position(Q0), moved) == (6, [Q0]), "6 and 7 are open, and are in this log"
+    assert world.pulls.log_epoch(Q0) == 3

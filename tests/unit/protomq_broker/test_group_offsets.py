@@ -219,3 +219,49 @@ def test_members_follow_a_clone_too(broker: FakeBroker) -> None:
     assert broker.call(CONSUMER + "CloneOffsets", clone).error is None
     broker.server.run()
     assert told(held) == ("OFFSET_RESET", 1, committed(broker)[0][1])
+
+
+def test_a_reader_whose_messages_were_taken_back_is_told_where_the_logs_part(broker: FakeBroker) -> None:
+    first = pull(broker, 4).answer_payload
+    epoch = PullResponse.FromString(first or b"").log_epoch
+    assert epoch == broker.store.last_epoch > 0
+    assert told(pull(broker, 10, log_epoch=epoch)) == ("NO_NEW_MSG", 10, 0)
+    broker.store.close()
+    # A later leader, whose log has the first ten messages of that epoch only, and others behind them.
+    later = FakeBroker(disk=broker.disk)
+    for at in range(10, 14):
+        request = SendRequest(topic="topic", queue_id=0, records=[Record(body=b"other %d" % at)])
+        assert later.call(SEND, request).error is None
+    assert told(pull(later, 10, log_epoch=epoch)) == ("FOUND", 14, 0)
+    assert told(pull(later, 12)) == ("FOUND", 14, 0), "who names no epoch is not told"
+    answer = PullResponse.FromString(pull(later, 12, log_epoch=epoch, commit_offset=12).answer_payload or b"")
+    assert (answer.status, answer.next_offset) == (PullStatus.PULL_STATUS_DIVERGED, 10)
+    assert answer.log_epoch == later.store.last_epoch > epoch
+    assert told(pull(later, 12, log_epoch=answer.log_epoch)) == ("FOUND", 14, 0)
+    assert later.store.offsets.of_topic("g", "topic", later.topic.incarnation) == {0: 4}, "12 was not committed"
+
+
+@pytest.mark.parametrize(("offset", "stored"), [(8, 8), (12, 10), (20, 10)])
+def test_a_commit_of_what_was_taken_back_stands_where_the_logs_part(
+    broker: FakeBroker, offset: int, stored: int
+) -> None:
+    epoch = broker.store.last_epoch
+    broker.store.close()
+    later = FakeBroker(disk=broker.disk)
+    for at in range(10, 14):
+        request = SendRequest(topic="topic", queue_id=0, records=[Record(body=b"other %d" % at)])
+        assert later.call(SEND, request).error is None
+    one = QueueOffset(topic="topic", queue_id=0, queue_offset=offset, log_epoch=epoch)
+    commit = CommitOffsetsRequest(consumer_group="g", offsets=[one])
+    assert later.call(CONSUMER + "CommitOffsets", commit).error is None
+    answer = later.call(CONSUMER + "GetOffsets", GetOffsetsRequest(consumer_group="g", topic="topic"))
+    found = GetOffsetsResponse.FromString(answer.answer_payload or b"")
+    assert [(each.queue_offset, each.log_epoch) for each in found.offsets] == [(stored, 0)]
+    assert found.log_epoch == later.store.last_epoch
+
+
+def test_a_master_that_knows_less_than_its_caller_does_not_call_an_offset_illegal(broker: FakeBroker) -> None:
+    epoch = broker.store.last_epoch
+    request = PullRequest(topic="topic", queue_offset=12, log_epoch=epoch + 1)
+    assert broker.refusal(PULL, request).reason == "REPLICA_BEHIND"
+    assert told(pull(broker, 12, log_epoch=epoch)) == ("OFFSET_ILLEGAL", 10, 0)

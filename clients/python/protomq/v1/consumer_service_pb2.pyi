@@ -31,6 +31,7 @@ class QueueOffset(_message.Message):
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
     LOCK_TOKEN_FIELD_NUMBER: _builtins.int
+    LOG_EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -49,6 +50,11 @@ class QueueOffset(_message.Message):
     """In a commit, the token of the caller's lock of the queue (QueueLockService); 0: it has none. A queue that is locked takes offsets with the
     token of that lock only, and a token that is not the lock's is refused, with QUEUE_NOT_OWNED. Answers leave it out.
     """
+    log_epoch: _builtins.int
+    """In a commit, the `log_epoch` of the answer that gave the messages in front of the offset; 0: not checked. If the log of this broker parted
+    from that one in front of the offset, the broker stores the offset up to which they agree, and the next pull is answered DIVERGED. Answers
+    leave it out.
+    """
     def __init__(
         self,
         *,
@@ -58,10 +64,11 @@ class QueueOffset(_message.Message):
         topic_incarnation: _builtins.int = ...,
         reset_epoch: _builtins.int | None = ...,
         lock_token: _builtins.int = ...,
+        log_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "lock_token", b"lock_token", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "lock_token", b"lock_token", "log_epoch", b"log_epoch", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reset_epoch: _TypeAlias = _typing.Literal["reset_epoch"]  # noqa: Y015
     _WhichOneofArgType__reset_epoch: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch"]  # noqa: Y015
@@ -165,8 +172,11 @@ class GetOffsetsResponse(_message.Message):
 
     OFFSETS_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    LOG_EPOCH_FIELD_NUMBER: _builtins.int
     topic_incarnation: _builtins.int
     """Current incarnation of the topic, to which the answer belongs."""
+    log_epoch: _builtins.int
+    """Epoch of the log to which the answer belongs, for the first pull."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
         """The offsets."""
@@ -176,10 +186,11 @@ class GetOffsetsResponse(_message.Message):
         *,
         offsets: _abc.Iterable[Global___QueueOffset] | None = ...,
         topic_incarnation: _builtins.int = ...,
+        log_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_epoch", b"log_epoch", "offsets", b"offsets", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 from protomq.v1 import record_pb2 as protomq_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotomq/v1/pull_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x17protomq/v1/record.proto\"\x83\x03\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x18\n\x10record_count_max\x18\x04 \x01(\x05\x12\x16\n\x0esize_max_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x06 \x01(\x03\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\x12\x1a\n\rcommit_offset\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11topic_incarnation\x18\n \x01(\x03\x12\x14\n\x0cplain_bodies\x18\x14 \x01(\x08\x12\x0e\n\x06member\x18\x15 \x01(\t\x12+\n\x0b\x66ilter_type\x18\x16 \x01(\x0e\x32\x16.protomq.v1.FilterType\x12\x0e\n\x06\x66ilter\x18\x17 \x01(\t\x12\x18\n\x0breset_epoch\x18\x18 \x01(\x03H\x01\x88\x01\x01\x42\x10\n\x0e_commit_offsetB\x0e\n\x0c_reset_epoch\"\x86\x03\n\x0cPullResponse\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\x1f\n\x05seals\x18\x02 \x03(\x0b\x32\x10.protomq.v1.Seal\x12\x0f\n\x07padding\x18\x03 \x01(\x0c\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.protomq.v1.PullStatus\x12\x13\n\x0bnext_offset\x18\x05 \x01(\x03\x12\x12\n\nmin_offset\x18\x06 \x01(\x03\x12\x12\n\nend_offset\x18\x07 \x01(\x03\x12\x1a\n\x12regions_size_bytes\x18\x08 \x01(\x03\x12\x15\n\rrecord_starts\x18\t \x03(\x07\x12\x14\n\x0crecord_sizes\x18\n \x03(\x07\x12\x15\n\rqueue_offsets\x18\x0b \x03(\x06\x12\x14\n\x0c\x66irst_offset\x18\x0c \x01(\x03\x12\x19\n\x11topic_incarnation\x18\r \x01(\x03\x12\x14\n\x0cother_member\x18\x14 \x01(\t\x12\x13\n\x0breset_epoch\x18\x15 \x01(\x03*\x82\x01\n\nFilterType\x12\x1b\n\x17\x46ILTER_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46ILTER_TYPE_TAG\x10\x01\x12\x15\n\x11\x46ILTER_TYPE_SQL92\x10\x02\x12\x13\n\x0f\x46ILTER_TYPE_CEL\x10\x03\x12\x16\n\x12\x46ILTER_TYPE_MODULE\x10\x04*\xba\x01\n\nPullStatus\x12\x1b\n\x17PULL_STATUS_UNSPECIFIED\x10\x00\x12\x15\n\x11PULL_STATUS_FOUND\x10\x01\x12\x1a\n\x16PULL_STATUS_NO_NEW_MSG\x10\x02\x12\x1e\n\x1aPULL_STATUS_NO_MATCHED_MSG\x10\x03\x12\x1e\n\x1aPULL_STATUS_OFFSET_ILLEGAL\x10\x04\x12\x1c\n\x18PULL_STATUS_OFFSET_RESET\x10\x05\x32W\n\x0bPullService\x12\x42\n\x04Pull\x12\x17.protomq.v1.PullRequest\x1a\x18.protomq.v1.PullResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x06\x1a\x04\x88\xe7\x18\x03\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotomq/v1/pull_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x17protomq/v1/record.proto\"\x96\x03\n\x0bPullRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x18\n\x10record_count_max\x18\x04 \x01(\x05\x12\x16\n\x0esize_max_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x06 \x01(\x03\x12\x0c\n\x04tags\x18\x07 \x03(\t\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\x12\x1a\n\rcommit_offset\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11topic_incarnation\x18\n \x01(\x03\x12\x14\n\x0cplain_bodies\x18\x14 \x01(\x08\x12\x0e\n\x06member\x18\x15 \x01(\t\x12+\n\x0b\x66ilter_type\x18\x16 \x01(\x0e\x32\x16.protomq.v1.FilterType\x12\x0e\n\x06\x66ilter\x18\x17 \x01(\t\x12\x18\n\x0breset_epoch\x18\x18 \x01(\x03H\x01\x88\x01\x01\x12\x11\n\tlog_epoch\x18\x19 \x01(\x03\x42\x10\n\x0e_commit_offsetB\x0e\n\x0c_reset_epoch\"\x99\x03\n\x0cPullResponse\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\x1f\n\x05seals\x18\x02 \x03(\x0b\x32\x10.protomq.v1.Seal\x12\x0f\n\x07padding\x18\x03 \x01(\x0c\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.protomq.v1.PullStatus\x12\x13\n\x0bnext_offset\x18\x05 \x01(\x03\x12\x12\n\nmin_offset\x18\x06 \x01(\x03\x12\x12\n\nend_offset\x18\x07 \x01(\x03\x12\x1a\n\x12regions_size_bytes\x18\x08 \x01(\x03\x12\x15\n\rrecord_starts\x18\t \x03(\x07\x12\x14\n\x0crecord_sizes\x18\n \x03(\x07\x12\x15\n\rqueue_offsets\x18\x0b \x03(\x06\x12\x14\n\x0c\x66irst_offset\x18\x0c \x01(\x03\x12\x19\n\x11topic_incarnation\x18\r \x01(\x03\x12\x14\n\x0cother_member\x18\x14 \x01(\t\x12\x13\n\x0breset_epoch\x18\x15 \x01(\x03\x12\x11\n\tlog_epoch\x18\x16 \x01(\x03*\x82\x01\n\nFilterType\x12\x1b\n\x17\x46ILTER_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46ILTER_TYPE_TAG\x10\x01\x12\x15\n\x11\x46ILTER_TYPE_SQL92\x10\x02\x12\x13\n\x0f\x46ILTER_TYPE_CEL\x10\x03\x12\x16\n\x12\x46ILTER_TYPE_MODULE\x10\x04*\xd4\x01\n\nPullStatus\x12\x1b\n\x17PULL_STATUS_UNSPECIFIED\x10\x00\x12\x15\n\x11PULL_STATUS_FOUND\x10\x01\x12\x1a\n\x16PULL_STATUS_NO_NEW_MSG\x10\x02\x12\x1e\n\x1aPULL_STATUS_NO_MATCHED_MSG\x10\x03\x12\x1e\n\x1aPULL_STATUS_OFFSET_ILLEGAL\x10\x04\x12\x1c\n\x18PULL_STATUS_OFFSET_RESET\x10\x05\x12\x18\n\x14PULL_STATUS_DIVERGED\x10\x06\x32W\n\x0bPullService\x12\x42\n\x04Pull\x12\x17.protomq.v1.PullRequest\x1a\x18.protomq.v1.PullResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x06\x1a\x04\x88\xe7\x18\x03\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,14 +38,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLSERVICE']._serialized_options = b'\210\347\030\003'
   _globals['_PULLSERVICE'].methods_by_name['Pull']._loaded_options = None
   _globals['_PULLSERVICE'].methods_by_name['Pull']._serialized_options = b'\212\347\030\003\010\201\006'
-  _globals['_FILTERTYPE']._serialized_start=880
-  _globals['_FILTERTYPE']._serialized_end=1010
-  _globals['_PULLSTATUS']._serialized_start=1013
-  _globals['_PULLSTATUS']._serialized_end=1199
+  _globals['_FILTERTYPE']._serialized_start=918
+  _globals['_FILTERTYPE']._serialized_end=1048
+  _globals['_PULLSTATUS']._serialized_start=1051
+  _globals['_PULLSTATUS']._serialized_end=1263
   _globals['_PULLREQUEST']._serialized_start=97
-  _globals['_PULLREQUEST']._serialized_end=484
-  _globals['_PULLRESPONSE']._serialized_start=487
-  _globals['_PULLRESPONSE']._serialized_end=877
-  _globals['_PULLSERVICE']._serialized_start=1201
-  _globals['_PULLSERVICE']._serialized_end=1288
+  _globals['_PULLREQUEST']._serialized_end=503
+  _globals['_PULLRESPONSE']._serialized_start=506
+  _globals['_PULLRESPONSE']._serialized_end=915
+  _globals['_PULLSERVICE']._serialized_start=1265
+  _globals['_PULLSERVICE']._serialized_end=1352
 # @@protoc_insertion_point(module_scope)

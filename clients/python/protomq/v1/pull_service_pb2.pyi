@@ -74,6 +74,10 @@ class _PullStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PullStatus
     """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
     PULL_STATUS_OFFSET_RESET: _PullStatus.ValueType  # 5
     """The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
+    PULL_STATUS_DIVERGED: _PullStatus.ValueType  # 6
+    """An unclean promotion, or a power cut under ASYNC_FLUSH, took messages in front of queue_offset back, and others may stand there now:
+    continue at next_offset, up to which the logs agree. Only for requests that name a log_epoch.
+    """
 
 class PullStatus(_PullStatus, metaclass=_PullStatusEnumTypeWrapper):
     """PullStatus is the outcome of a pull (RocketMQ: PullStatus)."""
@@ -90,6 +94,10 @@ PULL_STATUS_OFFSET_ILLEGAL: PullStatus.ValueType  # 4
 """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
 PULL_STATUS_OFFSET_RESET: PullStatus.ValueType  # 5
 """The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
+PULL_STATUS_DIVERGED: PullStatus.ValueType  # 6
+"""An unclean promotion, or a power cut under ASYNC_FLUSH, took messages in front of queue_offset back, and others may stand there now:
+continue at next_offset, up to which the logs agree. Only for requests that name a log_epoch.
+"""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
 
 @_typing.final
@@ -113,6 +121,7 @@ class PullRequest(_message.Message):
     FILTER_TYPE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -162,6 +171,10 @@ class PullRequest(_message.Message):
     """Which reset of the group's offsets in this queue queue_offset follows, as GetOffsets told; 0: none was made. If the last reset is another
     one, now or while the pull is held, the answer is OFFSET_RESET, and commit_offset is not taken. Absent: not checked.
     """
+    log_epoch: _builtins.int
+    """The `log_epoch` of the last answer that told where this queue goes on; 0: not checked. If the log of this broker parted from the one that
+    gave that answer in front of queue_offset, the answer is DIVERGED, and commit_offset is not taken.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -184,10 +197,11 @@ class PullRequest(_message.Message):
         filter_type: Global___FilterType.ValueType = ...,
         filter: _builtins.str = ...,
         reset_epoch: _builtins.int | None = ...,
+        log_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "reset_epoch", b"reset_epoch", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "log_epoch", b"log_epoch", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "reset_epoch", b"reset_epoch", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015
@@ -221,6 +235,7 @@ class PullResponse(_message.Message):
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     OTHER_MEMBER_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_EPOCH_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for other fields that a region may hold."""
     status: Global___PullStatus.ValueType
@@ -243,6 +258,8 @@ class PullResponse(_message.Message):
     """
     reset_epoch: _builtins.int
     """With OFFSET_RESET: which reset it was."""
+    log_epoch: _builtins.int
+    """Epoch of the log that gave this answer (Kafka: leader epoch). The next pull and commit of the queue name it."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -281,10 +298,11 @@ class PullResponse(_message.Message):
         topic_incarnation: _builtins.int = ...,
         other_member: _builtins.str = ...,
         reset_epoch: _builtins.int = ...,
+        log_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "reset_epoch", b"reset_epoch", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "log_epoch", b"log_epoch", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "reset_epoch", b"reset_epoch", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -475,6 +475,23 @@ class Store:
         follower = self._follower
         return self._files.epochs if follower is None else follower.epochs
 
+    @property
+    def last_epoch(self) -> int:
+        """The epoch at the log's end; 0: not known. Any thread."""
+        rows = self.epochs.rows
+        return rows[-1].epoch if rows else 0
+
+    def shared_end_offset(self, topic: str, queue_id: int, epoch: int) -> int | None:
+        """Up to which queue offset this log is the same as any other log that had this epoch at its end, as KIP-320 has it.
+
+        None: as far as is known here there is no such limit: the epoch is the last one here, or a later one than this log has heard of.
+        """
+        epochs = self.epochs
+        if not epochs.rows or epoch >= epochs.rows[-1].epoch:
+            return None
+        known = epochs.end_of(epoch, self.appended_position)
+        return self._reader.first_offset_behind(topic, queue_id, known[1] if known is not None else 0)
+
     def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position. The writer thread.
 

@@ -168,6 +168,11 @@ class LogReader:
         end_offset = queue.first_at_or_beyond(self._positions.readable)
         return min(queue.min_offset(self._folder.first_position), end_offset), end_offset
 
+    def first_offset_behind(self, topic: str, queue_id: int, position: int) -> int:
+        """Queue offset of the first message, readable or not, that stands at or behind a position of the log; the end if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.first_at_or_beyond(position)
+
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
         queue = self._queues.find(topic, queue_id)
