@@ -39,7 +39,7 @@ def members(
         found = missing.take(lambda: admin.group_members(group, brokers=brokers))
         if not found:
             missing.check()  # Who does not answer may know the group.
-            _check_known(admin, group)
+            check_known(admin, group)
     rows = [
         {
             "member": member.client_id,
@@ -115,7 +115,7 @@ def info(
         typer.echo(f"\n{name}\n{text}", nl=False)
 
 
-def _check_known(admin: Admin, group: str) -> None:
+def check_known(admin: Admin, group: str) -> None:
     """Raises CliError if no broker has an offset, a setting or a member of the group."""
     if group not in {one.name for one in admin.list_groups()} and not admin.get_group(group).version:
         raise CliError(ExitCode.NOT_FOUND, "GROUP_NOT_FOUND", with_hint("GROUP_NOT_FOUND", f"no broker knows the group {group!r}"))
@@ -125,7 +125,7 @@ def _member_named(admin: Admin, group: str, member: str | None) -> str:
     """The member that is asked: the one named, else the only one."""
     names = sorted({one.client_id for one in admin.group_members(group)})
     if not names:
-        _check_known(admin, group)
+        check_known(admin, group)
     if member is None and len(names) == 1:
         return names[0]
     if member in names:

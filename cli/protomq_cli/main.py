@@ -23,6 +23,7 @@ from protomq_cli import (
     delays,
     draining,
     filters,
+    group_locks,
     group_members,
     group_offsets,
     group_settings,
@@ -134,7 +135,8 @@ def build_app() -> typer.Typer:
         "group", "Consumer groups: list, offsets, settings, delete.", ADMINISTRATION,
         list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
         lag=group_offsets.lag, reset=group_offsets.reset, clone=group_offsets.clone,
-        info=group_members.info, members=group_members.members, set=group_settings.set_group, show=group_settings.show,
+        info=group_members.info, locks=group_locks.locks, members=group_members.members,
+        set=group_settings.set_group, show=group_settings.show,
     )  # fmt: skip
     group(
         "filter", "Filters that users write, as WebAssembly modules.", ADMINISTRATION,

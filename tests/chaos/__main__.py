@@ -35,6 +35,8 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "kill-delays": process_campaigns.kill_delays,
     "kill-transactions": process_campaigns.kill_transactions,
     "kill-pops": process_campaigns.kill_pops,
+    "groups": process_campaigns.groups,
+    "groups-stops": lambda seeds, **options: process_campaigns.groups(seeds, faults=("stop",), **options),
     "power": process_campaigns.power,
     "proxy": process_campaigns.proxy,
     "spark": process_campaigns.spark,

@@ -12,6 +12,8 @@ from . import process_rounds as rounds
 from .checker import Violation
 from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
 from .failover_rounds import FAULTS, failover_rounds
+from .group_rounds import FAULTS as GROUP_FAULTS
+from .group_rounds import group_rounds, told
 from .names_world import name_rounds
 from .pop_rounds import pop_rounds
 from .spark_world import spark_rounds
@@ -178,6 +180,23 @@ def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
         return found
 
     return _run("kill-pops", seeds, round_, rounds_each=rounds_each)
+
+
+def groups(
+    seeds: Iterable[int], *, rounds_each: int = 12, faults: tuple[str, ...] = GROUP_FAULTS
+) -> Counter[str]:
+    """Members of a group and its brokers are killed, members are stopped and woken, come and go; a kind of member for each seed."""
+    take_overs: list[float] = []
+
+    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
+        with tempfile.TemporaryDirectory(prefix="protomq-groups-") as name:
+            found, seconds = group_rounds(seed, rounds_each, Path(name), counts, faults)
+        take_overs.extend(seconds)
+        return found
+
+    counts = _run("groups", seeds, round_, rounds_each=rounds_each)
+    counts.update(told(take_overs))
+    return counts
 
 
 def first_seed() -> int:

@@ -178,7 +178,7 @@ class StatesWorld:
                 offsets = store.offsets.of_topic(group, topic.name, topic.incarnation)
                 for queue_id, offset in offsets.items():
                     states.offsets[group, topic.name, queue_id] = offset
-        states.locks = {(*key,): (*owner,) for key, owner in store.locks.all().items()}
+        states.locks = {(*key,): owner[:3] for key, owner in store.locks.all().items()}
         states.groups = {each.group: group_to_message(each) for each in store.groups.all()}
         return states, messages
 

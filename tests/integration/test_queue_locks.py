@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, PushConsumer
 from protomq.errors import QueueNotOwnedError
 from protomq.testing import Broker
+from tests.support.cli import jsonl, run
 from tests.support.waiting import PATIENCE_S, wait_for
 
 QUEUES = 4
+LOCK_S = 60.0
 
 
 @pytest.fixture
@@ -170,3 +177,53 @@ def test_a_queue_is_not_another_members_while_a_listener_has_a_message_of_it(
         wait_for(lambda: len(of_topic(second)) == 2)
         wait_for(lambda: len(repeated) == 2)
     assert {message.queue_offset for message in repeated} == {0}, "done, but not committed: it comes again"
+
+
+def test_locks_are_listed_with_owner_token_and_age_and_what_is_free_without(broker: Broker) -> None:
+    with member(broker, instance_name="one") as one, Admin(namesrv=broker.namesrv) as admin:
+        one.subscribe("t")
+        poll_until_shared([4], one)
+        locks = admin.queue_locks("g")
+        assert [lock.queue for lock in locks] == sorted(one.assignment())
+        one.commit(dict.fromkeys(one.assignment(), 0))
+        assert len({lock.token for lock in locks}) == QUEUES
+        assert all(lock.client_id.endswith("@one") and lock.is_member and lock.age_s is not None for lock in locks)
+        admin.create_topic("t", write_queues=QUEUES + 1, read_queues=QUEUES + 1, update=True)
+        rows = jsonl(run("group", "locks", "g", "-o", "jsonl", namesrv=broker.namesrv))
+        assert [row["queue_id"] for row in rows] == [*range(QUEUES + 1)]
+        assert [row["token"] for row in rows] == [*(f"{lock.token:016x}" for lock in locks), None]
+        assert [row["owner"] for row in rows] == [locks[0].client_id] * QUEUES + [None]
+        assert jsonl(run("group", "locks", "g", "--free", "-o", "jsonl", namesrv=broker.namesrv)) == rows[QUEUES:]
+    with Admin(namesrv=broker.namesrv) as admin:
+        wait_for(lambda: admin.queue_locks("g") == [])
+    # All of its offsets have stayed, so it is known; it has no locks any more.
+    assert jsonl(run("group", "locks", "g", "-o", "jsonl", namesrv=broker.namesrv)) == []
+    assert "no broker knows the group" in run("group", "locks", "nobody", namesrv=broker.namesrv, code=4).stderr
+
+
+MEMBER = """
+import sys
+from protomq import PushConsumer
+consumer = PushConsumer("g", namesrv=sys.argv[1], orderly=True, commit_interval_s=0.1)
+consumer.on("t")(lambda message: print("got", message.queue_id, flush=True))
+consumer.run()
+"""
+
+
+def test_who_dies_together_with_the_broker_leaves_no_lock_behind_for_longer_than_the_gap(tmp_path: Path) -> None:
+    gap_s = 3.0
+    with Broker(data_dir=tmp_path, environment={"PROTOMQ_MEMBER_GAP_MS": str(int(gap_s * 1000))}) as broker:
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.create_topic("t", write_queues=QUEUES, read_queues=QUEUES)
+            with subprocess.Popen([sys.executable, "-c", MEMBER, broker.namesrv], stdout=subprocess.DEVNULL) as victim:
+                wait_for(lambda: len([lock for lock in admin.queue_locks("g") if lock.queue.topic == "t"]) == QUEUES)
+                victim.kill()
+                # The broker dies before it has noticed.
+                os.kill(broker.process_id, signal.SIGKILL)
+            broker.kill()
+            broker.restart()
+            began_s = time.monotonic()
+            with member(broker) as survivor:
+                survivor.subscribe("t")
+                poll_until_shared([4], survivor)
+            assert time.monotonic() - began_s < LOCK_S / 2, "not only when the locks end by time"

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ._dead_letters import DeadLetters as DeadLetters
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
+    from ._group_locks import QueueLockInfo as QueueLockInfo
     from ._group_members import GroupMemberInfo as GroupMemberInfo
     from ._group_members import MemberQueue as MemberQueue
     from ._group_members import MemberReport as MemberReport
@@ -132,6 +133,7 @@ _LAZY = {
     "Permission": "_types",
     "TopicType": "_types",
     "GroupLag": "_group_offsets",
+    "QueueLockInfo": "_group_locks",
     "GroupMemberInfo": "_group_members",
     "MemberQueue": "_group_members",
     "MemberReport": "_group_members",
@@ -199,6 +201,7 @@ __all__ = [
     "Message",
     "ConnectionOptions",
     "MessageQueue",
+    "QueueLockInfo",
     "QueueRange",
     "Permission",
     "TopicType",

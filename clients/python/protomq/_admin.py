@@ -45,6 +45,7 @@ from ._checks import (
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
+from ._group_locks import QueueLockInfo, queue_locks
 from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
 from ._ha_admin import HaStatus, ha_status, order_lead
@@ -302,6 +303,10 @@ class Admin(AdminCalls):
     ) -> list[GroupMemberInfo]:
         """Returns the present members of a consumer group, and the queues of each. Consumers that `assign` are no members."""
         return whole(*group_members(self, group, brokers))
+
+    def queue_locks(self, group: str, *, brokers: Iterable[str] | None = None) -> list[QueueLockInfo]:
+        """Returns the queues that members of a group have locked, by queue, without those that nobody has locked."""
+        return whole(*queue_locks(self, group, brokers))
 
     def describe_member(
         self, group: str, client_id: str, *, nonce: int = 0, stacks: bool = False

@@ -238,6 +238,8 @@ class ConsumerSteps:
                 came = [queue for queue in self.state.queues if queue not in before]
                 if self._listener is not None:
                     yield from self._tell(self._listener.on_assigned, came)
+                if self.locks is not None:
+                    yield from self.locks.release(self.locks.beside(set(self.state.queues)), limits)
                 if not self._changes_again:
                     break
         finally:
@@ -293,8 +295,12 @@ class ConsumerSteps:
             yield Tell(partial(told, method, tuple(queues)))
 
     def stands(self, queue: MessageQueue, by_calls: bool = False) -> bool:
-        """Whether a queue is certainly still this consumer's; see MembershipState.stands. Any thread."""
+        """Whether a queue is certainly still this consumer's; see MembershipState.stands. Any thread.
+
+        A lock ends where the broker has heard nothing for long, so with locks failing calls tell, too.
+        """
         share = self._share
+        by_calls = by_calls or self.locks is not None
         return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
 
     # -- polls -----------------------------------------------------------------------------------------------------------

@@ -78,6 +78,9 @@ DESCRIBE_MEMBER: Final = MethodInfo(
 
 LOCK_QUEUES: Final = MethodInfo(_V1 + "QueueLockService/LockQueues", 0x1101, LANE_CONSUMER)
 UNLOCK_QUEUES: Final = MethodInfo(_V1 + "QueueLockService/UnlockQueues", 0x1102, LANE_CONSUMER)
+LIST_QUEUE_LOCKS: Final = MethodInfo(
+    _V1 + "QueueLockService/ListQueueLocks", 0x1103, LANE_CONSUMER
+)
 
 LIST_DEAD_LETTERS: Final = MethodInfo(
     _V1 + "DeadLetterService/ListDeadLetters", 0x0701, LANE_ADMIN

@@ -26,7 +26,7 @@ from ._late_imports import fork_waits
 from ._membership_logic import MemberKey
 from ._steps import Steps
 from ._types import MessageQueue
-from .errors import ProtomqError, UnknownMethodError
+from .errors import MemberUnknownError, ProtomqError, UnknownMethodError
 
 logger = logging.getLogger("protomq")
 
@@ -51,6 +51,7 @@ class QueueLocks:
         self._going: set[MessageQueue] = set()
         """Queues that are to be unlocked."""
         self._due_s = 0.0
+        self._renew_s = 0.0
         self._told_of: set[str] = set()
         self.is_busy: Callable[[MessageQueue], bool] = lambda _: False
         """Whether somebody still works on a message of the queue."""
@@ -64,6 +65,10 @@ class QueueLocks:
     def locked(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Those of the queues that may be consumed."""
         return [queue for queue in queues if queue in self._tokens]
+
+    def beside(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+        """What is locked besides these queues: it went to another member while its lock was on its way."""
+        return [queue for queue in self._tokens if queue not in queues]
 
     def due_in_s(self, now_s: float) -> float:
         """Until `follow` has something to do: 0 if it has now."""
@@ -91,7 +96,9 @@ class QueueLocks:
             self._tokens.clear()
             self._going.clear()
         self._going.difference_update(wanted)
-        is_renewal = now_s >= self._due_s
+        is_renewal = now_s >= self._renew_s
+        if is_renewal:
+            self._renew_s = now_s + RENEW_S
         asked: dict[str, list[MessageQueue]] = {}
         for queue in wanted:
             # A listener that has a message of an earlier lock still works on it: two at a time would not be in order.
@@ -101,8 +108,7 @@ class QueueLocks:
             yield from self._lock(broker_name, queues, limits)
         yield from self._unlock(limits)
         is_complete = not self._going and all(queue in self._tokens for queue in wanted)
-        if is_renewal or not is_complete:
-            self._due_s = now_s + (RENEW_S if is_complete else RETRY_S)
+        self._due_s = self._renew_s if is_complete else min(now_s + RETRY_S, self._renew_s)
         lost, self._lost = sorted(self._lost), set()
         return lost
 
@@ -127,6 +133,7 @@ class QueueLocks:
             client_id=client_id,
             nonce=nonce,
             queues=[pb.QueueName(topic=queue.topic, queue_id=queue.queue_id) for queue in queues],
+            is_member=True,
         )
         try:
             data = yield from call_broker(
@@ -139,7 +146,8 @@ class QueueLocks:
                 self._tokens[queue] = NO_TOKEN
             return
         except ProtomqError as error:
-            if not error.retriable:
+            # Whom the broker does not know yet, after a restart, or any more, joins again.
+            if not error.retriable and not isinstance(error, MemberUnknownError):
                 self._tell(f"broker {broker_name} locks no queues for group {self._group}: {error}")
             return
         for said in decoded(data, pb.LockQueuesResponse.FromString).queues:

@@ -194,7 +194,10 @@ class Broker:
             hold_max_ms=config.hold_max_ms,
         )
         locks = QueueLocks(
-            self.store.locks, self._memberships.is_member, lambda: secrets.randbits(63) | 1
+            self.store.locks,
+            self._memberships.is_member,
+            lambda: secrets.randbits(63) | 1,
+            gap_ms=config.member_gap_ms,
         )
         self._locks = QueueLockService(
             self.store, locks, self._writer, self._waiting, config, clock

@@ -25,7 +25,7 @@ from protomq.v1.queue_lock_service_pb2 import (
 )
 from protomq.wire.topics import LOCKS_TOPIC
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
 from .queue_locks import SLICE_COUNT
@@ -119,7 +119,7 @@ class QueueLockService:
         is_done = self._append_or_log(changes)
         if is_done and changes:
             self._locks.on_expired(changes)
-            _tell("nobody renewed them in time", changes)
+            _tell("nobody renewed them in time, or their members did not come back after the start", changes)
         if is_done and self._locks.is_due(now_ms):
             self._writer.post(self._tick)
         else:
@@ -129,8 +129,12 @@ class QueueLockService:
         keys = [self._key(request.consumer_group, queue) for queue in request.queues]
         there = [key for key in keys if key is not None]
         try:
+            if request.is_member and not self._locks.is_member(request.consumer_group, request.client_id, request.nonce):
+                raise _no_member(request)
             now_ms = self._clock.monotonic_ms()
-            changes, owners = self._locks.take(there, request.client_id, request.nonce, now_ms)
+            changes, owners = self._locks.take(
+                there, request.client_id, request.nonce, now_ms, self._clock.now_ms()
+            )
             self._append(changes)
             self._locks.on_granted(len(changes))
         except Exception as error:
@@ -141,7 +145,7 @@ class QueueLockService:
         for queue, key in zip(request.queues, keys, strict=True):
             owner = owner_of.get(key) if key is not None else None
             locked = response.queues.add(queue=queue)
-            if owner is not None and owner[1:] == (request.client_id, request.nonce):
+            if owner is not None and owner.has_name(request.client_id, request.nonce):
                 locked.token = owner.token
             elif owner is not None:
                 locked.owner = owner.client_id
@@ -162,7 +166,7 @@ class QueueLockService:
         self._answer_when_stored(call, UnlockQueuesResponse().SerializeToString())
 
     def _list(self, call: Call, request: ListQueueLocksRequest) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms, wall_clock_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         response = ListQueueLocksResponse(
             locks=[
                 ListedQueueLock(
@@ -170,6 +174,10 @@ class QueueLockService:
                     client_id=owner.client_id,
                     nonce=owner.nonce,
                     left_ms=self._locks.left_ms(key, now_ms),
+                    token=owner.token,
+                    # The clock may have been set back since.
+                    age_ms=max(wall_clock_ms - owner.locked_at_ms, 0) if owner.locked_at_ms else None,
+                    is_member=self._locks.is_member(key.group, owner.client_id, owner.nonce),
                 )
                 for key, owner in sorted(self._store.locks.of_group(request.consumer_group).items())
             ]
@@ -237,6 +245,16 @@ def _check(request: LockQueuesRequest | UnlockQueuesRequest) -> None:
         raise invalid_argument("queues", "has a queue twice")
     if any(queue.queue_id < 0 for queue in request.queues):
         raise invalid_argument("queues", "has a queue id below 0")
+
+
+def _no_member(request: LockQueuesRequest) -> ServiceError:
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "MEMBER_UNKNOWN",
+        f"{request.client_id} is no member of {request.consumer_group} here (any more), so no queue is locked for it: join by "
+        "HoldMembership first, or leave `is_member` out",
+        metadata={"consumer_group": request.consumer_group, "client_id": request.client_id},
+    )
 
 
 def _tell(why: str, changes: Iterable[object]) -> None:

@@ -9,7 +9,8 @@ Each returns changes, which go into one record. `LockTable` (store/state/locks.p
 
 - A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. When a member counts as
   gone, its queues are free at once, not only when the lock's time is over.
-- The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then.
+- The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. One that was a
+  member when it got its lock comes back within `gap_ms`, else it is gone: it may have died together with the broker.
 - Each lock gets a new token, also for the same member: a member that lost a queue and got it again does not know what happened in between.
 
 The writer's thread only.
@@ -50,7 +51,9 @@ class LockCounts(NamedTuple):
 
 
 class QueueLocks:
-    """The locks of a broker. `is_member` says whether a member of a group is present. `draw` returns a random number, not 0."""
+    """The locks of a broker. `is_member` says whether a member, by group, name and number, is present. `draw` returns a random number,
+    not 0.
+    """
 
     def __init__(
         self,
@@ -59,9 +62,10 @@ class QueueLocks:
         draw: Callable[[], int],
         lock_ms: int = LOCK_MS,
         count_max: int = LOCKS_MAX,
+        gap_ms: int = LOCK_MS,
     ) -> None:
         self._table = table
-        self._is_member = is_member
+        self.is_member = is_member
         self._draw = draw
         self.lock_ms = lock_ms
         self._count_max = count_max
@@ -69,12 +73,16 @@ class QueueLocks:
         """Token of each lock, and when it ends. The earliest stands first, since all locks last equally long and a renewed one moves to the
         end.
         """
+        self._gap_ms = gap_ms
+        self._awaited: dict[LockKey, int] = {}
+        """Token of each lock whose owner was a member before the start, and is not known to be back."""
+        self._awaited_until_ms = 0
         self._granted = self._expired = self._freed = 0
         self.refused_commit_count = 0
         """Commits that were refused because they lacked the token of their queue's lock."""
 
     def take(
-        self, keys: Sequence[LockKey], client_id: str, nonce: int, now_ms: int
+        self, keys: Sequence[LockKey], client_id: str, nonce: int, now_ms: int, wall_clock_ms: int = 0
     ) -> tuple[Changes, list[LockOwner]]:
         """Returns the changes when a member asks for queues, and the owner of each after them. Raises ServiceError TOO_MANY; then nothing
         changes.
@@ -88,9 +96,10 @@ class QueueLocks:
         for key in keys:
             owner = self._table.owner(key)
             if owner is None:
-                owner = LockOwner(self._draw(), client_id, nonce)
+                is_member = self.is_member(key.group, client_id, nonce)
+                owner = LockOwner(self._draw(), client_id, nonce, is_member, wall_clock_ms)
                 changes.append((key, owner))
-            if owner[1:] == (client_id, nonce):
+            if owner.has_name(client_id, nonce):
                 self._renew(key, owner, now_ms)
             owners.append(owner)
         return changes, owners
@@ -103,13 +112,13 @@ class QueueLocks:
         changes: Changes = []
         for key in owned:
             owner = self._table.owner(key)
-            if owner is not None and owner[1:] == (client_id, nonce):
+            if owner is not None and owner.has_name(client_id, nonce):
                 changes.append((key, None))
         return changes
 
     def gone(self, group: str, client_id: str, nonce: int) -> Changes:
         """Returns the changes when a member is gone, unless it has come back since."""
-        if self._is_member(group, client_id, nonce):
+        if self.is_member(group, client_id, nonce):
             return []
         return self.give_up((), group, client_id, nonce)
 
@@ -118,18 +127,23 @@ class QueueLocks:
         for key, owner in self._table.all().items():
             if self._deadlines_ms.get(key, (0, 0))[0] != owner.token:
                 self._renew(key, owner, now_ms)
+                if owner.is_member:
+                    self._awaited[key] = owner.token
+        self._awaited_until_ms = now_ms + self._gap_ms
 
     def expired(self, now_ms: int) -> Changes:
         """Returns the changes for at most SLICE_COUNT locks that nobody renewed in time. Call it at intervals, and again at once while
         `is_due`. It returns the same changes again until they are appended."""
         changes: Changes = []
+        if self._awaited and self._awaited_until_ms <= now_ms:
+            return self._not_back()
         for key, (token, deadline_ms) in list(islice(self._deadlines_ms.items(), SLICE_COUNT)):
             if deadline_ms > now_ms:
                 break
             owner = self._table.owner(key)
             if owner is None or owner.token != token:
                 del self._deadlines_ms[key]
-            elif self._is_member(key.group, owner.client_id, owner.nonce):
+            elif self.is_member(key.group, owner.client_id, owner.nonce):
                 self._renew(key, owner, now_ms)
             else:
                 changes.append((key, None))
@@ -137,6 +151,8 @@ class QueueLocks:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the time of any lock is over."""
+        if self._awaited and self._awaited_until_ms <= now_ms:
+            return True
         first = next(iter(self._deadlines_ms.values()), None)
         return first is not None and first[1] <= now_ms
 
@@ -147,7 +163,8 @@ class QueueLocks:
     def on_expired(self, changes: Changes) -> None:
         """Notes that the changes that `expired` returned are appended."""
         for key, _ in changes:
-            del self._deadlines_ms[key]
+            self._deadlines_ms.pop(key, None)
+            self._awaited.pop(key, None)
         self._expired += len(changes)
 
     def on_freed(self, count: int) -> None:
@@ -167,6 +184,18 @@ class QueueLocks:
     def _renew(self, key: LockKey, owner: LockOwner, now_ms: int) -> None:
         self._deadlines_ms.pop(key, None)
         self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
+        self._awaited.pop(key, None)
+
+    def _not_back(self) -> Changes:
+        """The changes for at most SLICE_COUNT locks of members that did not come back after the start."""
+        changes: Changes = []
+        for key, token in list(islice(self._awaited.items(), SLICE_COUNT)):
+            owner = self._table.owner(key)
+            if owner is None or owner.token != token or self.is_member(key.group, owner.client_id, owner.nonce):
+                del self._awaited[key]
+            else:
+                changes.append((key, None))
+        return changes
 
     def counts(self) -> LockCounts:
         """Returns what metrics show. Any thread."""

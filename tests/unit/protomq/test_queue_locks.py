@@ -6,13 +6,24 @@ import pytest
 
 from protomq import MessageQueue
 from protomq._consumer_calls import Limits
+from protomq._consumer_options import ConsumerOptions
+from protomq._consumer_steps import ConsumerSteps
+from protomq._filters import NO_FILTER
 from protomq._methods import LOCK_QUEUES, UNLOCK_QUEUES
 from protomq._offset_calls import without_lost_queues
 from protomq._queue_locks import RENEW_S, RETRY_S, QueueLocks
 from protomq._retry import ONCE
-from protomq.errors import QueueNotOwnedError, SystemBusyError, UnknownMethodError
+from protomq.errors import (
+    MemberUnknownError,
+    QueueNotOwnedError,
+    SystemBusyError,
+    UnknownMethodError,
+)
+from protomq.v1 import membership_service_pb2 as pb_members
 from protomq.v1 import queue_lock_service_pb2 as pb
 from tests.support.fake_driver import FakeWorld, route_of
+
+from .test_stopped_member import FakeMember
 
 LIMITS = Limits(1.0, ONCE)
 Q0, Q1 = (MessageQueue("T", "a", queue_id) for queue_id in (0, 1))
@@ -157,3 +168,53 @@ def test_who_was_given_up_has_no_lock_of_that_broker(
     locks.forget({"a"})
     assert locks.locked([Q0]) == []
     assert locks.due_in_s(world.now_s()) == 0
+
+
+def test_a_broker_that_does_not_know_the_member_yet_takes_nothing_away_and_is_asked_again_without_a_word(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    follow(world, locks, Q0)
+    world.script.append(MemberUnknownError("who?"))
+    assert follow(world, locks, Q0, Q1) == []
+    assert (locks.token(Q0), locks.locked([Q1])) == (1, [])
+    assert locks.due_in_s(world.now_s()) == RETRY_S
+    world.advance(RETRY_S)
+    follow(world, locks, Q0, Q1)
+    assert locks.locked([Q0, Q1]) == [Q0, Q1]
+    assert caplog.text == ""
+
+
+def test_a_queue_that_goes_to_another_while_its_lock_is_on_its_way_is_unlocked_again(
+    world: FakeWorld, broker: Lockers
+) -> None:
+    member = FakeMember(world)
+    steps = ConsumerSteps(ConsumerOptions(group="g", lock_queues=True), world.now_s, member=member)
+    lock = world.answers[LOCK_QUEUES]
+
+    def lock_while_another_joins(server: str, request: bytes) -> bytes:
+        world.answers[LOCK_QUEUES] = lock
+        answer = lock(server, request)
+        member.call()
+        member.answer(pb_members.GroupMember(client_id="z", nonce=2, topics=[pb_members.MemberTopic(topic="T")]))
+        return answer
+
+    world.answers[LOCK_QUEUES] = lock_while_another_joins
+    world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    assert steps.state.queues == (Q0,)
+    assert steps.locks is not None
+    assert steps.locks.locked([Q0, Q1]) == [Q0]
+    assert list(broker.owners) == [0], "else it has an owner that never consumes it"
+
+
+def test_what_is_missing_is_asked_for_and_the_rest_when_it_is_to_be_renewed(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    broker.owners[1] = ("other", 9)
+    follow(world, locks, Q0, Q1)
+    asked: list[list[int]] = []
+    while world.now_s() < RENEW_S:
+        world.advance(RETRY_S)
+        follow(world, locks, Q0, Q1)
+        queues = pb.LockQueuesRequest.FromString(world.calls[-1][2]).queues
+        asked.append([queue.queue_id for queue in queues])
+    assert asked == [[1]] * (len(asked) - 1) + [[0, 1]]

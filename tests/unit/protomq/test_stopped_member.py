@@ -14,6 +14,7 @@ from protomq._filters import NO_FILTER
 from protomq._membership_logic import EXPIRY_PART, HOLD_S, MembershipState, MemberTicket
 from protomq._methods import COMMIT_OFFSETS
 from protomq._queue_listener import QueueListener
+from protomq._queue_locks import QueueLocks
 from protomq.allocation import Average
 from protomq.errors import ConnectionLostError, MemberUnknownError
 from protomq.v1 import membership_service_pb2 as pb
@@ -37,9 +38,9 @@ class FakeMember:
         self.ticket, _, request, _ = self.state.begin("a", self._world.now_s())
         self._said = pb.HoldMembershipRequest.FromString(request).member
 
-    def answer(self) -> None:
+    def answer(self, *others: pb.GroupMember) -> None:
         assert self.ticket is not None
-        answer = pb.HoldMembershipResponse(version=1, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said])
+        answer = pb.HoldMembershipResponse(version=1, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said, *others])
         self.state.answered(self.ticket, answer.SerializeToString(), self._world.now_s())
 
     def fail(self) -> None:
@@ -145,3 +146,21 @@ def test_calls_that_fail_for_a_moment_do_not_hold_commits_up(node: Node) -> None
     node.poll()
     assert node.commits() == 1
     assert HOLD_S < GAP_S * EXPIRY_PART
+
+
+@pytest.mark.parametrize("locks", [False, True])
+def test_while_calls_fail_for_long_nothing_of_a_locked_queue_is_begun_for_its_lock_may_be_over(locks: bool) -> None:
+    node = Node()
+    if locks:
+        node.steps.locks = QueueLocks("g", lambda: node.member.state.key, node.world.now_s)
+    for second in range(int(GAP_S)):
+        assert node.steps.stands(A0), second
+        node.member.fail()
+        node.world.advance(1.0)
+        node.member.call()
+        if second >= GAP_S * EXPIRY_PART - 2:
+            break
+    node.world.advance(2.0)
+    assert node.steps.stands(A0) is not locks
+    node.member.answer()
+    assert node.steps.stands(A0)

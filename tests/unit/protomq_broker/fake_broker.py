@@ -124,7 +124,7 @@ class FakeBroker:
         self.members: set[tuple[str, str, int]] = set()
         tokens = itertools.count(1)
         self.queue_locks = QueueLocks(
-            self.store.locks, lambda *member: member in self.members, lambda: next(tokens)
+            self.store.locks, lambda *member: member in self.members, lambda: next(tokens), gap_ms=config.member_gap_ms
         )
         self.locks = QueueLockService(
             self.store, self.queue_locks, writer, self.waiting, config, self.clock

@@ -30,6 +30,7 @@ from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, LOCKS, FakeBroker
 
+LOCK_GAP_MS = 25_000
 Q0, Q1 = ("topic", 0), ("topic", 1)
 
 
@@ -149,6 +150,57 @@ def test_queues_of_a_member_that_is_gone_are_free_at_once_unless_it_is_back() ->
     broker.locks.gone("g", "b", 1)
     assert list(listed(broker)) == [Q1]
     assert broker.queue_locks.counts().freed == 1
+
+
+def test_a_member_that_does_not_come_back_after_a_start_is_gone_within_the_gap_and_one_without_a_call_has_its_time() -> None:
+    broker = FakeBroker()
+    broker.store.topics.create(TopicConfig("three", 3, 3))
+    of_dead, of_back, of_other = ("three", 0), ("three", 1), ("three", 2)
+    broker.members.update({("g", "dies", 1), ("g", "returns", 1)})
+    lock(broker, "dies", of_dead)
+    lock(broker, "returns", of_back)
+    broker.members.clear()
+    lock(broker, "beats", of_other)
+    broker.queue_locks._deadlines_ms.clear()  # as after a start
+    broker.locks.arm()
+    broker.advance(1_000)
+    broker.members.add(("g", "returns", 1))
+    broker.advance(LOCK_GAP_MS - 1_500)
+    assert list(listed(broker)) == [of_dead, of_back, of_other]
+    broker.advance(1_500)
+    assert list(listed(broker)) == [of_back, of_other]
+    broker.advance(LOCK_MS)
+    assert list(listed(broker)) == [of_back]
+    assert broker.queue_locks.counts().expired == 2
+
+
+def test_who_says_to_be_a_member_and_is_none_any_more_gets_no_lock() -> None:
+    broker = filled()
+    request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0]), is_member=True)
+    error = broker.call(LOCKS + "LockQueues", request).error
+    assert error is not None
+    assert (error.reason, error.metadata["client_id"]) == ("MEMBER_UNKNOWN", "a")
+    assert listed(broker) == {}
+    broker.members.add(("g", "a", 1))
+    assert broker.call(LOCKS + "LockQueues", request).response().queues[0].token
+
+
+def test_a_listed_lock_has_its_token_and_its_age_which_a_start_does_not_end() -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q0)
+    broker.advance(5_000)
+    topic = broker.store.topics.find("topic")
+    assert topic is not None
+    early = locks_record([(LockKey("g", "topic", topic.incarnation, 1), LockOwner(9, "old", 1))])
+    broker.store.append_state(LOCKS_TOPIC, [early])
+    request = ListQueueLocksRequest(consumer_group="g")
+    first, old = broker.call(LOCKS + "ListQueueLocks", request).response().locks
+    assert (first.token, first.age_ms, first.is_member) == (token, 5_000, False)
+    assert (old.token, old.HasField("age_ms")) == (9, False), "of an earlier version"
+    broker.members.add(("g", "a", 1))
+    broker.clock.time_ms -= 60_000  # somebody sets the clock back
+    assert broker.call(LOCKS + "ListQueueLocks", request).response().locks[0].age_ms == 0
+    assert broker.call(LOCKS + "ListQueueLocks", request).response().locks[0].is_member
 
 
 def test_only_the_owner_of_a_locked_queue_commits() -> None:

@@ -28,12 +28,17 @@ class LockQueuesRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
+    IS_MEMBER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     client_id: _builtins.str
     """The member's name, as in GroupMember."""
     nonce: _builtins.int
     """The member's random number, as in GroupMember. Not 0."""
+    is_member: _builtins.bool
+    """The caller holds a call here (MembershipService), and wants no lock without it: refused with MEMBER_UNKNOWN where the broker does not know it
+    (any more). So no lock is left behind by a request that arrives after its member has died.
+    """
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueName]:
         """The queues, each once."""
@@ -45,10 +50,11 @@ class LockQueuesRequest(_message.Message):
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
         queues: _abc.Iterable[Global___QueueName] | None = ...,
+        is_member: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "nonce", b"nonce", "queues", b"queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "is_member", b"is_member", "nonce", b"nonce", "queues", b"queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,12 +257,23 @@ class ListedQueueLock(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     LEFT_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    IS_MEMBER_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Who has it."""
     nonce: _builtins.int
     """The random number of who has it."""
     left_ms: _builtins.int
     """Until it ends unless it is renewed, in milliseconds."""
+    token: _builtins.int
+    """The token that commits carry."""
+    age_ms: _builtins.int
+    """For how long the member has had the queue, in milliseconds, by the broker's clock; restarts count. Absent: not known, the lock is of an
+    earlier version.
+    """
+    is_member: _builtins.bool
+    """Whether the member holds a call here now (MembershipService)."""
     @_builtins.property
     def queue(self) -> Global___QueueName:
         """The queue."""
@@ -268,11 +285,16 @@ class ListedQueueLock(_message.Message):
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
         left_ms: _builtins.int = ...,
+        token: _builtins.int = ...,
+        age_ms: _builtins.int | None = ...,
+        is_member: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "left_ms", b"left_ms", "nonce", b"nonce", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "client_id", b"client_id", "is_member", b"is_member", "left_ms", b"left_ms", "nonce", b"nonce", "queue", b"queue", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
 
 Global___ListedQueueLock: _TypeAlias = ListedQueueLock  # noqa: Y015

@@ -769,6 +769,8 @@ class QueueLock(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    IS_MEMBER_FIELD_NUMBER: _builtins.int
+    LOCKED_AT_MS_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     topic: _builtins.str
@@ -783,6 +785,12 @@ class QueueLock(_message.Message):
     """The member's name, as in GroupMember."""
     nonce: _builtins.int
     """The member's random number."""
+    is_member: _builtins.bool
+    """The member held a call (MembershipService) when it got the lock. So one that does not come back after a start is gone, sooner than its lock
+    ends.
+    """
+    locked_at_ms: _builtins.int
+    """When it got the lock, in milliseconds since 1970; for people. 0: not known."""
     def __init__(
         self,
         *,
@@ -793,10 +801,12 @@ class QueueLock(_message.Message):
         token: _builtins.int = ...,
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
+        is_member: _builtins.bool = ...,
+        locked_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "nonce", b"nonce", "queue_id", b"queue_id", "token", b"token", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "is_member", b"is_member", "locked_at_ms", b"locked_at_ms", "nonce", b"nonce", "queue_id", b"queue_id", "token", b"token", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

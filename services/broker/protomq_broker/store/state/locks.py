@@ -1,7 +1,8 @@
 """Which member of a group has which queue to itself; a state machine over the log.
 
     record of %SYS%LOCKS   its body is a LocksRecord (state.proto): queues that members lock or give up, groups that are deleted
-    config/locks.json      {"position": n, "locks": [[group, topic, incarnation, queue id, token, client id, nonce, position], …]}
+    config/locks.json      {"position": n, "locks": [[group, topic, incarnation, queue id, token, client id, nonce,
+                          is member, locked at, position], …]}
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A lock's position is where its newest record stands.
@@ -42,11 +43,20 @@ class LockKey(NamedTuple):
 
 
 class LockOwner(NamedTuple):
-    """Who has a queue. `token`: a random number of this lock, not 0; `nonce`: of the member."""
+    """Who has a queue. `token`: a random number of this lock, not 0; `nonce`: of the member.
+
+    `is_member`: it held a call when it got the queue; `locked_at_ms`: since 1970, 0 if that is not known.
+    """
 
     token: int
     client_id: str
     nonce: int
+    is_member: bool = False
+    locked_at_ms: int = 0
+
+    def has_name(self, client_id: str, nonce: int) -> bool:
+        """Whether it is this member."""
+        return self.client_id == client_id and self.nonce == nonce
 
 
 class LockTable:
@@ -112,7 +122,7 @@ class LockTable:
             for said in record.locks:
                 key = LockKey(said.consumer_group, said.topic, said.topic_incarnation, said.queue_id)
                 if said.token:
-                    owner = LockOwner(said.token, said.client_id, said.nonce)
+                    owner = LockOwner(said.token, said.client_id, said.nonce, said.is_member, said.locked_at_ms)
                     self._owners[key] = owner
                     self._groups.setdefault(key.group, {})[key] = owner
                     self._positions[key] = position
@@ -164,9 +174,9 @@ class LockTable:
     def _load(self, content: Any) -> None:
         owners: dict[LockKey, LockOwner] = {}
         positions: dict[LockKey, int] = {}
-        for group, topic, incarnation, queue_id, token, client_id, nonce, position in content["locks"]:
+        for group, topic, incarnation, queue_id, token, client_id, nonce, is_member, at_ms, position in content["locks"]:
             key = LockKey(str(group), str(topic), int(incarnation), int(queue_id))
-            owners[key] = LockOwner(int(token), str(client_id), int(nonce))
+            owners[key] = LockOwner(int(token), str(client_id), int(nonce), bool(is_member), int(at_ms))
             positions[key] = int(position)
         self._owners, self._positions = owners, positions
         self._groups = {}
@@ -186,6 +196,8 @@ def locks_record(changes: Iterable[tuple[LockKey, LockOwner | None]]) -> bytes:
                 token=owner.token if owner is not None else 0,
                 client_id=owner.client_id if owner is not None else "",
                 nonce=owner.nonce if owner is not None else 0,
+                is_member=owner is not None and owner.is_member,
+                locked_at_ms=owner.locked_at_ms if owner is not None else 0,
             )
             for key, owner in changes
         ]

@@ -1,0 +1,346 @@
+"""What the members of a group did, and what of it is wrong. Pure: times come with the events.
+
+    G1   at least once: each acknowledged message was ended by a member
+    G2   no commit is ahead: all messages below an accepted commit were ended before
+    G3   no step back: nobody begins below what was committed when he asked; a queue's members get each message once, and in order where
+         the queue has order; accepted commits of locked queues only grow
+    G4   no two have a queue: no member has a message of it while another one still has one
+    G5   no commit with a token is accepted after another member was given the queue
+    G6   take-over: no queue with messages is silent for longer than promised
+    G7   a member that was stopped begins nothing of its queues when it wakes, if others have them
+    G8   a queue that goes from one to another by a join or a leave takes its commit along: no message comes again
+
+What a stopped member had in hand it may finish, and counts; so do messages that come again since their commit was lost with a kill. One
+message may be between the check and the listener when a stop falls: it counts, two are wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from .violations import Violation
+
+PROMISED_S: Final = 2.0
+"""A killed member's queues are consumed again within this time."""
+REVOKE_S: Final = 1.0
+"""How long a queue that goes waits for the listeners of its messages."""
+LATE_S: Final = 3.0
+"""How much later a busy machine may be."""
+
+
+class Span(NamedTuple):
+    """From a time to a time, in seconds."""
+
+    begin_s: float
+    end_s: float
+
+    def meets(self, begin_s: float, end_s: float) -> bool:
+        return self.begin_s <= end_s and begin_s <= self.end_s
+
+
+class Got(NamedTuple):
+    """A member has a message."""
+
+    time_s: float
+    member: str
+    offset: int
+
+
+class Fetch(NamedTuple):
+    """A member asked where the group is in a queue."""
+
+    time_s: float
+    began_s: float
+    offset: int
+
+
+@dataclass
+class Commit:
+    """An offset that went out, and when it was accepted."""
+
+    member: str
+    queue: str
+    offset: int
+    token: int
+    sent_s: float
+    accepted_s: float | None = None
+
+
+@dataclass
+class GroupHistory:
+    """All that is known of a run. `gap_s`, `settle_s`: the settings of its brokers."""
+
+    gap_s: float
+    settle_s: float
+    is_locked: bool = False
+    is_ordered: bool = False
+    got: dict[str, list[Got]] = field(default_factory=lambda: defaultdict(list))
+    done: dict[str, dict[int, list[tuple[float, str]]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    fetches: dict[tuple[str, str], list[Fetch]] = field(default_factory=lambda: defaultdict(list))
+    tokens: dict[str, list[tuple[float, str, int]]] = field(default_factory=lambda: defaultdict(list))
+    commits: list[Commit] = field(default_factory=list)
+    open_commits: dict[tuple[str, int], list[Commit]] = field(default_factory=lambda: defaultdict(list))
+    refused: Counter[str] = field(default_factory=Counter)
+    refused_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    acked_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    killed_s: dict[str, float] = field(default_factory=dict)
+    stops: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    stopping_s: dict[str, float] = field(default_factory=dict)
+    downs: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    """Of a broker."""
+    paces: list[tuple[float, float]] = field(default_factory=list)
+    """When, and how many times slower than alone a thread came along: others may be at work on the machine."""
+
+    def pace(self, begin_s: float, end_s: float) -> float:
+        """The mean of that time; 1.0 on a quiet machine."""
+        found = [pace for time_s, pace in self.paces if begin_s - 1.0 <= time_s <= end_s + 1.0]
+        return sum(found) / len(found) if found else 1.0
+
+    def note(self, member: str, line: str) -> str:
+        """Takes a line of a member; the step that it tells."""
+        step, time_text, *rest = line.split()
+        time_s = float(time_text)
+        match step, rest:
+            case "got", (queue, offset):
+                self.got[queue].append(Got(time_s, member, int(offset)))
+            case "done", (queue, offset):
+                self.done[queue][int(offset)].append((time_s, member))
+            case "fetched", (queue, offset, began):
+                self.fetches[member, queue].append(Fetch(time_s, float(began), int(offset)))
+            case "token", (queue, token):
+                self.tokens[queue].append((time_s, member, int(token)))
+            case "commit", (number, queue, offset, token):
+                commit = Commit(member, queue, int(offset), int(token), time_s)
+                self.commits.append(commit)
+                self.open_commits[member, int(number)].append(commit)
+            case "committed", (number, _):
+                for commit in self.open_commits.pop((member, int(number))):
+                    commit.accepted_s = time_s
+            case "refused", (number, reason):
+                del self.open_commits[member, int(number)]
+                self.refused[reason] += 1
+                self.refused_s[member].append(time_s)
+            case "stopping", ():
+                self.stopping_s[member] = time_s
+            case "left", ():
+                pass
+            case _:
+                raise ValueError(f"{member} said {line!r}")
+        return step
+
+    def was_stopped(self, member: str, begin_s: float, end_s: float) -> bool:
+        return any(stop.meets(begin_s, end_s) for stop in self.stops[member])
+
+
+def check_group(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
+    """What is wrong; what is only counted goes to `counts`."""
+    for several in history.got.values():
+        several.sort()
+    checks = (_missed, _ahead, _steps_back, _two_owners, _old_tokens, _silences, _woken, _handed_over)
+    return [found for check in checks for found in check(history, counts)]
+
+
+def _missed(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    missing = [f"{queue} {offset}" for queue, offset in history.acked_s if not history.done[queue].get(offset)]
+    counts["acked"] += len(history.acked_s)
+    if missing:
+        yield Violation("G1", f"{len(missing)} of {len(history.acked_s)} messages were ended by nobody: {sorted(missing)[:5]}")
+
+
+def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    ready_s: dict[str, list[float]] = {}
+    for queue, done in history.done.items():
+        times = ready_s[queue] = [0.0]
+        """By offset: from when on it may be committed."""
+        while (several := done.get(len(times) - 1)) is not None:
+            times.append(max(times[-1], min(several)[0]))
+    for commit in history.commits:
+        if commit.accepted_s is None:
+            continue
+        counts["commits"] += 1
+        times = ready_s.get(commit.queue, [0.0])
+        if commit.offset >= len(times) or times[commit.offset] > commit.accepted_s:
+            yield Violation("G2", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
+
+
+def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    accepted: dict[str, list[Commit]] = defaultdict(list)
+    for commit in history.commits:
+        if commit.accepted_s is not None:
+            accepted[commit.queue].append(commit)
+    for queue, commits in accepted.items():
+        # What a member without a lock had on its way when it was stopped may come late: docs/groups.md says so.
+        late = [
+            one
+            for one in commits
+            if not history.is_locked and history.was_stopped(one.member, one.sent_s - 1.0, one.accepted_s or 0.0)
+        ]
+        by_end = sorted(commits, key=lambda one: one.accepted_s or 0.0)
+        for member in {one.member for one in commits} | {got.member for got in history.got[queue]}:
+            for fetch in history.fetches[member, queue]:
+                highest = max((one.offset for one in commits if (one.accepted_s or 0.0) < fetch.began_s), default=-1)
+                if fetch.offset < highest and not any(one.sent_s < fetch.time_s for one in late):
+                    yield Violation("G3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
+        if history.is_locked:
+            highest, index = -1, 0
+            for commit in sorted(commits, key=lambda one: one.sent_s):
+                while index < len(by_end) and (by_end[index].accepted_s or 0.0) < commit.sent_s:
+                    highest, index = max(highest, by_end[index].offset), index + 1
+                if commit.offset < highest:
+                    yield Violation("G3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
+    for queue, several in history.got.items():
+        last: dict[str, tuple[int, int]] = {}
+        seen: dict[str, set[int]] = defaultdict(set)
+        for got in several:
+            fetches = history.fetches[got.member, queue]
+            reign = sum(fetch.began_s < got.time_s for fetch in fetches)
+            if not reign:
+                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and never asked where the group is")
+                continue
+            floor = fetches[reign - 1].offset
+            before = last.get(got.member)
+            is_new = before is None or before[0] != reign
+            if is_new:
+                seen[got.member].clear()
+            if got.offset < floor:
+                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and was told {floor}")
+            elif got.offset in seen[got.member]:
+                yield Violation("G3", f"{got.member} has {queue} {got.offset} twice, of one look-up")
+            elif history.is_ordered and not is_new and before is not None and got.offset != before[1] + 1:
+                yield Violation("G3", f"{got.member} has {queue} {got.offset} behind {before[1]}")
+            elif history.is_ordered and is_new and got.offset != max(floor, 0):
+                yield Violation("G3", f"{got.member} begins {queue} with {got.offset}, and was told {floor}")
+            seen[got.member].add(got.offset)
+            last[got.member] = reign, got.offset
+
+
+def _ends_s(history: GroupHistory, queue: str, got: Got) -> tuple[float, bool]:
+    """Until when a member certainly has a message, and whether it was ended after a stop."""
+    ended = history.done[queue].get(got.offset, ())
+    done_s = min((time_s for time_s, member in ended if member == got.member and time_s >= got.time_s), default=float("inf"))
+    ends_s = min(done_s, history.killed_s.get(got.member, float("inf")))
+    for stop in history.stops[got.member]:
+        if stop.meets(got.time_s, ends_s):
+            return min(max(stop.begin_s, got.time_s), ends_s), done_s > stop.end_s and done_s < float("inf")
+    return (ends_s if ends_s < float("inf") else got.time_s), False
+
+
+def _two_owners(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    for queue, several in history.got.items():
+        until_s: dict[str, tuple[float, int]] = {}
+        for got in several:
+            for member, (other_s, offset) in until_s.items():
+                if member != got.member and other_s > got.time_s:
+                    yield Violation("G4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
+            ends_s, is_late = _ends_s(history, queue, got)
+            counts["finished after waking"] += is_late
+            until_s[got.member] = max(until_s.get(got.member, (0.0, 0)), (ends_s, got.offset))
+    counts["deliveries"] += sum(map(len, history.got.values()))
+    counts["deliveries twice"] += sum(len(several) - len({got.offset for got in several}) for several in history.got.values())
+
+
+def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    counts["commits refused for their lock"] += history.refused["QUEUE_NOT_OWNED"]
+    counts["commits refused as no member"] += history.refused["MEMBER_UNKNOWN"]
+    if not history.is_locked:
+        return
+    for commit in history.commits:
+        if commit.accepted_s is None:
+            continue
+        if not commit.token:
+            yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} without a token")
+        granted = [time_s for time_s, _, token in history.tokens[commit.queue] if token == commit.token]
+        since_s = max(granted, default=0.0)
+        for time_s, member, token in history.tokens[commit.queue]:
+            if token != commit.token and since_s < time_s < commit.sent_s:
+                yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} after {member} had locked it")
+                break
+
+
+def _silences(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    stop_s = 1.6 * history.gap_s + 0.5
+    # Who died with a broker and had its locks counts as gone once he has not come back for the gap.
+    back_s = PROMISED_S + (max(history.gap_s + 1.0, history.settle_s) if history.is_locked else history.settle_s)
+    all_stops = [stop for several in history.stops.values() for stop in several]
+    for queue, several in history.got.items():
+        downs = history.downs[queue.partition("/")[0]]
+        for before, got in pairwise(several):
+            begin_s = max(before.time_s, history.acked_s.get((queue, got.offset), 0.0))
+            silent_s = got.time_s - begin_s
+            if silent_s < 0.5:
+                continue
+            counts["silent queue ms"] += round(silent_s * 1000)
+            allowed_s = PROMISED_S + LATE_S
+            for down in downs:
+                if down.meets(begin_s - back_s, got.time_s):
+                    allowed_s += down.end_s - down.begin_s + back_s
+            allowed_s += sum(stop_s + PROMISED_S for stop in all_stops if stop.meets(begin_s - stop_s, got.time_s))
+            allowed_s *= history.pace(begin_s, got.time_s)
+            if silent_s > allowed_s:
+                who = f"between {before.member} and {got.member}"
+                yield Violation("G6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
+
+
+def take_overs_s(history: GroupHistory) -> list[float]:
+    """How long it took until a killed member's queues were consumed again, where nothing else happened at that time."""
+    found = []
+    stops = [stop for several in history.stops.values() for stop in several]
+    for member, killed_s in history.killed_s.items():
+        window = killed_s - history.settle_s - 2.0, killed_s + PROMISED_S
+        if any(span.meets(*window) for several in history.downs.values() for span in several) or any(stop.meets(*window) for stop in stops):
+            continue
+        for queue, several in history.got.items():
+            behind = [got for got in several if got.time_s <= killed_s]
+            later = [got for got in several if got.time_s > killed_s]
+            if behind and later and behind[-1].member == member and behind[-1].time_s > killed_s - 0.5:
+                found.append(later[0].time_s - max(killed_s, history.acked_s.get((queue, later[0].offset), 0.0)))
+    return sorted(found)
+
+
+def _woken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    for member, stops in history.stops.items():
+        for stop in stops:
+            times: dict[float, str] = {}
+            for queue, several in history.got.items():
+                others = [got for got in several if got.member != member and stop.begin_s < got.time_s < stop.end_s]
+                if not others:
+                    continue
+                fetches_s = [fetch.time_s for fetch in history.fetches[member, queue] if fetch.time_s > stop.end_s]
+                fetched_s = min(fetches_s, default=float("inf"))
+                for got in several:
+                    if got.member == member and stop.end_s < got.time_s < fetched_s:
+                        times[got.time_s] = f"{queue} {got.offset}"
+                        break
+            counts["begun on waking"] += len(times)
+            if len(times) > 1:
+                yield Violation("G7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")
+
+
+def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    for queue, several in history.got.items():
+        downs = history.downs[queue.partition("/")[0]]
+        last: dict[int, Got] = {}
+        for got in several:
+            before = last.get(got.offset)
+            last[got.offset] = got
+            if before is None:
+                continue
+            member, span = before.member, (before.time_s - REVOKE_S, got.time_s)
+            ended_s = [time_s for time_s, who in history.done[queue].get(got.offset, ()) if who == member]
+            sent = [one for one in history.commits if one.member == member and one.queue == queue and one.sent_s > before.time_s]
+            # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again.
+            is_excused = (
+                before.time_s <= history.killed_s.get(member, float("inf")) <= got.time_s
+                or any(time_s > before.time_s + REVOKE_S for time_s in ended_s)
+                or history.was_stopped(member, before.time_s - history.gap_s, got.time_s)
+                or any(down.meets(*span) for down in downs)
+                or any(span[0] <= time_s <= span[1] for time_s in history.refused_s[member])
+                or any(one.accepted_s is None for one in sent)
+            )
+            if not is_excused:
+                text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"
+                yield Violation("G8", text)

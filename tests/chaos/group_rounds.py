@@ -1,0 +1,361 @@
+"""A group with real processes: members are killed, stopped past their time and woken, come and go; its two brokers are killed.
+
+A run has one kind of member, by its seed (`group_member.KINDS`): of pull and push consumers, of threads and tasks, in order or not. What
+members did is judged at the end: checker/groups.py has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from protomq import Admin, MessageQueue, Producer
+from protomq.errors import ProtomqError
+from tests.support.namesrv import running_namesrv
+
+from .checker import Violation
+from .checker.groups import GroupHistory, Span, check_group, take_overs_s
+from .group_member import KINDS, TOPIC
+
+BROKERS: Final = ("a", "b")
+QUEUES_EACH: Final = 4
+MEMBERS_MIN: Final = 2
+MEMBERS_MAX: Final = 5
+GAP_S: Final = 3.0
+SETTLE_S: Final = 1.0
+PATIENCE_S: Final = 60.0
+FAULTS: Final = ("kill", "kill", "kill", "kill", "broker", "broker and member", "join", "leave")
+SEND_PAUSE_S: Final = 0.004
+PACE_LOOK_S: Final = 0.5
+PACE_SPIN_S: Final = 0.01
+
+
+class BrokerProcess:
+    """A broker that can be killed, and comes back at its place."""
+
+    def __init__(self, name: str, folder: Path, namesrv: str) -> None:
+        self.name = name
+        self._folder = folder
+        self._namesrv = namesrv
+        self._ports = {"grpc": 0, "remoting": 0}
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        config = {
+            "data_dir": str(self._folder / self.name),
+            "broker_name": self.name,
+            "namesrv": [self._namesrv],
+            "listen": {f"{kind}_port": port for kind, port in self._ports.items()},
+            "register_interval_ms": 500,
+            "member_gap_ms": round(GAP_S * 1000),
+            "member_settle_ms": round(SETTLE_S * 1000),
+            "store": {"segment_size_bytes": 16 << 20, "disk_delete_ratio": 0.97, "disk_force_ratio": 0.98, "disk_refuse_ratio": 0.99},
+        }
+        file = self._folder / f"{self.name}.yaml"
+        file.write_text(json.dumps(config))  # which is YAML, too
+        command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
+        with open(self._folder / f"{self.name}.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("ready "):
+            raise RuntimeError(f"broker {self.name} did not start: {(self._folder / f'{self.name}.log').read_text()[-2000:]}")
+        words = dict(word.split("=", 1) for word in line.split()[1:])
+        self._ports = {kind: int(words[kind].rpartition(":")[2]) for kind in self._ports}
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class Member:
+    """A member's process, and a thread that reads what it says."""
+
+    def __init__(self, world: GroupWorld, name: str) -> None:
+        self.name = name
+        self._world = world
+        command = [sys.executable, "-m", "tests.chaos.group_member", world.kind, world.namesrv]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=world.log, cwd=Path(__file__).parents[2]
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._world.note(self.name, line.decode())
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with self._world.lock:
+            self._world.history.killed_s[self.name] = time.monotonic()
+        self.process.kill()
+        self._end()
+
+    def leave(self) -> None:
+        """SIGTERM: it says goodbye."""
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR2)
+            time.sleep(0.5)
+            self._world.say("I2", f"{self.name} does not end: {self._world.log_text()[-4_000:]}")
+            self.process.kill()
+        self._end()
+
+    def is_stopped(self) -> bool:
+        """Whether it is, by SIGSTOP."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def _end(self) -> None:
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class GroupWorld:
+    """A run: its processes, and what they did."""
+
+    def __init__(self, seed: int, folder: Path, counts: Counter[str]) -> None:
+        self.rng = random.Random(seed)
+        self.kind = KINDS[seed % len(KINDS)]
+        self.counts = counts
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.found: list[Violation] = []
+        is_orderly = self.kind.endswith("orderly")
+        self.history = GroupHistory(
+            GAP_S, SETTLE_S, is_locked=is_orderly or self.kind == "locked", is_ordered=is_orderly or self.kind in ("pull", "locked")
+        )
+        self.namesrv = ""
+        self.members: dict[str, Member] = {}
+        self.brokers: dict[str, BrokerProcess] = {}
+        self.log: IO[bytes]
+        self.events: IO[str]
+        self._member_number = 0
+        self._stopping = threading.Event()
+
+    def note(self, member: str, line: str) -> None:
+        """A member says something."""
+        with self.lock:
+            self.history.note(member, line)
+            self.events.write(f"{member} {line}")
+
+    def say(self, rule: str, text: str) -> None:
+        """Something is wrong."""
+        with self.lock:
+            self.found.append(Violation(rule, text))
+
+    def log_text(self) -> str:
+        """What the members have written to stderr."""
+        return (self.folder / "members.log").read_text(errors="replace")
+
+    # -- what happens ----------------------------------------------------------------------------------------------------
+
+    def round(self, fault: str) -> None:
+        """One thing happens; often the next one comes before all has settled."""
+        self.counts[f"rounds: {fault}"] += 1
+        getattr(self, f"_{fault.replace(' ', '_')}")()
+        while len(self.members) < MEMBERS_MIN:
+            self._join()
+        if self.rng.random() < 0.5:
+            self.settle()
+        else:
+            self._stopping.wait(self.rng.uniform(0.05, 0.5))
+
+    def settle(self, besides: str = "") -> None:
+        """Waits until each queue is consumed again, by another one than `besides`."""
+        since_s = time.monotonic()
+
+        def is_consumed() -> bool:
+            with self.lock:
+                return all(
+                    any(got.time_s > since_s and got.member != besides for got in reversed(self.history.got[queue][-50:]))
+                    for queue in self.queues
+                )
+
+        if not self.wait(is_consumed):
+            self.say("G6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
+
+    def wait(self, is_done: Callable[[], bool]) -> bool:
+        """Whether it becomes so within PATIENCE_S."""
+        ends_s = time.monotonic() + PATIENCE_S
+        while not is_done():
+            if time.monotonic() > ends_s or self.found:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _join(self) -> None:
+        self._member_number += 1
+        name = f"m{self._member_number}"
+        self.members[name] = Member(self, name)
+
+    def _kill(self) -> None:
+        self.members.pop(self.rng.choice(sorted(self.members))).kill()
+        if len(self.members) < MEMBERS_MAX and self.rng.random() < 0.8:
+            self._join()
+
+    def _leave(self) -> None:
+        self.members.pop(self.rng.choice(sorted(self.members))).leave()
+
+    def _broker(self, *, between: Callable[[], None] = lambda: None) -> None:
+        broker = self.brokers[self.rng.choice(BROKERS)]
+        begin_s = time.monotonic()
+        broker.kill()
+        between()
+        self._stopping.wait(self.rng.choice((0.0, 0.3, 1.0)))
+        broker.start()
+        with self.lock:
+            self.history.downs[broker.name].append(Span(begin_s, time.monotonic()))
+
+    def _broker_and_member(self) -> None:
+        self._broker(between=self._kill)
+
+    def _stop(self) -> None:
+        """A member, past its time; half of the members at the moment when they commit."""
+        while len(self.members) < MEMBERS_MIN + 1:
+            self._join()
+        self.settle()
+        name = self.rng.choice(sorted(self.members))
+        member = self.members[name]
+        in_commit = self.rng.random() < 0.5
+        begin_s = time.monotonic()
+        member.process.send_signal(signal.SIGUSR1 if in_commit else signal.SIGSTOP)
+        if not self.wait(member.is_stopped):
+            self.say("I2", f"{name} commits nothing")
+            return
+        if in_commit:
+            self.wait(lambda: name in self.history.stopping_s)
+            with self.lock:
+                begin_s = self.history.stopping_s.pop(name)
+        # Others take its queues once it counts as gone.
+        self._stopping.wait(1.6 * GAP_S + 0.5 - (time.monotonic() - begin_s))
+        self.settle(besides=name)
+        with self.lock:
+            self.history.stops[name].append(Span(begin_s, time.monotonic()))
+        self.counts["stopped in a commit" if in_commit else "stopped anywhere"] += 1
+        member.process.send_signal(signal.SIGCONT)
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """With brokers, members and a producer; at the end all that was sent is consumed."""
+        with ExitStack() as stack:
+            self.events = stack.enter_context(open(self.folder / "events", "a"))
+            self.log = stack.enter_context(open(self.folder / "members.log", "ab"))
+            self.namesrv = str(stack.enter_context(running_namesrv()).remoting)
+            for name in BROKERS:
+                self.brokers[name] = BrokerProcess(name, self.folder, self.namesrv)
+                stack.callback(self.brokers[name].kill)
+                self.brokers[name].start()
+            with Admin(namesrv=self.namesrv) as admin:
+                self.wait(lambda: len(admin.cluster_info()) == len(BROKERS))
+                admin.create_topic(TOPIC, write_queues=QUEUES_EACH, read_queues=QUEUES_EACH)
+            self.queues = [f"{name}/{number}" for name in BROKERS for number in range(QUEUES_EACH)]
+            producers = [threading.Thread(target=self._produce, args=(name,), daemon=True) for name in BROKERS]
+            stack.callback(self._end_members)
+            stack.enter_context(self._measured_pace())
+            for producer in producers:
+                producer.start()
+            for _ in range(MEMBERS_MIN + 1):
+                self._join()
+            self.settle()
+            try:
+                yield
+                self.settle()
+            finally:
+                self._stopping.set()
+                for producer in producers:
+                    producer.join(PATIENCE_S)
+            self.wait(self._is_all_done)
+
+    @contextmanager
+    def _measured_pace(self) -> Iterator[None]:
+        """Notes how much slower a thread comes along than on a machine of its own: others may be at work here."""
+        is_over = threading.Event()
+
+        def measure() -> None:
+            while not is_over.wait(PACE_LOOK_S):
+                began_s, ends_s = time.monotonic(), time.thread_time() + PACE_SPIN_S
+                while time.thread_time() < ends_s:
+                    pass
+                now_s = time.monotonic()
+                with self.lock:
+                    self.history.paces.append((now_s, max((now_s - began_s) / PACE_SPIN_S, 1.0)))
+
+        thread = threading.Thread(target=measure, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _is_all_done(self) -> bool:
+        with self.lock:
+            return all(offset in self.history.done[queue] for queue, offset in self.history.acked_s)
+
+    def _end_members(self) -> None:
+        for member in self.members.values():
+            member.process.send_signal(signal.SIGCONT)
+            member.leave()
+
+    def _produce(self, broker_name: str) -> None:
+        number = 0
+        with Producer(namesrv=self.namesrv, send_timeout_s=1.0) as producer:
+            while not self._stopping.wait(SEND_PAUSE_S * len(BROKERS)):
+                queue = MessageQueue(TOPIC, broker_name, number % QUEUES_EACH)
+                number += 1
+                try:
+                    result = producer.send(TOPIC, b"%d" % number, queue=queue)
+                except ProtomqError:
+                    continue
+                with self.lock:
+                    self.history.acked_s[f"{broker_name}/{queue.queue_id}", result.queue_offset] = time.monotonic()
+
+
+def group_rounds(
+    seed: int, rounds: int, folder: Path, counts: Counter[str], faults: tuple[str, ...] = FAULTS
+) -> tuple[list[Violation], list[float]]:
+    """What is wrong, and how long take-overs from killed members lasted, in seconds."""
+    world = GroupWorld(seed, folder, counts)
+    counts[f"kind: {world.kind}"] += 1
+    with world.running():
+        for _ in range(rounds):
+            world.round(world.rng.choice(faults))
+            if world.found:
+                break
+    world.found += check_group(world.history, counts)
+    return world.found, take_overs_s(world.history)
+
+
+def told(take_overs: list[float]) -> dict[str, int]:
+    """For counts, in milliseconds."""
+    if not take_overs:
+        return {}
+    return {
+        "take-overs": len(take_overs),
+        "take-over ms, median": round(statistics.median(take_overs) * 1000),
+        "take-over ms, longest": round(max(take_overs) * 1000),
+    }
