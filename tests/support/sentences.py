@@ -19,6 +19,9 @@ WORDS_MAX: Final = 25
 
 _FENCE: Final = re.compile(r"^\s*(```|~~~)")
 _ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+_ATTRIBUTE: Final = re.compile(r"^\s*(?:Attributes:|\w+: )")
+_DRAWN: Final = re.compile(r"[^\s.:]  +\S")
+"""A row of columns."""
 _CODE: Final = re.compile(r"``.+?``|`[^`]+`", re.DOTALL)
 _LINK: Final = re.compile(r"\]\([^)]*\)")
 _END: Final = re.compile(r"(?<=[.!?·])[)\]\"'*_]*\s+(?=[^a-z])|(?<=[.!?])[)\]\"'*_]*$")
@@ -61,13 +64,14 @@ def sentences_of_document(text: str) -> Iterator[Sentence]:
 def sentences_of_docstring(text: str) -> Iterator[Sentence]:
     """Those of a docstring, as `ast.get_docstring(clean=True)` gives it."""
     lines: list[tuple[int, str]] = []
+    item = _ATTRIBUTE if "Attributes:" in text else _ITEM
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("    ") or line.lstrip().startswith(">>>"):
+        if not line.strip() or line.startswith("    ") or line.lstrip().startswith(">>>") or _DRAWN.search(line):
             yield from _of_paragraph(lines)
             lines = []
-        elif _ITEM.match(line) or (line.startswith(" ") and not lines):
+        elif item.match(line) or (line.startswith(" ") and not lines):
             yield from _of_paragraph(lines)
-            lines = [(number, _ITEM.sub("", line))]
+            lines = [(number, item.sub("", line))]
         else:
             lines.append((number, line))
     yield from _of_paragraph(lines)

@@ -10,10 +10,10 @@
         for message in consumer:
             print(message.key, message.body)
 
-Everything public is named here, in `protomq.errors`, `protomq.body_codecs`, `protomq.asgi`, `protomq.allocation`, `protomq.hooks`,
-`protomq.otel`, `protomq.testing`, and, for those who build connectors and tools, in `protomq.calls` and `protomq.records`; modules with an
-underscore may change at any time. Names are loaded when they are first used, so that `import protomq` is cheap and grpc is not loaded
-before it is needed.
+Public names stand here and in `protomq.errors`, `protomq.body_codecs`, `protomq.asgi`, `protomq.allocation`, `protomq.hooks`,
+`protomq.otel` and `protomq.testing`. Connectors and tools also use `protomq.calls` and `protomq.records`. Modules with an underscore may
+change at any time. Names are loaded when they are first used, so that `import protomq` is cheap and grpc is not loaded before it is
+needed.
 """
 
 from __future__ import annotations

@@ -327,8 +327,8 @@ class Admin(AdminCalls):
         queue_ids: Iterable[int] = (),
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Makes a group go on elsewhere: at "earliest", at "latest" (skips its backlog), at the first message stored at a time or later, or
-        at an offset. Returns the brokers that did it. Each broker does it for all queues or for none.
+        """Moves a group's offsets: to "earliest", to "latest" (skips its backlog), to the first message stored at a time or later, or to an
+        offset. Returns the brokers that did it. Each broker does it for all queues or for none.
 
         Running members go on there within seconds. They drop messages that they have pulled and not handed out, and may finish their
         present ones.
@@ -348,8 +348,8 @@ class Admin(AdminCalls):
     ) -> list[str]:
         """Deletes the offsets of a consumer group. Returns the brokers that knew it. Raises GroupNotFoundError if none did.
 
-        Brokers refuse to delete a group whose members have pulled within the last minute (GroupInUseError), unless `force` is given: a
-        member that goes on would commit again, and create the group again.
+        If members have pulled within the last minute, brokers refuse to delete the group (GroupInUseError), unless `force` is given. A
+        member that goes on would commit, and so create the group again.
         """
         from .v1 import admin_service_pb2 as pb
 
@@ -604,7 +604,7 @@ class Admin(AdminCalls):
         """Orders the master of a name to give the lead to the slave with this id, or to the slave with the longest log. Nothing is lost.
 
         Returns when the order is in etcd; `ha_status` shows its outcome. The master drops the order if no slave in sync has that id, or if
-        the slave does not have the whole log within some seconds. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
+        the slave does not have the whole log in time. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
         """
         order_lead(self, broker_name, broker_id, is_unclean=False)
 

@@ -1,4 +1,4 @@
-"""How Admin asks: which brokers there are, each of them in turn, a list page by page; and what becomes of those that do not answer."""
+"""How Admin asks all brokers, each in turn, and reads lists page by page. Also what happens if some do not answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What producers that nobody closed still have to send when the interpreter ends.
 
-Python joins the sending threads first, and they send what waits in their lines. Then `finish_at_exit` of every living producer runs:
-what is left by then, or has failed unseen, is told to the log and in a RuntimeWarning, which Python shows by default.
+Python joins the sending threads first, and they send what waits in their lines. Then `finish_at_exit` of every living producer runs.
+It reports what is left, or has failed unseen, in the log and in a RuntimeWarning, which Python shows by default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A call to a broker, in steps: route -> address -> call -> again, as `_retry.py` says -> decode.
 
-Everything that a client asks of servers goes through here, but for the two hot paths, whose first try has no time for it: sends make theirs
-by themselves and come here when it fails, and pulls, of which many are in flight at once, have a loop of their own (`_pull_logic.py`).
+All calls of a client go through here, except for the two hot paths, whose first try has no time for it. Sends make their first try by
+themselves, and come here when it fails. Pulls, of which many are in flight at once, have a loop of their own (`_pull_logic.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Committing the offsets of a group at several brokers, in steps.
 
-One broker that is silent, or refuses, keeps no other from taking its own. What went wrong is told once: of a broker that is down by
-`_outages.py`, of what a broker has against the offsets by the log, until it takes some again.
+If one broker is silent or refuses, the others still take their offsets. A failure is reported once: a broker that is down by
+`_outages.py`, a refusal by the log, until that broker takes offsets again.
 """
 
 from __future__ import annotations

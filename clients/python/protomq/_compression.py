@@ -1,11 +1,11 @@
 """Compression of bodies: which codecs are here, and both directions.
 
 Rules:
-- A body is compressed when it is larger than the threshold (4 KiB, as RocketMQ's compressMsgBodyOverHowmuch) and when that makes
-  it smaller; else it travels as it is. Bits 0-2 of the record's `flags` say which it was.
+- A body is compressed if it is larger than the threshold (4 KiB, as RocketMQ's compressMsgBodyOverHowmuch), and if that makes it
+  smaller. Else it travels as it is. Bits 0-2 of the record's `flags` say which it was.
 - zlib is the default: every Python and every other language has it, so that any consumer can read what any producer sent.
-- zstd and lz4 come with `pip install "protomq[compression]"`, at the consumers too. A producer that wants a codec that is not
-  installed uses zlib, logs that, and shows it in its `compression` attribute; messages stay readable by everybody.
+- zstd and lz4 come with `pip install "protomq[compression]"`, at the consumers too. If the chosen codec is not installed, the
+  producer uses zlib, logs that, and shows it in its attribute `compression`. So everybody can read the messages.
 - Decompression never produces more than the caller allows: 1 MiB of zeros fits in 1 KiB, and the sender chooses what we unpack.
 """
 
@@ -112,8 +112,8 @@ def compress_body(
 def decompress(data: bytes, flags: int, size_max_bytes: int = DECOMPRESSED_SIZE_MAX_BYTES) -> bytes:
     """The body that `data` was before compression, as bits 0-2 of `flags` say.
 
-    Raises CompressionError if it is damaged, cut off, followed by more, larger than `size_max_bytes`, of an unknown codec, or of
-    one whose library is not installed.
+    Raises CompressionError if the body is damaged, cut off, followed by more, or larger than `size_max_bytes`. Also if its codec
+    is unknown or not installed.
     """
     try:
         return unpack_body(data, flags, size_max_bytes)

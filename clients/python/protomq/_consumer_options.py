@@ -37,14 +37,16 @@ class ConsumerOptions:
     - `begin`: where a queue without a committed offset begins: "earliest", "latest" or a datetime.
     - `resume`: False: begin there even if there is a committed offset.
     - `auto_commit`: positions are committed inside `poll`, every `auto_commit_interval_s` seconds, and on `close`.
-    - `offset_reset`: what to do when the position is outside the queue (its messages expired): go to the "nearest" valid offset,
-      "earliest", "latest", or raise an "error".
+    - `offset_reset`: what to do when the position is outside the queue (its messages expired). Go to the "nearest" valid offset,
+      "earliest" or "latest", or raise an "error".
     - `hold_ms`: how long a broker holds a pull of an empty queue, 0 to 60,000.
-    - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer. Over the remoting port no more is read while 8 MiB wait to be
-      handed out; over gRPC up to two answers per queue are in memory.
+    - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer. Over the remoting port the consumer stops reading while 8 MiB
+      wait to be handed out. Over gRPC up to two answers per queue are in memory.
     - `request_timeout_s`: of each call besides pulls, all its tries together.
-    - `trace`: what `poll` gave is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
-    - `hooks`: code of yours that is called around what `poll` gave and around calls, and that filters (protomq.hooks).
+    - `trace`: the consumer reports what `poll` gave in RMQ_SYS_TRACE_TOPIC, in the background
+      (docs/track.md).
+    - `hooks`: code of yours that runs before and after what `poll` gave and before and after calls, and that filters
+      (protomq.hooks).
     """
 
     group: str = ""

@@ -49,7 +49,7 @@ class About:
 
 
 class Rates:
-    """Counts that only grow, looked at once a second or less often: what they grow by in a second, as a mean of the last minute."""
+    """By how much counters grow in a second, as a mean of the last minute. It looks at them once a second or less often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

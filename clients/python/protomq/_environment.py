@@ -1,8 +1,8 @@
-"""A misspelled PROTOMQ_* variable is told: it would be ignored silently.
+"""A misspelled PROTOMQ_* variable gets a warning: otherwise it would be ignored silently.
 
-The SDK reads one variable. All others are a server's or the command line's, which judge them themselves (most likely elsewhere: the SDK
-may be all that is installed here), so only those are told that look like the one. What Kubernetes and Docker put into containers for
-a service that is called protomq-namesrv is let pass.
+The SDK reads one variable. All others belong to servers or the command line, which check them themselves, most likely on another
+machine. So the SDK warns only of variables that look like its own. It ignores what Kubernetes and Docker put into containers for a
+service called protomq-namesrv.
 """
 
 from __future__ import annotations

@@ -42,9 +42,10 @@ class AsksBrokers(Protocol):
 class GroupSettings:
     """How the messages of a consumer group are delivered.
 
-    `retry_limit` and `delays_ms` are what the settings come to: retries before a message becomes a dead letter (None: without limit), and
-    how long each waits, the last one standing for all further ones. `retry_count_max` and `retry_delays_ms` are what was set: None and ()
-    stand for the defaults. `version`: the highest over all brokers; 0: nobody has set the group up.
+    `retry_limit` and `delays_ms` are what holds, defaults included. `retry_limit` is the number of retries before a message becomes a
+    dead letter (None: no limit). `delays_ms` says how long each retry waits; the last one holds for all further ones. `retry_count_max`
+    and `retry_delays_ms` are what was set: None and () stand for the defaults. `version`: the highest over all brokers; 0: nobody has set
+    the group up.
     """
 
     name: str

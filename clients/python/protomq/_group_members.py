@@ -56,12 +56,12 @@ class MemberQueue:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """How a member of a group stands, as it says itself (RocketMQ: consumerRunningInfo, jstack).
+    """The state of a member of a group, as it reports it (RocketMQ: consumerRunningInfo, jstack).
 
-    `kind`: of client, "PushConsumer" and so on; `version`: of the library, the language and the system. `settings`: for people.
-    `counts`: of a push consumer those of PushCounts and the number of runs; `rates`: what a count grows by in a second, as a mean of its
-    last minute. `stacks`: name and calls of each thread and task, if they were asked for. `is_cut`: something was left out, for there was
-    too much.
+    `kind`: of client, "PushConsumer" and so on; `version`: of the library, the language and the system. `settings`: for people. `counts`:
+    for a push consumer those of PushCounts and the number of runs. `rates`: by how much a count grows in a second, as a mean of its last
+    minute. `stacks`: name and calls of each thread and task, if they were asked for. `is_cut`: something was left out, for there was too
+    much.
     """
 
     kind: str

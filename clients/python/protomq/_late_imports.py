@@ -1,8 +1,8 @@
 """Imports that wait until they are needed, and forks.
 
-A child inherits the lock of a module that another thread was importing when it was forked, and whoever imports that module in the child
-waits for ever. So what every client needs is imported when the first one is made, not with the first request; and a fork waits for
-what is imported even later, which stands under `fork_waits`.
+If another thread imports a module during a fork, the child inherits that module's lock. Then an import of the module in the child waits
+for ever. So the SDK imports what every client needs when the first client is made, not with the first request. A fork waits for what is
+imported even later: those imports stand under `fork_waits`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 Rules:
 - It holds a call at every broker of its topics. The members are the union of what all brokers say that can be reached: who cannot reach
   one of them is seen at another.
-- A queue that another member still has is not taken before that one has given it up, or after CLAIM_WAIT_S: until then its offset may
-  still be committed.
+- If another member still has a queue, this one waits until that member gives it up, or for CLAIM_WAIT_S. Until then the other may
+  still commit its offset.
 - What the brokers that can be reached say while all of them have just begun is incomplete: the share stays as it is.
 - Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
   member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs

@@ -93,8 +93,8 @@ class Message:
     body: bytes
     """The payload, decompressed.
 
-    Reading it raises CorruptMessageError if the record is not what its producer wrote (so do key, tag, properties and the like),
-    CompressionError if it cannot be decompressed.
+    Reading it raises CorruptMessageError if the record is not what its producer wrote; so do key, tag, properties and the like.
+    It raises CompressionError if it cannot be decompressed.
     """
     queue_offset: int
     """Position of the message in its queue, counted in messages from 0."""

@@ -1,7 +1,7 @@
 """Name servers: their addresses, wherever they come from, and the steps of asking them.
 
-Name servers are independent of each other: one is kept while it answers, the others are asked when it does not, or when it does not know
-the topic (it may have been restarted a moment ago).
+Name servers are independent of each other. A client keeps one while it answers. It asks the others when that one does not answer or does
+not know the topic: it may have been restarted a moment ago.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ class SendStatus(IntEnum):
 class OutgoingMessage:
     """A message to send, where the keyword form of `send` is not handy; hooks and selectors are given this form too.
 
-    `body`: bytes, or what a body codec encodes (`protomq.body_codecs`); hooks and selectors are given bytes.
-    `key` is the first key (None or "": there is none), `keys` are further ones (64 together, none empty; look-ups find the message by
-    each); `queue` is where it must go, `sharding_key` keeps its order ("" is none, as it is on the wire). A property has a name; its
-    value may be empty, and arrives so. `delay`, `deliver_at`: see `Producer.send`.
+    `body`: bytes, or what a body codec encodes (`protomq.body_codecs`); hooks and selectors are given bytes. `key` is the first key
+    (None or "": there is none), `keys` are further ones: 64 together, none empty. Look-ups find the message by each. `queue` is where
+    it must go; `sharding_key` keeps its order ("" is none, as on the wire). A property has a name; its value may be empty, and
+    arrives so. `delay`, `deliver_at`: see `Producer.send`.
     """
 
     topic: str

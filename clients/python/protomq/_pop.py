@@ -192,16 +192,16 @@ class SimpleConsumer:
     ) -> HandledCounts:
         """Receives messages and has a function handle each, on up to `concurrency` threads (1 to 1,024), until `request_stop` or `close`.
 
-        `handler` returns: its message is acknowledged. It raises: the message is given back with the error's text, and comes again after
-        10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject(), and may have a
-        type for the body, as a listener of a push consumer.
+        When `handler` returns, its message is acknowledged. When it raises, the message is given back with the error's text. It comes
+        again after 10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject(), and may have a type
+        for the body, as a listener of a push consumer.
 
         While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15 minutes)
         have passed. If the broker refuses to renew, another member has the message: `hold(message).is_lost` says so, and the handler's
         result does not count (`HandledCounts.refused`). A stop waits up to `drain_timeout_s` for running handlers.
 
-        Up to `ahead` messages (0 to 1,024), and 4 MiB, wait here for a handler and are renewed meanwhile: no more than handlers have
-        lately finished in a quarter of a second. A stop gives them back at once.
+        Up to `ahead` messages (0 to 1,024), and 4 MiB, wait here for a handler and are renewed meanwhile. They are no more than
+        handlers lately finished in a quarter of a second. A stop gives them back at once.
 
         It asks a broker that is away again and again. Raises errors that need your action, as `receive` does: TopicNotFoundError and the
         like. The other arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is

@@ -2,7 +2,7 @@
 
     pop answer    [header: fields 4 to 11][regions: record fields, with seals here and there]
 
-A topic's brokers are asked in turn: first each without a hold, then one after another with a hold of HOLD_SLICE_S at most, until one has
+A topic's brokers are asked in turn, first each without a hold. Then each is asked with a hold of HOLD_SLICE_S at most, until one has
 messages or the time is over. With one broker it is one call.
 """
 

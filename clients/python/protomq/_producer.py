@@ -155,9 +155,9 @@ class Producer(LineSender):
         the message may go to any queue. If the broker of a chosen queue is away, the send waits for it within the time-out, unless
         `retries` is 0.
 
-        `delay` (a timedelta, seconds, or a DelayLevel of the broker) counts from the time when the broker gets the message; `deliver_at` is
-        a time with a time zone. Nobody gets the message before, and until then `recall` can take it back. At most 40 days; a time in the
-        past means at once.
+        `delay` (a timedelta, seconds, or a DelayLevel of the broker) counts from when the broker gets the message. `deliver_at` is a time
+        with a time zone. Nobody gets the message before, and until then `recall` can take it back. At most 40 days; a time in the past
+        means at once.
 
         Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
         RequestTimeoutError and others, after the retries that can help.
@@ -341,8 +341,8 @@ class Producer(LineSender):
     ) -> Reply:
         """Sends a message and waits for the reply that its consumer sends by `reply`; the first one if several consumers reply.
 
-        The request is a message like any other: it is stored, and may be processed more than once, or after the time-out (None: the send
-        time-out). Raises what `send` raises, and RequestTimeoutError (not definite) if no reply has come in time.
+        The request is a message like any other: it is stored, and may be processed more than once, or after the time-out. `timeout_s`
+        None: the send time-out. Raises what `send` raises, and RequestTimeoutError (not definite) if no reply has come in time.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)

@@ -31,8 +31,8 @@ class ProducerOptions:
     - `group`: name of the producer group, which the servers' operators see.
     - `send_timeout_s`: seconds that a send may take, 0.001 or more; compression and all attempts together.
     - `retries`: attempts after the first, 0 to 16. `retry_another_broker`: they may go to another broker, if the queue is open.
-    - `compression`: "zlib", which every consumer can read in any language; "zstd" and "lz4" are faster, but only for consumers
-      that have them installed; "auto" (zstd where it is installed here, else zlib) or "none".
+    - `compression`: "zlib", which every consumer can read in any language. "zstd" and "lz4" are faster, but consumers need
+      them installed. "auto" is zstd where it is installed here, else zlib; or "none".
     - `compression_level`: None for the codec's own.
     - `compress_over_bytes`: larger bodies are compressed, up to 32 MiB: consumers unpack no more.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.

@@ -302,7 +302,7 @@ def decode_records(
 
 
 def _front_limit(raw: bytes, position: int, end: int) -> int:
-    """Where fields 1 to 5 of the record [position, end) end, by walking them: for one that the broker moved, or that has a due time."""
+    """Where fields 1 to 5 of the record [position, end) end, by a walk. For records that the broker moved, or that have a due time."""
     try:
         return front_end(raw, position, end - FIXED_TRAILER_SIZE_BYTES)
     except ValueError:

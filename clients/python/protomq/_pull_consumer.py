@@ -111,10 +111,10 @@ class PullConsumer(ConsumerBase):
         evaluates it (docs/filters.md). `module`: the name of a WebAssembly module that was deployed there (Admin.deploy_filter). For a
         wrong filter `poll` raises IllegalFilterError, which says what is wrong and where.
 
-        Call it for several topics, or again for one: to change the filter from here on, or to begin again after a topic was deleted or
-        created again (`poll` raised TopicNotFoundError or TopicRecreatedError). If brokers create topics on the first send, the consumer
-        waits for a topic that does not exist yet, with a RuntimeWarning, since the name may be wrong. It also waits for a topic that may
-        not be read now. Raises TopicNotFoundError, NoRouteError.
+        Call it for several topics, or again for one to change the filter from here on. Call it again too after `poll` raised
+        TopicNotFoundError or TopicRecreatedError. If brokers create topics on the first send, the consumer waits for a topic that does
+        not exist yet. It gives a RuntimeWarning, since the name may be wrong. It also waits for a topic that may not be read now. Raises
+        TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_open()
@@ -160,11 +160,11 @@ class PullConsumer(ConsumerBase):
     def poll(self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
         """Returns the next messages, at most `max_messages`. Waits for them up to `timeout_s`, then returns an empty list.
 
-        Messages of one queue come in their order. `poll` itself retries trouble that may pass (a server that is away or busy, a topic that
-        may not be read now), and logs one warning when it begins and one when it ends. It raises errors that need your action:
-        TopicNotFoundError (deleted while it was read), TopicRecreatedError, QueueNotFoundError (of an assigned queue), CorruptLogError and
-        the like, OffsetIllegalError (if asked for), ClosedError. It raises such an error again at every try until you have solved it;
-        messages of other queues come in between.
+        Messages of one queue come in their order. `poll` itself retries what may pass: a server is away or busy, a topic may not be read
+        now. It logs one warning when that begins and one when it ends. It raises errors that need your action: TopicNotFoundError (deleted
+        while it was read), TopicRecreatedError, and QueueNotFoundError (of an assigned queue). Also CorruptLogError and the like,
+        OffsetIllegalError (if asked for), and ClosedError. It raises such an error again at every try until you have solved it; messages
+        of other queues come in between.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)

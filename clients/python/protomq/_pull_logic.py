@@ -8,21 +8,21 @@ Both flavours drive one `PullState`:
     take(count_max)     messages for the user, decoded here
 
 Rules:
-- A queue has one pull in flight and one answer waiting, or two answers waiting: the next pull starts as soon as an answer is
-  there, so the hold stands at the broker while the user works, and memory is bounded.
-- Who can leave answers in the kernel's buffers reads no more of them than there is room for (`room_bytes`): what is read long
-  before it is used has left the CPU's caches, and lies in memory that the kernel has to clear first.
+- A queue has one pull in flight and one answer waiting, or two answers waiting. The next pull starts as soon as an answer is
+  there. So the broker holds it while the user works, and memory is bounded.
+- A driver that can leave answers in the kernel's buffers reads no more than there is room for (`room_bytes`). Bytes that are
+  read long before their use leave the CPU's caches, and need memory that the kernel has to clear first.
 - A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others.
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
 - Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
   pulled is dropped, and the queue goes on where the group was reset to.
-- Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages in front of the offset
+- Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages before the offset
   were taken back (an unclean promotion), the queue goes on where the two logs part.
-- What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
-  broker says that the topic was made again, or was deleted and is not made again within a while, the user is told, with every try, until
-  the queues are assigned again: no waiting brings back what the position counted.
+- What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. If the
+  topic was created again, or deleted for good, every try raises an error until the queues are assigned again. Waiting does not bring
+  back what the position counted.
 
 Not thread-safe: the consumer that owns it takes care of that.
 """
@@ -723,7 +723,7 @@ def _deleted(queue: MessageQueue) -> TopicNotFoundError:
 
 
 def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
-    """Those that have one of the tags, and those of which nobody can say: the user is to meet the error, not to miss the message."""
+    """Those that have one of the tags, and those whose tag is damaged: the user gets an error rather than missing a message."""
     try:
         return [message for message in messages if message.tag in tags]
     except CorruptMessageError:

@@ -7,10 +7,11 @@
 
 Rules:
 - One call to a broker at a time; the brokers are independent of each other.
-- A broker that is away, or refuses for now, is asked again: with the same octets, and so the same request id, while nobody knows whether it
-  has done the call; pauses double from 1 s to 30 s. What fails meanwhile waits.
-- A call that is refused for good is made again with one message each: one bad message costs no other. A single one that is refused
-  for a delay that the broker does not know goes without it; for any other reason it is dealt with, and told.
+- A broker that is away, or refuses for now, is asked again, with pauses that double from 1 s to 30 s. While the outcome of the call is
+  unknown, the bytes, and so the request id, stay the same. What fails meanwhile waits.
+- A call that is refused for good is made again with one message each: one bad message costs no other. If a single message is
+  refused because the broker does not know its delay, it goes without the delay. For any other reason it counts as done, and is
+  reported.
 - A topic or queue that is said to be missing may only be late: it is asked 10 times.
 """
 

@@ -34,9 +34,9 @@ class PushOptions:
     - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
       group on one machine apart.
     - `begin`, `resume`, `hold_ms`, `request_timeout_s`, `allocation`, `machine_room`, `instance_name`: as of a pull consumer.
-    - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: while a queue has so many messages here that are not done, octets of
-      them, or offsets between its lowest one that is not done and its last one, no more of it are taken. `count_max`,
-      `size_max_bytes`: of all queues together. They are looked at before up to 256 messages are taken.
+    - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: bounds of one queue. They count its messages here that are not done,
+      their bytes, and the offsets from the lowest of them to the last one taken. At a bound the consumer takes no more of it.
+      `count_max`, `size_max_bytes`: the same for all queues together. The consumer checks them before it takes up to 256 messages.
     - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. Not if `orderly`.
     - `commit_interval_s`: between two commits.
     - `suspend_ms`: how long an orderly queue waits after a failure.

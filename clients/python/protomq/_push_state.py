@@ -10,11 +10,11 @@
 Rules:
 - A message is open from `offer` until it is done, or given back and the broker has answered. The lowest open offset of a queue is the one
   to commit: a slow message holds back the commit, and nothing else.
-- A run has as many messages as listeners lately did in 5 ms, so that fast ones cost no hand-over each; its results are per message.
-  Whoever works on it takes its messages from the left. One message in it that takes long holds up none behind it: a tick finds that, and
-  the next thread with nothing else to do takes them from the right. Both ends of a deque may be taken from without a lock.
-- A queue with too many messages, octets, or too wide a span of offsets is full; it is so until a quarter of that has gone. So is the
-  consumer. What is full is not taken from.
+- A run has as many messages as listeners lately finished in 5 ms, so fast ones do not cost a hand-over each. Results are per message.
+  Whoever works on it takes its messages from the left. A message that takes long holds up none behind it: a tick finds that. Then the
+  next thread with nothing else to do takes messages from the right end. Both ends of a deque may be taken from without a lock.
+- A queue is full when it reaches its bound of messages, bytes or span of offsets. It is full until a quarter of that has gone. So is
+  the consumer. What is full is not taken from.
 - Orderly: one run of a queue at a time, of which nothing is taken away. A failure ends the run; the queue waits, and goes on with the same
   message.
 - A queue that is dropped is forgotten at once: what its runs say later counts no more.

@@ -4,8 +4,8 @@
     queues that go     ──▶ release: after the last commit, and once no listener has a message of theirs
 
 Rules:
-- A queue is consumed while it is locked. Who has lost a lock, by time or to another, forgets what is left of the queue: `follow` says
-  which, also if the member has the queue again since, and so a new token.
+- A queue is consumed while it is locked. A member that has lost a lock, by time or to another, drops what is left of the queue.
+  `follow` returns these queues, also if the member has one again by now, with a new token.
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
   nothing away.
 - A broker that knows no locks (UNKNOWN_METHOD) is one of an older version: its queues are consumed without.

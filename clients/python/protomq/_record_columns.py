@@ -128,7 +128,7 @@ RecordColumns: TypeAlias = RecordsOfOneSize | RecordsOfAnySize
 def locate_records(
     raw: bytes, base: int, starts: Sequence[int], sizes: Sequence[int], topic_size: int
 ) -> RecordColumns | None:
-    """The columns; None if a record does not have the layout of a stored one, or has a compressed body, a due time or a transit.
+    """The columns. None if a record does not have the layout of a stored one, or has a compressed body, a due time or a transit.
 
     `topic_size`: of the topic of all records, in bytes.
     """

@@ -2,8 +2,8 @@
 
 Rules:
 - What is asked in one turn of the loop goes out in one write; all answers that one read brings are resolved together.
-- Time-outs cost no timer per call: one timer per connection stands at the earliest deadline it knows of and looks at all
-  pending calls when it fires, which under load is about once per time-out, not once per call.
+- Time-outs cost no timer per call. One timer per connection stands at the earliest deadline it knows of, and looks at
+  all pending calls when it fires. Under load that is about once per time-out, not once per call.
 - A call whose caller is gone (time-out, cancellation) is forgotten; its late answer is dropped by its request id.
 - Who has enough to do holds the reading: answers stay in the kernel, and the time does not count for calls in flight.
 - A connection on which nothing arrived for the whole time-out of a call takes no new calls; it closes when the last one ended.

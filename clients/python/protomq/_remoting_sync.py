@@ -2,7 +2,7 @@
 
 Rules:
 - A stream serves one call at a time. A thread takes one from the pool, sends header and payload at once, reads the
-  answer and gives the stream back. After a time-out or any error on the way the stream is closed, never reused: its next
+  answer and gives the stream back. After a time-out or any error on the way the stream is closed, never reused. Its next
   bytes could be the late answer of another call.
 - An idle stream is looked at before it is used again, so that a restarted server costs no failed call.
 """

@@ -252,7 +252,8 @@ def check_request(properties: Mapping[str, str] | None) -> None:
 def queue_at(
     route: Route, queue: MessageQueue | None, sharding_key: str | None, broker_name: str
 ) -> MessageQueue | None:
-    """The queue of a request: the one that was asked for; else, if the topic is made by it, one of the broker at which its caller waits.
+    """The queue of a request: the one that was asked for. Else, if the request creates the topic, a queue of the broker at which its
+    caller waits.
 
     So the reply finds that broker by the route of the topic.
     """

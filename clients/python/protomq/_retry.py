@@ -25,11 +25,11 @@ A send is tried again within its total time-out (3 s), by these rules:
 
 - An error that is not `retriable` ends it.
 - The outcome is unknown (time-out, connection lost after the request was sent): the identical bytes go to the same broker
-  once more, which recognises what it has already stored. So far, every message is stored exactly once.
+  once more. It recognises what it has already stored. So far, every message is stored exactly once.
 - After that, and after errors that say "nothing happened", another broker is tried, up to `retries` times (RocketMQ's
-  retryTimesWhenSendFailed, 2). Going to another broker with the outcome of the first unknown is the one exception to
-  exactly-once: the message may then be stored on both, with the same message id. `retry_another_broker=False` rules it out.
-  So a send that may go to any queue is tried at most 2 * (1 + retries) times: 6.
+  retryTimesWhenSendFailed, 2). If the outcome at the first broker is unknown, going to another one is the one exception to
+  exactly-once. Then both may store the message, with the same message id. `retry_another_broker=False` rules it out. So a
+  send that may go to any queue is tried at most 2 * (1 + retries) times: 6.
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
   server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered: its
   master comes back, or another one is elected.

@@ -1,10 +1,10 @@
 """Which queue a message goes to.
 
 - nothing said: the queues in turn, one request each (RocketMQ: ThreadLocalIndex). Messages that gather while the line is busy
-  travel together, so it is requests that take turns, not messages; in the long run both spread evenly.
+  travel together. So requests take turns, not messages; in the long run both spread evenly.
 - `sharding_key`: queue number `hash63(UTF-8 of the key) % queue count` of the queues ordered by broker name and queue id. The
-  hash is defined in wire/hashing.py and made of two standard checksums, so every language and every process agrees;
-  Python's own hash() differs from run to run.
+  hash (wire/hashing.py) is made of two standard checksums, so every language and every process agrees. Python's own hash()
+  differs from run to run.
 - `queue`: that queue.
 - `selector`: any callable (queues, message) -> MessageQueue.
 """

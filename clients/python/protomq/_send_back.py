@@ -34,8 +34,8 @@ LOOK_AGAIN_S: Final = 0.05
 class SentBack:
     """What became of a message that was sent back.
 
-    `attempt`: how often it has been handed out by now. `due_time`: when the group gets it again (UTC); None for a dead letter, and where
-    the broker had done the request already and only its answer was lost.
+    `attempt`: how often it has been handed out by now. `due_time`: when the group gets it again (UTC). None for a dead letter, and if
+    the broker had done the request before and only its answer was lost.
     """
 
     attempt: int

@@ -1,11 +1,12 @@
 """What Producer and AsyncProducer have in common: options, messages to requests, answers to results. No sockets, no waiting.
 
-A send goes: `prepare` (the message checked, compressed, its front written) -> gathered with others in a line -> `make_request` (sequences
-taken, queue chosen, bytes assembled) -> the transport -> `store_result`. A request keeps its sequences for all its attempts.
+A send goes through `prepare` (the message checked, compressed, its front written), and gathers with others in a line. Then come
+`make_request` (sequences taken, queue chosen, bytes assembled), the transport, and `store_result`. A request keeps its sequences for all
+its attempts.
 
 Each request names the last sequence that its broker has acknowledged to this producer. A broker that does not have that one has forgotten
-the producer, or lost what it had (a power cut). What was sent to it with an unknown outcome stays unknown then; what was never sent to it
-goes there as if for the first time.
+the producer, or lost what it had (a power cut). Then messages whose outcome there is unknown stay unknown. Messages that were never sent
+to it go there as if for the first time.
 """
 
 from __future__ import annotations

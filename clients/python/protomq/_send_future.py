@@ -1,7 +1,7 @@
 """The future of a message of `send_async`, and the count of failures that nobody has seen.
 
-A future that fails without anybody asking it would let its message vanish. So whoever asks for the outcome, or has it called in, counts
-as having seen it; `flush`, `close` and the end of the interpreter tell the rest.
+A future that fails without anybody asking it would let its message vanish. So a failure counts as seen when somebody asks for the
+outcome, or gets it in a callback. `flush`, `close` and the end of the interpreter report the rest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sending in steps: the route that fits, one request with all its tries, and the requests of a batch. See _steps.py and _retry.py.
 
-The first try of what gathers in a line is the hot path: both producers make it by themselves, and come to `send_again` when it fails.
+The first try of what gathers in a line is the hot path. Both producers make it by themselves, and come to `send_again` when it fails.
 """
 
 from __future__ import annotations

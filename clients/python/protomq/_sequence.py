@@ -2,8 +2,8 @@
 
 A message id is (producer id, epoch, sequence). The broker knows a repeated send by it, so:
 
-- the id is random, 64 bits, never 0 (0 means "no producer" on the wire), and new in a forked child: two processes that share
-  an id would take each other's messages for repetitions;
+- the id is random, 64 bits, never 0 (0 means "no producer" on the wire), and new in a forked child. If two processes shared
+  an id, the broker would take the messages of one for repetitions of the other's;
 - sequences count from 0 over all topics and queues of the producer; `take` hands out consecutive ones to any thread;
 - a number that was taken is never given back, even if its send failed: gaps mean nothing, repetitions mean "the same message".
 """

@@ -1,11 +1,11 @@
 """Whether a blocking call looks for its answer again and again before it goes to sleep.
 
-A thread that sleeps lets its core fall idle, and a virtual machine hands an idle core back: until the thread runs again, with cold caches,
-a third of the time of a call to a broker on the same machine has passed (0.15 instead of 0.09 ms). So a call spins, for 0.2 ms at most,
-but only where that has been of use lately:
+A thread that sleeps lets its core fall idle, and a virtual machine hands an idle core back. Until the thread runs again, with cold caches,
+a third of a call's time has passed: 0.15 instead of 0.09 ms on one machine. So a call spins, for 0.2 ms at most, but only where that has
+been of use lately:
 
-- an answer that does not come in time, or a core that was taken away meanwhile (others want it), makes the following calls sleep at
-  once for a while: 1 ms first, 16 times as long with each failure, up to 1 s; each success halves it;
+- spinning fails if the answer does not come in time, or if the core was taken away meanwhile. Then the following calls sleep at
+  once for a while: 1 ms first, 16 times as long with each failure, up to 1 s. Each success halves that time;
 - so a broker that is farther away costs 0.2 ms of a core a second, and a busy machine nothing that it would notice.
 
 Pure: no I/O, time handed in. One thread at a time.

@@ -113,10 +113,11 @@ class TransactionProducer:
             producer.send("bookings", b"...", key="17", execute=lambda message: book("17"))
 
     - `group`: the producer group; all its producers answer for each other's transactions.
-    - `check`: called on a thread of the producer when a broker asks what became of a transaction that nobody has ended, of this producer
-      or another one of the group; it looks at what the local work has left, and returns a TransactionDecision. UNKNOWN, or an exception:
-      the broker asks again later.
-    - `topics`: of these the brokers are told from the start that this producer is there; of others, from the first send on.
+    - `check`: called on a thread of the producer when a broker asks what became of a transaction that nobody has ended. The transaction
+      may be of this producer or another one of the group. The function looks for the result of the local work, and returns a
+      TransactionDecision. UNKNOWN, or an exception: the broker asks again later.
+    - `topics`: the brokers of these topics know from the start that this producer is there; other brokers, from the first
+      send on.
     - All else: see Producer.
     """
 

@@ -3,8 +3,8 @@
 Rules:
 - Nothing is opened at import or construction; a forked child starts with no connections (its parent's are not touched).
 - A call is made once. Whether to make it again is for the caller to decide, by the error's attributes.
-- The choice is made per server and remembered: 30 s for a remoting port that does not answer, longer for a port that
-  turned out to be gRPC's. `kind(address)` tells it; a change is logged.
+- The choice is made per server and remembered, 30 s for a remoting port that does not answer. It is remembered
+  longer for a port that is gRPC's. `kind(address)` tells it; a change is logged.
 
 `AsyncTransport` (module `_async_transport`) has the same interface with `async def call` and `async def close`.
 """

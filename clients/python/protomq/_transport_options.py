@@ -16,12 +16,12 @@ from .errors import ConfigurationError
 class TransportOptions:
     """How to connect.
 
-    `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to
-    operators, host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`:
-    a server that answers nothing for this time, not even probes, is gone, and its connection is closed; at least 3, over gRPC 20 unless
-    the server's own `connections.peer_timeout_ms` is as low: it refuses more frequent pings. A call that gets no answer ends with
-    its own time-out, and closes a connection on which nothing came meanwhile. `spin`: a blocking call over the remoting port looks for
-    its answer for up to 0.2 ms before it sleeps, where that was of use lately; it costs processor time and spares a wake-up.
+    `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to operators,
+    host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`: a server that does not
+    answer for this time, not even probes, is gone, and its connection is closed. At least 3. Over gRPC at least 20, unless the server's
+    own `connections.peer_timeout_ms` is lower: it refuses more frequent pings. A call that gets no answer ends with its own time-out,
+    and closes a connection on which nothing came meanwhile. `spin`: a blocking call over the remoting port polls for its answer for up
+    to 0.2 ms before it sleeps, if that helped lately. It costs processor time and spares a wake-up.
     """
 
     transport: Literal["auto", "remoting", "grpc"] = "auto"

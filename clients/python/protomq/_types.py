@@ -40,7 +40,8 @@ class PoppedQueue(MessageQueue):
 
 
 class DelayLevel(NamedTuple):
-    """One of the broker's delay levels, from 1; RocketMQ's by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
+    """One of the broker's delay levels, from 1. RocketMQ's by default: `1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h
+    2h`."""
 
     level: int
 
@@ -137,9 +138,9 @@ class PullStatus(IntEnum):
 class Route:
     """All that a client needs to reach a topic; a snapshot.
 
-    `write_queues` and `read_queues` are in the order of broker name and queue id; `brokers` are by name (the master, or
-    for reading the slave of lowest id where no master is known). `auto_create`: the topic does not exist yet, the queues
-    are those that the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
+    `write_queues` and `read_queues` are in the order of broker name and queue id. `brokers` are by name: the master, or for
+    reading the slave of lowest id if no master is known. `auto_create`: the topic does not exist yet, the queues are those that
+    the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
     """
 
     topic: str

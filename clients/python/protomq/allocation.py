@@ -2,8 +2,9 @@
 
     PullConsumer("readers", allocation=Circle())
 
-Each member computes its own share. So all have to use the same strategy with the same settings, and lists in one order: queues by
-broker name and queue id, members by name. The results are those of the Java classes (tests/unit/protomq/allocation_vectors).
+Each member computes its own share. So all have to use the same strategy with the same settings, and lists in the same order.
+Queues are ordered by broker name and queue id, members by name. The results are those of the Java classes
+(tests/unit/protomq/allocation_vectors).
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@
             answer = calls.pull(queue, found.min_offset)
             for message in decode_messages(answer, queue): ...          from protomq.records
 
-A call goes by the route of its topic, and is made again by the route as it is then after errors that may pass, until its time is over
-(or once only: `Calls(retries=ONCE)`). Sending twice is safe where the records carry the numbers of a producer: brokers recognise them.
+A call goes by the route of its topic. After an error that may pass it is made again, by the route as it is then, until its time is
+over. `Calls(retries=ONCE)` makes it once only. Sending twice is safe where the records carry the numbers of a producer: brokers
+recognise them.
 """
 
 from __future__ import annotations

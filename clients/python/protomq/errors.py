@@ -73,7 +73,7 @@ What a handler reads are attributes, not classes:
 - `definite`: the request did not happen and will not; a server says it with each error. False after a time-out: the message may be stored
   all the same. The SDK's own retries are safe: the broker recognises a repeated send by its sequence number.
 - `stale_route`: the route may be out of date: look it up again before the next try.
-- `code`: gRPC status code as a number (0 where no code fits); `metadata`: values that the message names;
+- `code`: gRPC status code as a number (0 where no code fits). `metadata`: values that the message names.
   `retry_delay_ms`: how long the server asks to wait, or None.
 """
 
@@ -441,8 +441,8 @@ class CallerGoneError(NotFoundError):
 
 
 class TransactionNotFoundError(NotFoundError):
-    """The handle names no open transaction: there never was one, its topic was deleted, or it ended so long ago that the broker has
-    forgotten it.
+    """The handle names no open transaction. There never was one, its topic was deleted, or it ended before the last 100,000 endings
+    that the broker remembers.
     """
 
     reason = "TRANSACTION_NOT_FOUND"
@@ -675,7 +675,8 @@ class UnsupportedError(ServerError):
 
 class CorruptLogError(ServerError):
     """The requested messages are damaged on the broker's disk, or may be. `metadata` holds the position and, where they are known, topic,
-    queue_id, queue_offset and next_offset (behind the damage); for a look-up found_count, the number of newer messages found before it."""
+    queue_id, queue_offset and next_offset (behind the damage). For a look-up it has found_count, the number of newer messages found before
+    it."""
 
     reason = "CORRUPT_LOG"
     code = _DATA_LOSS

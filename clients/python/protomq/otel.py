@@ -65,8 +65,8 @@ class Spans(Hook):
     """Makes spans of what a client sends and consumes. One may be given to many clients.
 
     `tracer_provider`: whose spans these are; None: the global one, as it is when a span begins. `is_child`: whether the span of a single
-    message, with no span around, is a child of the producer's, and so of one trace with it; False: it is linked to it only.
-    `create_spans`: whether each message of a batch has a span of its own; without, all of them carry the context of the one `send` span.
+    message, with no span around it, is a child of the producer's span, in its trace. False: it is only linked to it. `create_spans`:
+    whether each message of a batch has a span of its own; without, all of them carry the context of the one `send` span.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
     slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
     answer    the regions of the records that match, where they are neighbours put together
 
-The read ends when it has found enough, at the end of the queue, or when it has examined its maximum; then the caller learns how far it got.
+The read ends when it has found enough, at the end of the queue, or when it has examined its maximum. The caller learns how far it got.
 Between two slices somebody may delete the topic or segments, or find damage, so each look reads again. If an error comes after some
 progress, the pull answers the progress, and the next pull gets the error.
 

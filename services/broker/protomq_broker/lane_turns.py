@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_S: Final = 0.001
-"""Length of one slice. It ends up to a millisecond late, and two lanes that do such work share the interpreter: a call that comes in
-between is begun within 5 ms.
+"""Length of one slice. It ends up to a millisecond late, and two lanes that do such work share the interpreter. So a call that comes
+in between begins within 5 ms.
 """
 
 Step = Callable[[], bool]

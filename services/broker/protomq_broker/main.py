@@ -143,7 +143,7 @@ def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:
 
 
 class ReopenedBroker:
-    """A broker that opens its store again on request: a slave asks for it after it has to give up bytes that its master does not have.
+    """A broker that opens its store again on request. A slave asks for that when it has to drop bytes that its master does not have.
 
     For protomq_runtime.lifecycle. Attribute: process, the one that runs now.
     """

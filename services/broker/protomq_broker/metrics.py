@@ -260,9 +260,9 @@ class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
-    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `memberships` the numbers
-    of MEMBERS, `locks` those of LOCKS; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are taken, "" if
-    they are; `replication` the numbers of REPLICATION.
+    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker. `memberships`, `locks`,
+    `replication`: the numbers of MEMBERS, LOCKS and REPLICATION. `full_pops`: how many pops met a queue that is full. `write_refusal`:
+    why the broker takes no writes, "" if it takes them.
     """
 
     def __init__(

@@ -6,8 +6,8 @@
 Rules:
 - One plan is under way at a time; pops that come meanwhile form the next plan. So no message is planned twice, and a busier broker puts
   more into one record.
-- The pop lane rebuilds a plan that is out of date when it reaches the send lane: a topic or group was deleted, or a due message was
-  settled.
+- A plan may be out of date when it reaches the send lane: a topic or group was deleted, or a due message was settled. Then the pop
+  lane rebuilds it.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 

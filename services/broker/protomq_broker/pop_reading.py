@@ -1,8 +1,8 @@
 """Reading the messages that a pop may get. The pop lane's thread.
 
 New messages are those behind the last one that any pop of the group has seen. With a filter, or in order of message groups, the reader
-opens their records for SCAN_S at most; the pop goes on in its next turn. Open messages are read where they stand: in their queue, or in the
-retry topic.
+opens their records, for SCAN_S at most. The pop goes on in its next turn. Open messages are read where they stand: in their queue, or in
+the retry topic.
 """
 
 from __future__ import annotations

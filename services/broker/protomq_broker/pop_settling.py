@@ -4,7 +4,7 @@ Rules:
 - What comes together is one record, and one append: an acknowledgement costs no record.
 - It is looked at and appended on the one thread that applies records, so nothing comes in between. The pop lane is not asked; a plan of
   its own that holds no more is void (`pop_pipeline.py`).
-- What takes long is done in parts, each in a turn of the lane of its own, in the order in which it came: a send waits for one part.
+- Long work is done in parts, in the order in which it came. Each part has its own turn of the lane, so a send waits for one part.
 - An answer waits for what SEND_OK waits for: a stale receipt is known by a record, too, that may not be stored yet.
 """
 
@@ -90,7 +90,7 @@ class PopSettler:
     def settle(
         self, calls: Sequence[Call], request_class: type[Any], response_class: type[Any]
     ) -> None:
-        """Does what the calls ask for, and answers them when that is stored; more than a part of them goes on in the lane's next turns."""
+        """Does what the calls ask for, and answers them when that is stored. What exceeds one part goes on in the lane's next turns."""
         lane = calls[0].lane
         is_idle = not self._waits
         for call in calls:

@@ -11,7 +11,7 @@ Each returns changes, which go into one record. `LockTable` (store/state/locks.p
   gone, its queues are free at once, not only when the lock's time is over.
 - The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. One that was a
   member when it got its lock comes back within `gap_ms`, else it is gone: it may have died together with the broker.
-- Each lock gets a new token, also for the same member: a member that lost a queue and got it again does not know what happened in between.
+- Each lock gets a new token, also for the same member. A member that lost a queue and got it again does not know what happened in between.
 
 The writer's thread only.
 """

@@ -5,9 +5,9 @@ Rules
   count. So the master never acknowledges what a member of the set in etcd lacks, whichever set that is.
 - All proposals compare with the same revision: at most one of them was made. A later revision settles all of them.
 - What every member has is confirmed. It never goes back.
-- A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
+- A member joins when it has all that is confirmed, and all that was in the log when this master began. What an earlier master has
   acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
-  because it may have lost the end of its log writes the set: so what it had said before does not bring it back.
+  because it may have lost the end of its log writes the set. So what it had said before does not bring it back.
 - A member that does not keep up for the time-out leaves; one whose session has ended, and that is not back, leaves sooner. The master
   before this one, whose lease ran out, has had that time already: it leaves at once, and joins when it is back.
 """

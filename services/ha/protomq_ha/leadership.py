@@ -8,13 +8,13 @@ Rules
   So it has everything that was acknowledged, whatever the old master believes: safety does not need the lease.
 - The lease counts on CLOCK_BOOTTIME, which neither jumps nor stands still in a suspend, from *sending* the renewal.
 - A member that answers something its master has said does not run for the promise (the lease's time) after it has heard that. A master
-  acknowledges while its lease lasts, or while all other members of its set are bound by their promises, counted from when it said what
-  they have answered. Else it waits: another one may lead by now.
+  acknowledges while its lease lasts, or while the promises of all other members of its set bind them. A promise counts from when the
+  master said what the member has answered. Else it waits: another one may lead by now.
 - While etcd is away, nobody is elected, the set stays, and the master goes on as long as its members follow it. `problems` says so.
 - The outcome of a transaction is unknown until etcd has a later revision of the key that it compared with. Each election, and each return
-  of a master whose lease ran out, writes the in-sync set again: so what was under way before can no longer be made.
-- A store that may have lost the end of its log in the crash of its machine, or by a repair, leaves the set before it runs. It writes the
-  set even if it is not in it: an older master's transaction that adds it can then no longer be made.
+  of a master whose lease ran out, writes the in-sync set again. So a transaction that was under way before can no longer succeed.
+- A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
+  writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """

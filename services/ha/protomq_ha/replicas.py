@@ -44,8 +44,8 @@ class ReplicaTakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Attributes: as in HaConfig; copies_wanted, copies_min: in_sync_replicas and min_in_sync_replicas, 1 where no slave is waited for;
-    counts_flushed: what a slave has synced counts, not what it has written."""
+    """As in HaConfig. `copies_wanted`, `copies_min`: in_sync_replicas and min_in_sync_replicas, 1 where no slave is waited for.
+    `counts_flushed`: what a slave has synced counts, not what it has written."""
 
     copies_wanted: int = 1
     copies_min: int = 1

@@ -1,7 +1,7 @@
 """Configuration of a name server: one frozen object, a section per component. Nothing here changes at run time.
 
-RocketMQ's name server listens on every interface; this one listens on the loopback interface until it is told otherwise, since
-it has no authentication yet: `--host 0.0.0.0`, `listen.host` in the file or PROTOMQ_LISTEN_HOST.
+RocketMQ's name server listens on every interface. This one listens on the loopback interface by default, since it has no
+authentication yet. `--host 0.0.0.0`, `listen.host` in the file or PROTOMQ_LISTEN_HOST change that.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LivenessConfig:
     broken_grace_ms: int = 3_000
     """Time in which a broker whose connection broke during its hold may come back: a blip is no outage. 0 to 60,000."""
     newcomer_ms: int = 10_000
-    """For this time after its first registration a broker loses its name to another store's that had it before: after a restart of the name
-    server its brokers come back within some seconds, in no order. 0 to 600,000."""
+    """For this time after its first registration a broker loses its name to a broker with another store that had it before. After a restart
+    of the name server its brokers come back within some seconds, in no order. 0 to 600,000."""
     scan_interval_ms: int = 1_000
     """How often deadlines are looked at. 10 to 30,000."""
 

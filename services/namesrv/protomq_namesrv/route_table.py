@@ -1,19 +1,20 @@
 """Which brokers are registered and alive: every rule of it, without clock, socket or thread.
 
 Rules
-- A broker is (name, id). Its incarnation rises with each start of its process; a lower one never replaces a higher one, nor
+- A broker is (name, id). Its incarnation rises with each start of its process. A lower one never replaces a higher one. Nor
   does an older state of the topics replace a newer one of the same incarnation.
 - A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
-  its incarnation: the sends meant for the one would be stored in the other. The same store may come back at once, as after a kill.
-- But a broker that had its name here before goes before one that has just come (`newcomer_ms`): after a restart of this process, which of
-  the two asks first is chance.
-- A broker is removed when it says so, when `expiry_ms` pass without a register or heartbeat, or when its hold ended and it did
-  not hold again within a grace: `broken_grace_ms` after a broken connection, `renewal_grace_ms` after an answer. One that never
-  held (any generated client may register) is not asked to.
+  its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a
+  kill.
+- But a broker that had its name here before replaces one that has just come (`newcomer_ms`). After a restart of this process it is chance
+  which of the two asks first.
+- A broker is removed when it says so, or when `expiry_ms` pass without a register or heartbeat. It is also removed when its
+  hold ended and it did not hold again within a grace. The grace is `broken_grace_ms` after a broken connection,
+  `renewal_grace_ms` after an answer. One that never held (any generated client may register) is not asked to.
 - Masters that were elected have an epoch: the name goes to a higher one at once, and never back to a lower one.
-- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out, and after an unregister the same
-  one too, since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
-  starts would lock the broker out.
+- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out. After an unregister the same
+  incarnation stays out too, since a late register of a stopped process must not bring it back. Not for ever: a clock that was set back
+  between two starts would lock the broker out.
 - What was removed is missing, not forgotten: what it stores is in no answer, and who asks is told so. By name, until a broker of that name
   registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.

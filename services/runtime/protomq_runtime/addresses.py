@@ -130,8 +130,8 @@ def advertised_addresses(
 ) -> AdvertisedAddresses:
     """The addresses to advertise once the ports are known.
 
-    `peer` is somebody whom clients share a network with, such as the first name server: for a wildcard listener without a
-    configured name, the interface that leads there is taken.
+    `peer` shares a network with the clients, such as the first name server. A wildcard listener without a configured name
+    advertises the interface that leads there.
     """
     host = config.advertised_host or config.host
     if host in WILDCARD_HOSTS:

@@ -1,19 +1,19 @@
 """When a lane refuses work: CoDel's rule on queue time, after folly's Codel.h.
 
-A lane is overloaded if, in every turn of its loop for a whole interval, the call that had waited longest had waited longer
-than the target. While it is, calls that have waited more than twice the target are refused, unparsed. A burst that is worked
-off within the interval refuses nobody: that is where a fixed limit gives false alarms.
+A lane looks at the longest queue time of each turn of its loop. It is overloaded if that was above the target in every turn
+of a whole interval. While it is, calls that have waited more than twice the target are refused, unparsed. A burst that is
+worked off within the interval refuses nobody: that is where a fixed limit gives false alarms.
 
 `depth_max` bounds the queue on which calls from gRPC and from other lanes wait. Calls on a lane's own connections wait in the socket
-buffers, where TCP's flow control bounds them: their lane takes them and serves them in the same turn.
+buffers, where TCP's flow control bounds them. Their lane takes them and serves them in the same turn.
 
-What is measured: a lane reads everything that is there, in every turn, so a call waits for at most the turn before its own.
-A call from gRPC or from another lane has the time of its arrival. For bytes on a socket the kernel tells no time: if the poll
-returned at once, they may have lain there since the poll before (the worst case is assumed), else they have just come.
+What is measured: a lane reads everything that is there, in every turn, so a call waits for at most the turn before its own. A
+call from gRPC or from another lane has the time of its arrival. For bytes on a socket the kernel tells no time. If the poll
+returned at once, they may have lain there since the poll before, and that is assumed; else they have just come.
 
-Why the target of a lane is 50 ms by default and not folly's 5: callers who wait for their answers make a queue as long as there are
-callers. 256 threads that send one message each stand at 10 ms, all of them served as well as can be; refusing some of them
-would only cost throughput. 2 x 50 ms is half of RocketMQ's fixed 200 ms.
+Why the target of a lane is 50 ms by default and not folly's 5: waiting callers make a queue as long as their number. 256
+threads that send one message each stand at 10 ms, although the lane serves them as fast as it can. Refusing some of them would
+only cost throughput. 2 x 50 ms is half of RocketMQ's fixed 200 ms.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 relies on more than this:
 
 - Nothing waits. What cannot be done now raises BlockingIOError; it is tried again when `ready` says so.
-- What a stream needs from the kernel may be the other of what it is asked for: TLS has to send before it can receive now and then. So the
-  owner asks the poll for `poll_mask(what it wants)`, and does what `ready(events)` says.
-- A stream may have received more than it was asked for: those bytes no poll tells of (`has_received_ahead`).
+- A stream may need the opposite of what it is asked for: now and then TLS has to send before it can receive. So the owner asks the poll
+  for `poll_mask(what it wants)`, and does what `ready(events)` says.
+- A stream may have received more than it was asked for. No poll reports those bytes (`has_received_ahead`).
 - Bytes for which `send` raised BlockingIOError stand first in what is sent next. There may be more behind them.
 - A region of a file is the stream's to move: plain TCP leaves it to the kernel, TLS has to read it.
 

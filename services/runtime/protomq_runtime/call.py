@@ -105,8 +105,8 @@ class Call:
     transport: ClassVar[str] = "remoting"
     """Which of the two brought it: `remoting` or `grpc`."""
     payload: bytes | bytearray
-    """Exactly the request message: a bytearray of the call's own where it is longer than 32 KiB and came over the remoting port,
-    so that records can be stamped in place; else bytes."""
+    """Exactly the request message. Over 32 KiB from the remoting port it is a bytearray of the call's own, so that records can
+    be stamped in place; else bytes."""
     received: float
     """When it was read, in seconds of time.monotonic()."""
     deadline: float | None

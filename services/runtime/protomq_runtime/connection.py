@@ -5,9 +5,9 @@ Outgoing data passes two stages, so that the usual case (small answers, a stream
     out      what this turn has answered: bytes and regions, in order; flushed once, at the end of the turn
     queue    what the stream did not take: sent when it takes more. Large regions by themselves, runs of small pieces together
 
-A peer that does not read its answers stops being read from while more than PENDING_SIZE_MAX_BYTES wait for it, and is dropped
-when nothing at all could be sent for STALL_TIMEOUT_S. A file that is too short for a promised region closes the connection: the
-header is out already, there is no other way to say it.
+If more than PENDING_SIZE_MAX_BYTES wait for a peer that does not read its answers, the lane stops reading from it. It drops the
+peer when nothing could be sent for STALL_TIMEOUT_S. If a file is too short for a promised region, the connection closes: the
+header is out already, so no error can follow.
 """
 
 from __future__ import annotations

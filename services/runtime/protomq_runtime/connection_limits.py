@@ -45,8 +45,8 @@ class ConnectionLimits:
 def watch_peer(sock: socket.socket, peer_timeout_ms: int) -> None:
     """Has the kernel close the connection when its peer is gone: probes where nothing is under way, a limit for what is not confirmed.
 
-    Without that limit, bytes that were sent to a machine that has vanished are repeated for a quarter of an hour, and not probed. It ends a
-    peer too that is alive and takes nothing for that time while bytes wait for it; lanes do the same with what waits in them.
+    Without that limit, bytes that were sent to a machine that has vanished are repeated for a quarter of an hour, and not probed. It also
+    ends a peer that is alive but takes nothing for that time while bytes wait for it. Lanes do the same with what waits in them.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, peer_timeout_ms // 2_000)

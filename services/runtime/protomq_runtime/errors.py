@@ -1,8 +1,8 @@
 """The error that a service raises, and how it crosses the wire.
 
-A service raises ServiceError; both transports turn it into the same google.rpc.Status (AIP-193): a gRPC status code, an
-ErrorInfo with a reason of proto/protomq/v1/error.proto, and RetryInfo or BadRequest where they help. This module knows
-no gRPC: `Code` repeats its seventeen codes, which are fixed for ever.
+A service raises ServiceError. Both transports turn it into the same google.rpc.Status (AIP-193): a gRPC status code and
+an ErrorInfo with a reason of proto/protomq/v1/error.proto. RetryInfo or BadRequest are added where they help. This
+module knows no gRPC: `Code` repeats its seventeen codes, which are fixed for ever.
 
 RULES is the one place that says what each reason means for a caller. The table in docs/wire.md repeats it, and
 tests/unit/test_error_reasons.py compares it with that table, with error.proto, with the SDK's classes and with whoever raises.
@@ -161,8 +161,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
 class ServiceError(Exception):
     """A refusal that the caller is told of. Never holds a trace or anything else that is not meant for the caller.
 
-    The metadata say whether it is definite: as RULES has it, unless `definite` is given, or, where a peer's answer is passed on, as the
-    peer said.
+    The metadata say whether it is definite: as RULES has it, or as `definite` says. If a peer's answer is passed on, as the peer said.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ buffer for all connections of a lane, so an idle connection owns no buffer. Thre
     rest     the start of a small frame was left over and is kept; it is put in front of what comes
     large    a frame longer than LARGE_SIZE_BYTES is under way and has a bytearray of its own, into which the socket writes
 
-Behind a large frame the next one is probably large as well: then only its header is read into the shared buffer, and its payload goes
+Behind a large frame the next one is probably large as well. Then only its header is read into the shared buffer, and its payload goes
 straight to its bytearray. One system call more saves copying a quarter of a megabyte.
 
 What a peer claims costs nothing until it has sent it: a large frame's bytearray starts with at most LARGE_STEP_BYTES and doubles.

@@ -1,7 +1,7 @@
 """Calls from gRPC on their way to lanes: those that come together are handed over together. Event loop only, but for `held`.
 
-Every group costs both threads several hand-overs of the GIL. So where many calls were under way at once lately (held ones do not count),
-the next ones are gathered, until as many are here or a moment has passed. Else a call goes at the end of this iteration of the loop.
+Every group costs both threads several hand-overs of the GIL. So if many calls were under way lately (except held ones), new ones gather
+until as many are here or a moment has passed. Else a call goes at the end of this iteration of the loop.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The gRPC front: every method of the dispatch table, health and reflection, on one grpc.aio server.
 
 Everything here runs on the event loop that started it; there is one in a process. Requests and responses stay bytes (identity
-serialisers). A unary call crosses to its lane and comes back once: calls of one loop iteration are put on a lane's queue together,
-and a lane hands back all answers of its turn by one call_soon_threadsafe. Streams run on the loop itself.
+serialisers). A unary call crosses to its lane and comes back once. Calls of one loop iteration go on a lane's queue together, and
+a lane hands back all answers of its turn by one call_soon_threadsafe. Streams run on the loop itself.
 
-`maximum_concurrent_rpcs` stays unset: what bounds the calls is each lane's queue and the number of holds, and connections and their
-streams have limits of their own (`connection_limits.py`).
+`maximum_concurrent_rpcs` stays unset: each lane's queue and the number of holds bound the calls. Connections and their streams have
+limits of their own (`connection_limits.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lanes: the threads on which services run, each with its own event loop and its own connections.
 
-A pool of lanes stands for RocketMQ's thread pool of a request code. A lane owns the remoting connections that said in their hello
-that they are for its service: a call is read, done and answered on one thread. Calls from gRPC and from connections of other lanes
-are put on its queue. One turn of the loop:
+A pool of lanes stands for RocketMQ's thread pool of a request code. A lane owns the remoting connections whose hello named its
+service. It reads, executes and answers their calls on one thread. Calls from gRPC and from connections of other lanes are put on
+its queue. One turn of the loop:
 
     poll -> run what other threads posted -> take submitted calls -> read every ready connection, decode its frames
          -> run plain and raw methods at once, collect the calls of drained ones -> due timers
@@ -11,8 +11,8 @@ are put on its queue. One turn of the loop:
 
 Rules. Nothing in a turn waits, except for the disk. The hot path takes no lock: queues are deques, whose append and popleft are
 atomic. Another thread writes to the wake-up descriptor only while the lane sleeps. A connection, its calls and their answers
-are touched by their lane only. An exception in a method, a timer or a posted function is logged and harms only its call; one
-in the loop itself is fatal for the process.
+are touched by their lane only. An exception in a method, a timer or a posted function is logged and harms only its call. One in
+the loop itself is fatal for the process.
 
 This module is the loop. Which connections there are stands in `connection_table.py`, how calls are started in `lane_calls.py`, how a lane
 ends in `lane_shutdown.py`.

@@ -1,8 +1,8 @@
 """A server process from its start to its last breath; name server, broker and standalone use it.
 
-The first SIGTERM or SIGINT stops gracefully, the second one exits at once. A thread of the server that fails ends the process: a
-broker that still answers pings but appends nothing is worse than one that is gone. One line that starts with `ready` says that work
-is taken; it is the only thing written to stdout. A ports file says the same to programs, and systemd is told (service_manager.py).
+The first SIGTERM or SIGINT stops gracefully, the second one exits at once. If a thread of the server fails, the process ends: a
+broker that answers pings but appends nothing is worse than one that is gone. One line that starts with `ready` says that work is
+taken; it is the only thing written to stdout. A ports file says the same to programs, and systemd is told (service_manager.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EXIT_FATAL: Final = 70
 SWITCH_INTERVAL_S: Final = 0.000_2
 """How long a thread may keep the GIL while another one wants it; Python's default is 5 ms.
 
-A lane that runs long stretches of Python (here 4 ms a turn) delayed a ping on another lane by 8-12 ms at p99 with 5 ms, by 2.0-3.3 ms
-with 0.5 ms and by 0.5-2.0 ms with 0.1 ms. Throughput of a saturated lane beside a saturated gRPC front did not differ measurably.
+A lane that ran long stretches of Python (4 ms a turn) delayed a ping on another lane. At p99 the delay was 8-12 ms with 5 ms, 2.0-3.3
+ms with 0.5 ms, and 0.5-2.0 ms with 0.1 ms. Throughput of a saturated lane beside a saturated gRPC front did not differ measurably.
 """
 MALLOC_SETTINGS: Final = {-8: 2, -3: 4 << 20, -1: 8 << 20}
 """For glibc's `mallopt`: M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD.
 
-By default there are 8 arenas per core, and the two thresholds follow the largest block that was ever freed: each arena keeps up to twice
+By default there are 8 arenas per core. The two thresholds follow the largest block that was ever freed, and each arena keeps up to twice
 that. After a few dozen gRPC calls of 2 and 6 MiB, one after the other, the broker had up to 77 MiB more for good.
 """
 GRACE_S: Final = 5.0

@@ -1,7 +1,7 @@
 """A page of numbers over plain HTTP, for people at `/` and for Prometheus at `/metrics`.
 
-Values are read when somebody looks, and at no other time. One thread serves one request after the other: two that look at once wait for
-each other, and a caller that sends nothing is cut off after REQUEST_TIMEOUT_S. Both pages are written from the tables of `metrics.py`.
+Values are read when somebody looks, and at no other time. One thread serves one request after the other, so two callers at once wait
+for each other. A caller that sends nothing is cut off after REQUEST_TIMEOUT_S. Both pages are written from the tables of `metrics.py`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     RemotingHello.authorization   ┐
     gRPC metadata `authorization` ┴→ Authenticator ─→ Principal of the connection or call ─→ `call.principal`
 
-There is no authentication yet: every caller is anonymous, and nothing depends on who it is. The place exists so that it can be
-added without touching a service or the wire. Until then credentials are refused, not ignored: who sends some must not believe that they
-were looked at, and a secret has no business on a plain connection.
+There is no authentication yet: every caller is anonymous, and nothing depends on who it is. The place exists so that it can be added
+without touching a service or the wire. Until then credentials are refused, not ignored. Their sender must not believe that somebody
+checked them, and a secret must not travel on a plain connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """File regions as part of an answer, and how small ones are read.
 
-A region names bytes of a file that is kept open by the reference. Large ones go from file to socket by sendfile; the scattered
-small ones of a log that mixes topics are read here: neighbours with one pread over the span, of which only the regions' own
-bytes are passed on (what lies between belongs to other topics).
+A region names bytes of a file that is kept open by the reference. Large ones go from file to socket by sendfile. The scattered
+small ones of a log that mixes topics are read here: neighbours with one pread over the span. Only the regions' own bytes go
+on; what lies between belongs to other topics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 SPAN_SIZE_MAX_BYTES: Final = 256 << 10
 """Largest span read at once."""
 GAP_SIZE_MAX_BYTES: Final = 16 << 10
-"""A gap up to this is cheaper to read and to skip than a system call of its own (about 1.5 us, 6 us of copying at most)."""
+"""A gap up to this is cheaper to read and skip than another system call (about 1.5 us, 6 us of copying at most)."""
 
 
 class FileLike(Protocol):

@@ -123,8 +123,8 @@ class RemotingCall(Call):
 class ForeignCall(Call):
     """A call of another service than the connection's: run by that service's lane, answered through the connection's owner.
 
-    It goes back to its owner however it ends, so that the owner knows what is still under way; all that a lane ends in a turn
-    goes back by one hand-over.
+    It goes back to its owner however it ends, so the owner knows what is still under way. All calls that a lane ends in a
+    turn go back by one hand-over.
     """
 
     __slots__ = ("_connection", "_flags", "_request_id", "_send")

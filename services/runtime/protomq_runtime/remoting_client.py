@@ -1,7 +1,7 @@
 """A client of the remoting port for servers: one blocking connection, one thread.
 
-It serves a broker that talks to name servers: a few calls a minute and one that stays open for as long as the connection lives.
-So calls can be started and their answers awaited apart, in any order. The SDK has its own transports, made for speed.
+A broker uses it to talk to name servers: a few calls a minute, and one that stays open as long as the connection lives. So
+calls can be started and their answers awaited apart, in any order. The SDK has its own transports, made for speed.
 
     connect -> MAGIC, hello -> welcome      a peer that says something else is no remoting port: NotRemotingError
     start(method, payload) -> request id    wait(request ids) -> Answer        call(...) = both

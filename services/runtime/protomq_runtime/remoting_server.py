@@ -3,8 +3,8 @@
 One thread. A connection has HELLO_TIMEOUT_S to send the magic and a hello frame; whatever else it sends closes it. What follows the hello
 in the same packets goes along to the lane. The counts of connections are kept here, in total and by address; lanes report closings.
 
-A lane may hear of a closing later than this thread hears of its caller's next connection. So where a limit is reached, a connection waits
-for PLACE_TIMEOUT_S until one that is closed already gives its place up; only then is it refused.
+A lane may hear of a closing later than this thread hears of its caller's next connection. So at a limit a new connection waits up to
+PLACE_TIMEOUT_S for the place of one that is closed already; only then is it refused.
 """
 
 from __future__ import annotations

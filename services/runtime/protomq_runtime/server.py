@@ -1,9 +1,9 @@
 """A server: one dispatch table, its lanes, and the two transports in front of them.
 
-Start: both ports are taken first (so that a service learns them and a taken port fails at once), then lanes run, then the services'
-`start(server)` hooks, and only then does anybody get in. Lanes that are to be late run when they are told to: what comes for them
-waits in its socket or on the lane's queue. Stop: new work is refused with SHUTTING_DOWN, the `stop()` hooks
-answer what is held, open calls are answered and sent, and everything closes; what is not answered within the grace is cut off.
+Start: the server takes both ports first, so that a service learns them and a taken port fails at once. Then the lanes run, then the
+services' `start(server)` hooks, and only then does anybody get in. Late lanes run when they are told to: what comes for them waits
+in its socket or on the lane's queue. Stop: the server refuses new work with SHUTTING_DOWN. The `stop()` hooks answer what is held,
+open calls are answered and sent, and everything closes. What is not answered within the grace is cut off.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Server:
 
 def default_lane_config(lane: str) -> LaneConfig:
     """Routing and administration must answer under overload: no rule on queue time there. A pull may wait for a cold disk,
-    and a consumer that is refused asks again: RocketMQ lets pulls wait 25 times as long as sends, here it is 20."""
+    and a refused consumer asks again. RocketMQ lets pulls wait 25 times as long as sends, here it is 20."""
     if lane in ("route", "admin"):
         return LaneConfig(admission=AdmissionConfig(queue_time_target_ms=0))
     if lane == "pull":

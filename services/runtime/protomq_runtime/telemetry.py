@@ -1,7 +1,7 @@
 """OpenTelemetry, behind the one place where both transports dispatch.
 
-Off by default, and then nothing is in the way of a call: `instrument` wraps the functions of the dispatch table once, at start-up,
-and is not called otherwise. On when a provider of the SDK is set: by the OTEL_* variables (`telemetry_setup.py`), by the application, or by
+Off by default, and then calls cost nothing more: `instrument` wraps the functions of the dispatch table once, at start-up, only if
+telemetry is on. On when a provider of the SDK is set: by the OTEL_* variables (`telemetry_setup.py`), by the application, or by
 `opentelemetry-instrument protomq broker`.
 
     spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included

@@ -1,7 +1,7 @@
 """The end of telemetry: what is not sent yet is sent, within a limit, and what was not taken is said.
 
-OpenTelemetry's SDK waits at the end of a process as long as its exporters try, which is 10 s for each signal whose collector is gone. A
-server that is to stop must not wait for those who watch it.
+OpenTelemetry's SDK waits at the end of a process as long as its exporters try: 10 s for each signal whose collector is gone. A server
+that is to stop must not wait for those who watch it.
 
 Imports OpenTelemetry's SDK.
 """

@@ -1,7 +1,7 @@
 """Timers of one lane: a heap, cheap to add to and to cancel from. One thread only.
 
-A hold of 15 s that ends after 1 ms leaves a cancelled timer behind; the heap is rebuilt when more than half of it is
-cancelled, so that holds cost memory by their number and not by their rate.
+A hold of 15 s that ends after 1 ms leaves a cancelled timer behind. The heap is rebuilt when more than half of it is
+cancelled, so holds cost memory by their number, not by their rate.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import os
 class WakeUp:
     """An event descriptor to poll for. Any thread may set it.
 
-    Closed with the object and not before: who holds a stopped lane and posts to it must not write into a descriptor that
-    belongs to somebody else by then.
+    It closes with the object and not before. A post to a stopped lane must not write into a descriptor that belongs to
+    somebody else by then.
     """
 
     __slots__ = ("descriptor",)

@@ -1,7 +1,7 @@
 """Fakes: a clock that is advanced by hand, and a TCP proxy that makes faults.
 
-`FaultProxy` stands between a client and a server and does to the bytes what networks do: delays them, loses the answers, cuts the
-connection in the middle. What is random comes from the seed. It knows nothing of protomq.
+`FaultProxy` stands between a client and a server and does what networks do: it delays bytes, loses answers, and cuts connections
+in the middle. What is random comes from the seed. It knows nothing of protomq.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Faults:
     - `delay_s`: the delay of every piece, in both directions. `jitter_s`: the largest random delay on top.
     - `drop_requests`, `drop_answers`: bytes of that direction are read and thrown away; the connection stays open.
     - `cut_after_request_bytes`, `cut_after_answer_bytes`: the proxy closes both sides once that number of bytes went through in that
-      direction, counted from the start of the connection; the byte that goes over the limit does not arrive.
+      direction since the start of the connection. The byte that goes over the limit does not arrive.
     - `cut_probability`: chance, for each piece, that the connection is closed instead.
     - `refuse`: new connections are closed at once.
     """

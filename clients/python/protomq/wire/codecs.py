@@ -25,10 +25,10 @@ class CodecError(ValueError):
 def unpack_body(data: bytes, flags: int, size_max_bytes: int) -> bytes:
     """The body that `data` was before compression, as bits 0-2 of `flags` say.
 
-    The data is exactly one zlib stream, or one frame: what stands behind it is an error, since without it the body would be cut short.
+    The data is exactly one zlib stream, or one frame. More data behind it is an error, since the body would be cut short otherwise.
 
-    Raises CodecError if it is damaged, cut off, followed by more, larger than `size_max_bytes`, of an unknown codec, or of one whose
-    library is not installed. It never makes more than it may: 1 MiB of zeros fits in 1 KiB, and the sender chooses what is unpacked.
+    Raises CodecError if it is damaged, cut off, followed by more, or larger than `size_max_bytes`. Also if its codec is unknown or
+    not installed. It never makes more than it may: 1 MiB of zeros fits in 1 KiB, and the sender chooses what is unpacked.
     """
     codec = flags & FLAG_COMPRESSION_MASK
     if codec == COMPRESSION_NONE:

@@ -1,7 +1,7 @@
 """The 63-bit hash behind tag codes and key hashes.
 
-CRC-32C in the low 32 bits and the low 31 bits of CRC-32 (IEEE 802.3, zlib's) above them: two checksums that every language
-has at hand and that run in C here (0.2 us a call). It spreads, it does not protect: tags and keys are compared again on reading.
+CRC-32C in the low 32 bits, and above them the low 31 bits of CRC-32 (IEEE 802.3, zlib's). Every language has these two
+checksums, and here they run in C (0.2 us a call). It spreads, it does not protect: tags and keys are compared again on reading.
 """
 
 from __future__ import annotations

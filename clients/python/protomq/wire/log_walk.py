@@ -3,8 +3,8 @@
     append      [record field]*  or  [padding field]  or nothing     then one seal field of 53 bytes
 
 A seal's CRC-32C covers the CRC of the seal before it, the bytes of the append and the seal itself. So walking from a known CRC proves
-every bit, and proves that nothing is missing in between. Boundaries are found by the structure alone (tag, length, tag, length …),
-never by searching for a pattern: a producer could put the bytes of a seal into a body.
+every bit, and proves that nothing is missing in between. The walk finds boundaries by the structure alone (tag, length, tag, length
+…), never by searching for a pattern. A producer could put the bytes of a seal into a body.
 
 `walk_appends` takes about 1 microsecond per 5 records. The bytes are described in services/broker/protomq_broker/store/FORMAT.md.
 """

@@ -249,7 +249,7 @@ class RecordTemplate:
     ) -> bytes:
         """The record (without its own tag and length).
 
-        `front` holds fields 2 to 5 as `encode_front` writes them, for keys, tag, properties and attributes together; `key` (the first
+        `front` holds fields 2 to 5 as `encode_front` writes them: keys, tag, properties and attributes together. `key` (the first
         one), `tag` and `sharding_key` are given again for their codes. Stamped fields are written as zeros.
         """
         size = len(body)

@@ -22,8 +22,8 @@ POOL: Final = descriptor_pool.DescriptorPool()
 class RpcStatus:
     """An error as it crosses the wire.
 
-    `code` is a gRPC status code; `reason` a value of ErrorReason without prefix, "" if the peer gave none; `retry_delay_ms` is
-    None where no RetryInfo was given; `field_violations` are (field, description).
+    `code` is a gRPC status code. `reason` is a value of ErrorReason without prefix, "" if the peer gave none. `retry_delay_ms`
+    is None without a RetryInfo. `field_violations` are pairs (field, description).
     """
 
     code: int

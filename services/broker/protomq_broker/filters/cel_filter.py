@@ -2,8 +2,7 @@
 
 An expression is typed when it is compiled and gives true or false. What names there are: VARIABLES. An evaluation that fails (a property
 that is not there, a text that is no number) is no match. The library bounds what an expression can do: 32 expressions within each other,
-and a
-budget for what its macros (all, exists, map) walk through; patterns are RE2's.
+and a budget for what its macros (all, exists, map) visit. Patterns are RE2's.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 literals at least stands in every match. Rules:
 - A text stands in a record as it is, one octet behind the other, whatever library wrote the record. Lengths do not (a length may be
   written wider than needed); the last octet of a length below 128 is the length, or 0.
-- An evaluation that ends without a value is no match, so what counts is when a condition is true, and, for NOT, when it is false.
+- An evaluation that ends without a value is no match. So only two cases count: a condition is true, or, for NOT, false.
 - Names of the message's own fields prove nothing: these need no property.
 
 Pure.

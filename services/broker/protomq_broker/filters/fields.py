@@ -3,8 +3,8 @@
     record field   0A len [ 0A len body | 12 len key .. | 1A len tag | 22 len property .. | 2A len attributes ] [transit, topic, trailer]
     property       22 len ( 0A len name 12 len value )
 
-Many records are walked side by side, field by field, with numpy. Few of them, and each that is written in another way than the SDKs write
-(a name behind its value, a value left out, two bodies), are parsed by protobuf, which decides what such a record says.
+Many records are walked side by side, field by field, with numpy. A few records are parsed by protobuf instead. So is each that is not
+written as the SDKs write it: a name behind its value, a value left out, two bodies. There protobuf decides what the record says.
 
 Pure. The records are stored ones: their layout was proved when they were sent, and their octets are known to hold.
 """

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from .constants import Clause, Literal
 
 _SHORT_SIZE: int = 3
-"""A text of so few octets stands in many places: there its length is looked for with it, in the two shapes that its last octet has."""
+"""A text of up to 3 octets stands in many places. So the search looks for its length with it, in the two shapes that the length's last
+octet has."""
 
 
 def patterns_of(clause: Clause) -> tuple[bytes, ...]:

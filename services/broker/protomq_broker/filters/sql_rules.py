@@ -1,8 +1,7 @@
 """What SQL92 filters mean: RocketMQ's rules, node by node, as closures over the values of one message.
 
-A row holds a value for each name of the expression, in the order of `names`: the octets of a property, a number for a numeric field of
-the
-message's own, None where there is none. What a condition is:
+A row holds a value for each name of the expression, in the order of `names`. It is the octets of a property, a number for a numeric
+field of the message, or None where there is none. What a condition is:
 
     left = right            both missing: true. Left missing: unknown. Right missing: false.
     left < right, ...       one missing: unknown
@@ -12,11 +11,9 @@ message's own, None where there is none. What a condition is:
     a property as condition missing: unknown; else false, since a property is a text
     NOT, AND, OR            three-valued: unknown AND false is false, unknown OR true is true
 
-Values of two kinds: a text beside a number is converted to that kind of number (whole: 64 bits), beside TRUE or FALSE it is true if it
-says so.
-Two texts are equal octet by octet; with < both have to be numbers. A text that is no such number ends the evaluation: the message does
-not
-match, unless what stood in front had decided already. Pure.
+Values of two kinds: a text beside a number is converted to that kind of number (whole: 64 bits). Beside TRUE or FALSE it is true if it
+says so. Two texts are equal octet by octet; with < both have to be numbers. A text that is no such number ends the evaluation: the
+message does not match, unless what stands before it has decided already. Pure.
 """
 
 from __future__ import annotations

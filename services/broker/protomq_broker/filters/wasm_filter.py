@@ -1,8 +1,8 @@
 """Filters that a user wrote and compiled to WebAssembly (`pip install 'protomq-broker[wasm]'`): RocketMQ's filter server, without its Java.
 
-A module exports `memory`, `alloc(size: i32) -> i32` and `matches(at: i32, size: i32) -> i32`, and imports nothing: it has no clock, file
-or network. Each run of records has a new instance: `alloc` once, with the size of the largest record, then `matches` for each record, whose
-protobuf octets (protomq.v1.Record) stand at `at`. Anything but 0 is a match.
+A module exports `memory`, `alloc(size: i32) -> i32` and `matches(at: i32, size: i32) -> i32`, and imports nothing: it has no clock, file or
+network. Each run of records has a new instance. It calls `alloc` once, with the size of the largest record, then `matches` for each record.
+The record's protobuf octets (protomq.v1.Record) stand at `at`. Anything but 0 is a match.
 
 Bounds: FUEL_PER_RECORD instructions for a record (and as many for the start), MEMORY_MAX_BYTES. A module that traps, or needs more, ends
 with

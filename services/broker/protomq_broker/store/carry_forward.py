@@ -1,7 +1,7 @@
 """Carries forward: before retention deletes segments, it appends what is alive in them again at the end of the log.
 
-The cleaner of a log-structured file system does the same. So the log is complete from its first segment on: a new replica needs nothing
-but the log, and a timer of 40 days keeps no 40 days of log.
+The cleaner of a log-structured file system does the same. So the log is complete from its first segment on. A new replica needs only
+the log, and a timer of 40 days does not keep 40 days of log.
 
     delayed messages that are not due, half messages that are open    copies, with a record that says where they stand now
     messages that were popped and not acknowledged                    move to the queues of retries (pop_carrying.py)

@@ -1,5 +1,5 @@
-"""The background work of a store: writes files of derived structures, prepares the next segment, makes checkpoints, deletes old segments,
-scrubs, and checks that its folder still exists.
+"""The background work of a store. It writes files of derived structures, prepares the next segment, makes checkpoints, deletes old
+segments, scrubs, and checks that its folder still exists.
 
 The housekeeping thread calls `turn` every flush interval; each duty knows by the monotonic clock when it is due. All of this can wait:
 after a disk error the store logs it, appends go on, and the next turn tries again.

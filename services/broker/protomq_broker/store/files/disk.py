@@ -252,7 +252,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def write_file_atomically(disk: Disk, path: str, *parts: bytes) -> None:
-    """Replaces a file: after a crash at any moment it is the old one or the new one, whole, and the new one once this returned.
+    """Replaces a file. After a crash at any moment it is the old one or the new one, whole; after this returned, the new one.
 
     Its content comes in parts, so that a large one need not be put together.
     """

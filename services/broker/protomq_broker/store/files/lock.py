@@ -1,9 +1,9 @@
 """The files `lock` and `abort` in the root of a store.
 
 `lock` is held with flock by the process that has the store open, and says who that is: {"pid": …, "cache_id": …}. The lock goes with the
-process, however it dies; the content stays. The cache id names the boot and the mount under which the store was last opened: as long
-as it is the same, the page cache has kept all that was written, synced or not. It is written only when recovery is through, since a
-recovery that is interrupted must decide the same the next time.
+process, however it dies; the content stays. The cache id names the boot and the mount under which the store was last opened. While it is
+the same, the page cache has kept all that was written, synced or not. It is written only when recovery is through, since a recovery that
+is interrupted must decide the same the next time.
 
 `abort` is there from start to clean stop. Found at a start, it says that the process did not stop cleanly. It is for people and tools:
 recovery does not ask it, since a disk that loses an fsync may as well lose a file.

@@ -38,8 +38,8 @@ _CRC_SIZE_BYTES: Final = 4
 
 
 def write_state_file(disk: Disk, path: str, magic: bytes, *payload: bytes) -> None:
-    """Replaces a state file, atomically and durably. A large payload comes in parts of a MiB or so: each costs a write, and no more than
-    a part is ever held on to without letting other threads run.
+    """Replaces a state file, atomically and durably. A large payload comes in parts of about a MiB. Each costs a write, and between
+    parts other threads run.
     """
     assert len(magic) == _MAGIC_SIZE_BYTES
     crc = crc32c(magic)
@@ -191,8 +191,8 @@ def open_files_max() -> int:
 class OpenFiles:
     """Open files by path, a bounded number. Any thread; a lock is held for a look-up, never while a file is read or written.
 
-    When there are too many, any one of them goes. The one used longest ago would be the wrong one for the flusher, which goes through
-    all queues in turn: it would find none of them open.
+    When there are too many, any one of them goes. To close the one used longest ago would be wrong for the flusher. It goes through
+    all queues in turn, and would find none of them open.
     """
 
     def __init__(self, disk: Disk, files_max: int = OPEN_FILES_MIN) -> None:

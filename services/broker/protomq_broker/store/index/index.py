@@ -8,12 +8,12 @@
 Rules:
 - An index finds candidates: two keys can have the same hash. The caller reads the record and compares.
 - Each key of each message has a row. Message ids have a row for each append request: a request holds consecutive sequences in one
-  queue, so its first record leads to all. The hash covers producer, epoch and sequence; for a request of more than one record, the
-  block of 256 sequences instead, with a row for each block that the request reaches into. See `find_message_id`.
+  queue, so its first record leads to all. The hash covers producer, epoch and sequence. A request of more than one record has a
+  row for each block of 256 sequences that it reaches into, with a hash of the block instead. See `find_message_id`.
 - The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
   the flusher's, and a look-up's, under a second lock. A third one lets one thread at a time change files.
 - Rows go into a run file only when the log is durable behind them, so files hold nothing that the log might lose.
-- A replay that skips damage leaves a row with the hash 0 there: what stands in front of it is known, what the damage took is not.
+- A replay that skips damage leaves a row with the hash 0 there. What stands before it is known; what the damage took is not.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class MessageIndex:
     ) -> list[int]:
         """Positions of records that may lead to a message id, newest first, within [start_position, end_position).
 
-        Read the record at a candidate. If its producer and epoch are the wanted ones and its own sequence s is not above the wanted
-        one, then the wanted record, if it belongs to the same request, is the one at queue offset + (sequence - s) of that queue.
+        Read the record at a candidate. The candidate must have the wanted producer and epoch, and a sequence s that is not above
+        the wanted one. If the wanted record belongs to the same request, it stands at queue offset + (sequence - s) of that queue.
         Read it and compare its id; if it is another one, go on with the next candidate.
         """
         if producer_id == 0:

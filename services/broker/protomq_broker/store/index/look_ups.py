@@ -3,12 +3,13 @@
 Rules:
 - The index gives candidates, newest first, which are read and compared: two keys can have one hash. Those to which no queue of the topic
   leads are another topic's, and are not opened.
-- A message that stands in a damaged part of the log is never skipped silently. Whoever asks for a key gets what is newer, then
-  CorruptLogError; whoever asks for an id gets the message if a sound one has it, else CorruptLogError.
+- A message that stands in a damaged part of the log is never skipped silently. A look-up by key gets what is newer, then
+  CorruptLogError. A look-up by id gets the message if a sound one has it, else CorruptLogError.
 - A candidate in a damaged part cannot be opened, to compare its key. It counts as a message of the topic if an entry of the topic's
-  queues leads to it, or if they have lost entries in that part, one of which may have led there. Else it is another topic's.
-- Where the index was rebuilt with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`): all that
-  the topic has lost there may be what is looked for.
+  queues leads to it. It counts too if they have lost entries in that part, one of which may have led there. Else it is another
+  topic's.
+- If the index was rebuilt with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`). Then each
+  message that the topic has lost there may be the wanted one.
 - What `protomq log repair` has taken out is gone for look-ups, as if it had never been: no error tells of it.
 """
 
@@ -197,8 +198,8 @@ class MessageLookUps:
             page_count = min(2 * page_count, _PAGE_COUNT_MAX)
 
     def _may_be_of(self, topic: str, page: Sequence[int]) -> Sequence[int]:
-        """The positions of a page, newest first, without those to which no queue of the topic leads; all if that is not cheap to tell,
-        or cannot be told for damage.
+        """The positions of a page, newest first, without those to which no queue of the topic leads. All of them if that would be dear
+        to find out, or damage hides it.
         """
         queues = self._queues.queues_of(topic).values()
         if not page or len(queues) * _QUEUES_SHARE > len(page) or self._reader.has_damage:
@@ -224,8 +225,8 @@ class MessageLookUps:
     def _follow(
         self, topic: str, identity: Identity, position: int, readable: int
     ) -> tuple[int, bytes | None]:
-        """(position, record) of the one that a candidate for an id leads to; no record where it is lost or gone, and the position -1 if
-        there is none. CorruptLogError if its queue says that it is lost."""
+        """(position, record) of the one that a candidate for an id leads to. No record if it is lost or gone; position -1 if there is
+        none. CorruptLogError if its queue says that it is lost."""
         data = self._reader.record_at(position)
         if data is None:
             return position, None
@@ -261,8 +262,8 @@ class MessageLookUps:
         )
 
     def _lost_at(self, topic: str, position: int, *, is_exact: bool) -> CorruptLogError | None:
-        """The error if a record that cannot be read at `position` is one of the topic, or may be; None if it is gone, repaired,
-        or another's.
+        """The error if a record that cannot be read at `position` is, or may be, one of the topic. None if it is gone,
+        repaired, or another's.
 
         `is_exact`: a record stands there; else anything may that the damaged part has from there on, and the parts that follow at once.
         """

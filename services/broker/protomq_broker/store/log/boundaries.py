@@ -1,9 +1,10 @@
-"""Where a segment can be walked from, as it stands beside the log: so that one message of a gigabyte can be checked without all of it.
+"""Where a walk of a segment can begin, kept beside the log. So one message of a gigabyte can be checked without all of it.
 
     boundaries/<start of the segment, 20 digits>     state file (`side_files.py`): rows of position u64, CRC-32C of the chain there u32
 
-Derived, and only a hint: whoever walks from one of these and finds that the log does not hold walks from the segment's head before he
-says so. One that is missing costs the first reader of that segment the walk from its head: a second for a gigabyte, if the disk can.
+Derived, and only a hint. If a walk from a boundary finds that the log does not hold, it is repeated from the segment's head before
+anything is reported. One that is missing costs the first reader of that segment the walk from its head: a second for a gigabyte, if
+the disk can.
 """
 
 from __future__ import annotations

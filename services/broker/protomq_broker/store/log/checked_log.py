@@ -6,17 +6,17 @@
                     a segment whose file was written to by somebody else
 
 Rules:
-- A reader names the parts of the log that it is about to give, and is told of damage in them. What is not known to hold is walked
-  first: the piece in which it stands, from the boundary in front of it, not the whole segment (`checked_segment.py`).
-- Of a piece whose records this process has walked or written, and whose pages have left since, the chain of seals is checked alone: it
-  shows that the bytes are the same, without a look at the records.
-- What is known costs a reader 3 microseconds: no byte of it is read, the kernel is asked whether the part is in the page cache still. What
-  was appended in the last second is not asked for.
-- If it is not, its pieces are doubted, before anything is read, and with them those around that have left too: a read brings more into the
-  cache than it wants, and what came so would pass for checked. What another program has read back is not noticed.
-- What does not hold is looked at twice before anybody is told.
-- Any thread may call. Walks are done one at a time; who asks for what is known waits for none of them, but for the first read of a
-  segment that is new.
+- A reader names the parts of the log that it is about to give, and learns of damage in them. A part that is not known to hold is
+  walked first. The walk covers its piece, from the boundary before it, not the whole segment (`checked_segment.py`).
+- This process may have walked or written the records of a piece whose pages have left since. Then it checks the chain of seals alone:
+  that proves that the bytes are the same, without a look at the records.
+- A part that is known to hold costs a reader 3 microseconds. It reads no byte, and asks the kernel whether the part is in the page cache
+  still. It does not ask for what was appended in the last second.
+- If the part has left the cache, its pieces are doubted before anything is read. So are the pieces around it that have left too: a read
+  brings more into the cache than it wants, and that would pass for checked. What another program has read back is not noticed.
+- What does not hold is checked twice before it is reported.
+- Any thread may call. Walks are done one at a time. A question for what is known waits for none of them, except at the first read
+  of a new segment.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CheckedLog:
         monotonic_ms: Callable[[], int],
         written_ms: Callable[[], int],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `quarantine`: what is in quarantine already, and nobody gets; `written_ms`:
-        when this process wrote to the log last, by the wall clock.
+        """`log_start`: where a walk of the whole log begins. `quarantine`: ranges in quarantine, which nobody gets. `written_ms`: when
+        this process wrote to the log last, by the wall clock.
         """
         self._disk = disk
         self._folder = folder
@@ -283,7 +283,7 @@ class CheckedLog:
     def _walk_piece(
         self, checked: CheckedSegment, at: StartPoint, end: int, piece_end: StartPoint
     ) -> DamagedRange | None:
-        """Walks a piece, up to `end` at least or as far as it goes: then the chain must be where it was when the boundary was made."""
+        """Walks a piece, up to `end` at least or as far as it goes. There the chain must be as it was when the boundary was made."""
         if not checked.is_hinted and self._holds_still(checked, at, piece_end):
             return None
         walker, problem = self._walked(

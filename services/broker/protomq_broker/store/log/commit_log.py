@@ -2,8 +2,8 @@
 
 Rules:
 - One writer: `position_for` and `append` are called on the writer thread only.
-- An append is one positioned write. `tail` moves only when all of it is written; after a write that failed or fell short, its place is
-  zeroed, and if that fails too the log has failed: nothing is ever appended behind half a record.
+- An append is one positioned write. `tail` moves only when all of it is written. After a write that failed or fell short, its place is
+  zeroed. If that fails too, the log has failed: nothing is ever appended behind half a record.
 - No append crosses segments: what is left of a segment is filled with padding, which has a seal of its own. Every segment begins with an
   empty append, so that the chain of CRCs can be taken up there when older segments are gone.
 - A failed log stays failed until a restart has recovered it.
@@ -32,8 +32,8 @@ from .segment import SegmentFile, SegmentFolder
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 CLOSING_SIZE_BYTES: Final = 6 + SEAL_SIZE_BYTES
-"""What must stay free behind an append: a padding field and its seal. The smallest padding has two octets, but with four free ones a repair
-can make it end in any CRC (`crc_forge`), so that what stands behind it keeps its own."""
+"""What must stay free behind an append: a padding field and its seal. The smallest padding has two octets. With four free ones a repair can
+make it end in any CRC (`crc_forge`), so that what stands behind it keeps its own."""
 
 ZEROS_SIZE_BYTES: Final = 1 << 20
 

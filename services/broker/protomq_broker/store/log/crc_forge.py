@@ -1,8 +1,8 @@
 """Running CRC-32C backwards.
 
 A CRC is no signature: for any result there are four bytes that lead to it. Two places need that. A chain that is taken up at the head of a
-segment has a known CRC there and wants the one before it. And a damaged range that is repaired must end in the very CRC with which
-the appends behind it go on, so that those stay as they are, byte for byte, on this broker and on its replicas.
+segment has a known CRC there and wants the one before it. And a repaired range must end in the very CRC with which the appends behind it
+go on. So those stay as they are, byte for byte, on this broker and on its replicas.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Rules:
 - A seal's synced position tells of the disk of the store that wrote it. It counts where this store led; what was written for another
   leader is as durable as this store's own marks say. One of them is `synced_position`: the log below it was on stable storage here when
   the file was written.
-- Of an epoch that another store led the row may be written late, with the next checkpoint: an epoch without a row is no one of ours.
+- If another store led an epoch, its row may be written late, with the next checkpoint. So this store did not lead an epoch without a
+  row.
 - Without a file that holds, every synced position counts. So a start may refuse a torn tail of another leader's bytes, but cuts nothing
   that was stored safely. Then the rows are found again by the seals, and tell of none that this store led.
 """

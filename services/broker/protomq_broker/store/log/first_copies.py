@@ -3,8 +3,9 @@
     stored   0A size | front: fields 1 to 5 |         topic, trailer up to flags | flags | stamps
     copy     0A size | the same octets      | transit | the same octets          | flags | stamps
 
-The octets are those of `move.move_records`, which can do all else too: it works by arrays over what is read from the log, and so costs
-some hundred microseconds for one message as for many. Commits of transactions come by tens, each soon after its half message.
+The octets are those of `move.move_records`, which can do all other moves too. That one works by arrays over what is read from the log,
+so it costs some hundred microseconds for one message as for many. Commits of transactions come by tens, each soon after its half
+message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether the fronts of records hold: fields 1 to 5 and nothing else, each of its type, one body in each.
 
-All records of a request are parsed as occurrences of one field that is not repeated: protobuf merges them into one message, so nothing
-is made for a record, and what does not belong into a front is left over in one place. A field behind 5 must not stand there: it would
-be taken for the broker's (`transit`), or lie outside of what a reader takes for covered by the producer's CRC.
+All records of a request are parsed as occurrences of one field that is not repeated. Protobuf merges them into one message, so it
+makes no object for a record, and what does not belong in a front is left over in one place. A field behind 5 must not stand there. It
+would be taken for the broker's (`transit`), or lie outside of what a reader takes for covered by the producer's CRC.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PACKAGE: Final = "protomq.private.front"
 
 
 def fronts_of(data: bytes | bytearray, count: int) -> Any | None:
-    """The fronts in `data`, a RecordBatch of records that are fronts alone, with padding between, merged into one message; None unless
-    they are `count` that hold.
+    """The fronts in `data`, merged into one message. `data` is a RecordBatch of records that are fronts alone, with padding between.
+    None unless there are `count` fronts that hold.
     """
     try:
         # upb reads a bytearray where it stands.
@@ -44,7 +44,7 @@ def front_of(rest: bytes | bytearray) -> Any | None:
 
 
 def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
-    """Whether `rest`, as of `front_of`, is the key and the tag that the trailer has codes of, short and in ASCII: then it holds, and so do
+    """Whether `rest`, as of `front_of`, is the key and the tag whose codes the trailer has, short and in ASCII. Then it holds, and so do
     its names. Most messages are told by this, without a parser.
     """
     if not rest.isascii():  # so that each length is one octet, and all text is UTF-8

@@ -33,7 +33,7 @@ NO_OFFSET: Final = -1
 """Queue offset of a record that enters no consume queue; on the disk `NO_QUEUE_OFFSET`."""
 
 MIXED: Final = -1
-"""`flags` of a region in which some messages have a due time and some have none: it has to be taken apart before it is appended."""
+"""`flags` of a region in which only some messages have a due time. The region has to be taken apart before it is appended."""
 
 Flags = NDArray[np.uint32]
 Chosen = NDArray[np.bool_]

@@ -5,8 +5,8 @@
 
 - The front is not opened: body, keys, tag and properties stay, octet by octet, and the producer's CRC-32C holds. The message id, the codes
   of tag and keys, the sharding hash and the time of birth stay too.
-- `transit` says where the message stood first. It is made at the first move and carried on by all others; a move after a delivery that
-  failed raises `attempt` and may tell the error.
+- `transit` says where the message stood first. The first move writes it, and later ones keep it. A move after a failed delivery raises
+  `attempt` and may add the error.
 - `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone. Only a half message that is
   carried forward stays one: half, with transit.
 """
@@ -54,9 +54,9 @@ def move_records(
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
-    each; `last_errors`: what the last one of each failed of, as the consumer said it; None: as the record says.
-    `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
-    carried forward, and stay so.
+    each. `last_errors`: why the last delivery of each failed, in the consumer's words. None: as the record says. `replayed_group`: the
+    records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are carried forward, and stay
+    so.
 
     Raises ValueError for what is no record of a log.
     """

@@ -1,17 +1,17 @@
 """The layout of records in bulk: proof and stamping.
 
-A producer sends whole records; the broker must not open them one by one, and must not trust them either. The proof that a request
-holds what it says costs a few array operations and one run of the C parser, whatever the number of records:
+A producer sends whole records; the broker must not open them one by one, and must not trust them either. The proof of a request
+costs a few array operations and one run of the C parser, whatever the number of records:
 
 1. The sizes that came with the request are proved by the chain tag, length, tag, length … from byte 0 on.
 2. The trailer of each record is compared with the constant parts that it must have (tags, topic).
-3. What stands in front of the trailer must be a message by itself; otherwise the "trailer" could be the inside of a field, and the
-   real one could say something else. So each record is shortened, in place, to its front, and its trailer is hidden inside a
-   padding field: then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
+3. What stands before the trailer must be a message by itself. Otherwise the "trailer" could be the inside of a field, and the real
+   one could say something else. So the proof shortens each record, in place, to its front, and hides its trailer inside a padding
+   field. Then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
 
-Of the fronts, as they are parsed anyway, it is asked too whether the message can be found by what names it: a tag that nobody could
-ask for, an empty key, more keys than the flags say or than may be, keys and tags without a code do not hold. Keys behind the first
-one are noted for the index.
+Since the fronts are parsed anyway, the proof also checks that look-ups can find the message. A tag that nobody could ask for, an
+empty key, and keys or tags without a code do not hold. Nor do more keys than the flags say, or than the limit. Keys behind the
+first one are noted for the index.
 
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
 gives None, and the caller rewrites the records (`send_request.py`), which is slow and always right.
@@ -269,8 +269,8 @@ def _prove_few(
 def _prove_record(
     payload: bytes | bytearray, start: int, topic_bytes: bytes, size: int
 ) -> tuple[int, tuple[int, ...], Sequence[MoreKey]] | None:
-    """The scalar form of the proof for the record field at `start`: (its end, the values of the fixed trailer, the keys behind the first
-    one), None if it fails.
+    """The scalar form of the proof for the record field at `start`. (Its end, the values of the fixed trailer, the keys behind the first
+    one); None if it fails.
     """
     topic_size = len(topic_bytes)
     front_size = size - _FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
@@ -530,8 +530,8 @@ def _prove_unequal(
 
 
 def _head_words(sizes: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Tag and length of record fields as little-endian words; lengths of 1 to 3 octets, written wider than they need to be where
-    `widths` say so. Octets behind the length are zero.
+    """Tag and length of record fields as little-endian words. Lengths have 1 to 3 octets, more than they need where `widths` say
+    so. Octets behind the length are zero.
     """
     more = (widths > 1) * 0x8000 | (widths > 2) * 0x800000
     words = (

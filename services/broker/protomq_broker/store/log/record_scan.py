@@ -30,7 +30,7 @@ _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 def scan_records(data: bytes | bytearray | memoryview, base_position: int) -> ScannedRecords:
     """Reads the records of one or more appends back, seals and padding already taken out; `data` starts at `base_position` of the log.
 
-    Raises CorruptRecordError with the position if the chain of tags and lengths or a trailer does not hold: the caller has checked
+    Raises CorruptRecordError with the position if the chain of tags and lengths or a trailer does not hold. The caller has checked
     the seal's CRC, so that is a defect of the writer and no torn write.
     """
     starts_list: list[int] = []
@@ -161,10 +161,10 @@ def _read_topics(
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """The topic of each record.
 
-    The topic's length is not known from the end. A record is parsed for the first of a topic, then all others that have the same
-    field in the same place are taken in one step. That is exact for topics of up to 36 bytes: a longer field that ends alike would
-    have to hold the shorter one's length octet, which is no character of a name. Longer ones, and what is left when a block holds
-    many topics, are parsed one by one.
+    The topic's length is not known from the end. The scan parses the first record of a topic. Then it takes all others that have
+    the same field in the same place in one step. That is exact for topics of up to 36 bytes. A longer field with the same end
+    would have to hold the shorter one's length octet, which is no character of a name. Longer ones, and what is left when a block
+    holds many topics, are parsed one by one.
     """
     count = len(starts)
     indexes = np.full(count, -1, np.int32)

@@ -11,11 +11,11 @@ The log is walked from the checkpoint (or from its first segment) to the first a
 
 In front of the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
-`synced` is the largest position of which something durable says that everything below it had been synced: the checkpoint, a
+`synced` is the largest position below which everything had been synced, by the word of something durable. That is the checkpoint, a
 derived structure, the table of epochs, or a seal that holds and that this store wrote (`epochs.py`). To find seals behind P the bytes are
 searched for one after which the next append holds, its CRC chained to the first.
 
-Corruption refuses the start, or, if the operator chose so, is put into quarantine: the range is remembered in
+Corruption refuses the start, or goes into quarantine if the operator chose so. Then the range stands in
 config/quarantine.json, nothing of it is served, and the log goes on behind it.
 
 Interrupted at any point and run again, recovery decides the same and leaves the same bytes.
@@ -154,8 +154,9 @@ def recover_log(
 ) -> RecoveredLog:
     """Walks the log, hands each verified block to `on_block`, and settles its end (the module's docstring).
 
-    `derived_position` is up to where a durable derived structure had covered the log, which is never beyond what was synced;
-    `written_position` up to where the log was written for sure, synced or not, and must be there: 0 if the page cache is another one.
+    `derived_position`: up to where a durable derived structure had covered the log, which is never beyond what was synced.
+    `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
+    one.
 
     Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
     """
@@ -230,8 +231,8 @@ def check_before(
 ) -> None:
     """Walks the log from `start` to the checkpoint, at which the chain must come to the CRC that the checkpoint has.
 
-    A walk that begins at the checkpoint would not notice what has become of the bytes in front of it, and would take a log that was
-    put in the place of another one for a torn tail. Damage is set aside, or refused with CorruptLogError: then nothing has changed.
+    A walk that begins at the checkpoint would not notice damage before it. It would also take a log that was put in the place of
+    another one for a torn tail. Damage is set aside, or refused with CorruptLogError: then nothing has changed.
     """
     end = StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
     known = read_quarantine(disk, quarantine_path)
@@ -310,8 +311,8 @@ def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
 def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
     """Writes [start, end) once more with the bytes it has, and syncs it.
 
-    After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing. At a
-    start nobody can tell whether one had failed: the process may have been killed, or the disk have refused every mark that it left.
+    After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing. A
+    start cannot know whether one had failed. The process may have been killed, or the disk may have refused every mark that it left.
     """
     for segment in folder.overlapping(start, end):
         at = max(start, segment.base_position)
@@ -423,7 +424,8 @@ def is_filled(
 
 
 def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool:
-    """As `is_filled`, for who does not come along the chain: the seal in front of the range ends in the CRC with which it goes on."""
+    """As `is_filled`, for callers that do not come along the chain. The seal before the range ends in the CRC with which it goes
+    on."""
     segment = folder.at(damage.start_position)
     if segment is None:
         return False
@@ -469,11 +471,12 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
 def _after_anchor(
     seal: Seal, following: Seal, data: bytes, at: int, segment_size_bytes: int
 ) -> Resync:
-    """Where the chain is taken up at a seal that `following` is chained to: behind it; but before it if it is a head, which covers
-    nothing but itself.
+    """Where the chain is taken up at a seal that `following` is chained to. That is behind the seal, but before it if it is a
+    head, which covers only itself.
 
-    Of a head only its CRC is proved, by the seal behind it. The CRC before it is computed from its fields, so any fields would hold. One
-    that does not agree with the seal behind it is damaged too, or stands where an epoch ended: there the chain is taken up behind it.
+    Of a head only its CRC is proved, by the seal behind it. The CRC before it is computed from its fields, so any fields would hold. A
+    seal that does not agree with the seal behind it is damaged too, or stands where an epoch ended. There the chain is taken up behind
+    it.
     """
     if (
         seal.is_head

@@ -3,8 +3,8 @@
     append      [record field]*  or  [padding field]  or nothing     then one seal field of 53 bytes
 
 A seal's CRC-32C covers the CRC of the seal before it, the bytes of the append and the seal itself. So walking from a known CRC proves
-every bit, and proves that nothing is missing in between. Boundaries are found by the structure alone (tag, length, tag, length …),
-never by searching for a pattern: a producer could put the bytes of a seal into a body.
+every bit, and proves that nothing is missing in between. The walk finds boundaries by the structure alone (tag, length, tag, length
+…), never by searching for a pattern. A producer could put the bytes of a seal into a body.
 
 `LogWalker` reads segments block by block; the loop over one block is `walk_appends` (protomq.wire.log_walk).
 """
@@ -45,8 +45,8 @@ def chain_holds(
 ) -> bool:
     """Whether `data` is whole appends with their seals, by which the chain of CRCs comes from the one to the other.
 
-    Each seal tells where its append begins, so they are found from the end on, and no record is looked at: for bytes whose records were
-    walked before. They are the same bytes, for every one of them is under a CRC of the chain.
+    Each seal says where its append begins, so this finds them from the end on, without a look at the records. For bytes whose records
+    were walked before. They are the same bytes, for every one of them is under a CRC of the chain.
     """
     octets = np.frombuffer(data, np.uint8)
     end, crc = len(data), end_crc32c
@@ -107,7 +107,7 @@ class Skip(NamedTuple):
 class LogWalker:
     """Walks a log from a position to the first append that does not hold.
 
-    After the iteration `position` and `crc32c` say where the good part ends, `last_seal` is the last seal that held, and `problem` says
+    After the iteration `position` and `crc32c` say where the good part ends, and `last_seal` is the last seal that held. `problem` says
     what is wrong behind it (`EMPTY` if the log simply ends).
     """
 

@@ -1,11 +1,11 @@
 """The files of the commit log: one folder, one file per segment.
 
 A segment has a fixed size, is preallocated, and is named by the physical offset of its first byte in 20 digits. It is made under a
-temporary name and gets its own only when its space is allocated and synced, so a segment with a proper name always has its full size;
-anything else is damage. What has not been written reads as zeros.
+temporary name, and gets its own only when its space is allocated and synced. So a segment with a proper name always has its full
+size; anything else is damage. What has not been written reads as zeros.
 
-Who may call: files may be read from any thread. The table of segments is replaced as a whole, so any thread may look things up in it;
-only one thread at a time may create or remove (`CommitLog` holds a lock around that).
+Who may call: files may be read from any thread. The table of segments is replaced as a whole, so any thread may look things up in it.
+Only one thread at a time may create or remove (`CommitLog` holds a lock around that).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def first_stranger(
 ) -> int | None:
     """Index of the first record that is not the one it is taken for, None if all are.
 
-    The record fields stand at `starts` of `data` with `sizes`, and in the log at `positions`; they are taken for the messages with
+    The record fields stand at `starts` of `data` with `sizes`, and in the log at `positions`. They should be the messages with
     `queue_offsets` of a queue.
     """
     try:

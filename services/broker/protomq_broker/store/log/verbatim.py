@@ -60,8 +60,8 @@ def prove(
 
     `may_end_within`: the beginning of one more append may stand at the end; it is left out.
 
-    Proved are the position, each seal (its place, its CRC, the chain of CRCs, its records), that epochs and store times do not fall, and
-    that each segment begins with its head and can be closed. Raises ForeignBytesError: nothing of it continues the log.
+    It proves the position and each seal: its place, its CRC, the chain of CRCs, its records. Epochs and store times must not fall. Each
+    segment must begin with its head, and leave room to close it. Raises ForeignBytesError: nothing of it continues the log.
     """
     tail = end.tail
     begins = end.is_empty and not position % segment_size_bytes
