@@ -3,7 +3,7 @@
     config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false}
 
 A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
-true: the machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
+true. The machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
 true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost.
 """
 

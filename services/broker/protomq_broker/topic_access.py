@@ -149,7 +149,8 @@ def check_queue_ids(topic: TopicConfig, queue_ids: Sequence[int]) -> None:
 def check_committed_offset(
     store: Store, topic: TopicConfig, queue_id: int, queue_offset: int
 ) -> None:
-    """Raises ServiceError unless a group may go on at the offset: at a message that is or was in the queue, or behind the last one.
+    """Raises ServiceError unless a group may go on at the offset. It may at a message that is or was in the queue, or behind the
+    last one.
 
     A slow group may stand below the first message that is still stored. What is appended counts, readable or not.
     """

@@ -7,9 +7,9 @@ Rules, as RocketMQ's, with safer clocks:
 - Above `disk_refuse_ratio` writes are refused.
 - The segment being written never goes, nor one that holds what `keep_from_position` protects.
 - A clock that jumps forward makes no message old. The lead is how far the wall clock has run ahead of the monotonic clock, which cannot
-  jump; ages are computed without it. After both clocks have agreed for a whole retention time, the lead is forgotten: messages from before
-  the jump are truly old by then, and later ones were stamped by the same clock. Nobody watches the clock over a restart, so a gain of up to
-  one day is believed, and the rest is lead. A clock that goes back reduces the lead and makes messages younger, which is harmless.
+  jump; ages are computed without it. After both clocks have agreed for a whole retention time, the lead is forgotten. Messages from before
+  the jump are truly old by then, and the same clock has stamped later ones. Nobody watches the clock over a restart, so a gain of up to one
+  day is believed, and the rest is lead. A clock that goes back reduces the lead and makes messages younger, which is harmless.
 """
 
 from __future__ import annotations

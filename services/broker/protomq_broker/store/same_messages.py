@@ -2,8 +2,8 @@
 
 The table of repeated sends knows producers and sequences, not their messages. So before the broker answers that a send is stored, it
 compares its messages with the stored ones. Rules:
-- Two messages are the same if the CRC-32C of their fields 1 to 5 is; where it is not, if these fields are: a client may write a map
-  in another order when it writes the message again.
+- Two messages are the same if the CRC-32C of their fields 1 to 5 is the same, or else if these fields are equal. A client may write
+  a map in another order when it writes the message again.
 - The born time does not count: a Spark task that computes and sends a message again gives it a new one.
 - A deleted or damaged message cannot be compared: then nobody can tell whether the send is stored.
 """

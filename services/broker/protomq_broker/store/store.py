@@ -117,8 +117,8 @@ log = logging.getLogger(__name__)
 
 _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
-"""If there are at most this many requests (a vectored write takes IOV_MAX, 1,024), and they are large on average, CRC and write use views
-of their bytes and copy nothing.
+"""Up to this number of requests, if they are large on average, CRC and write use views of their bytes and copy nothing. (A vectored write
+takes IOV_MAX, 1,024.)
 """
 _COPIED_SIZE_MAX_BYTES: Final = 8 << 10
 """Below this average size a copy costs less than a view."""
@@ -153,7 +153,7 @@ class Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
         `queues_default`: fewest queues of a topic that is known only from the log. `draw` gives random numbers of 63 bits, never 0, for the
-        store's id and for incarnations of topics; without it they are not random, as tests need it. `on_writer` calls a function on the
+        store's id and for incarnations of topics. Without it they are not random, as tests need it. `on_writer` calls a function on the
         writer thread and returns when it is done; it may raise StoreError. Without it, the thread that deletes also writes. `check_plan`:
         when producers are asked about their transactions; None: RocketMQ's times. `follows`: another store leads; nothing is readable
         before `positions.note_replicated` says how far the leader's log is confirmed. `epoch`: the epoch in which the store leads, if it
@@ -484,7 +484,7 @@ class Store:
     def shared_end_offset(self, topic: str, queue_id: int, epoch: int) -> int | None:
         """Up to which queue offset this log is the same as any other log that had this epoch at its end, as KIP-320 has it.
 
-        None: as far as is known here there is no such limit: the epoch is the last one here, or a later one than this log has heard of.
+        None: this log knows no such limit, since the epoch is its last one, or a later one than it has heard of.
         """
         epochs = self.epochs
         if not epochs.rows or epoch >= epochs.rows[-1].epoch:
@@ -1114,7 +1114,7 @@ class Store:
         return (b"".join(datas),), count, is_plain
 
     def _next_offset(self, request: AppendRequest, known: int | None) -> int:
-        """Queue offset of the first record of a request that has flags; `known`: where its queue ends with what this append has put into
+        """Queue offset of the first record of a request that has flags. `known`: where its queue ends with what this append has put into
         it before."""
         region = request.region
         if not is_queued(region.flags):

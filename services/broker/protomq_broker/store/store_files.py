@@ -164,8 +164,8 @@ class StoreFiles:
         """Begins a new epoch at the end of the log, in which the store leads. It is durable when this returns.
 
         `epoch`: the epoch that the store was given; None: the next one. Raises StaleEpochError, OSError. If the disk is full, the store
-        stays in the epoch in which it led last (or in the new one if the file has it), so that segments can be deleted. This does not apply
-        to a given epoch.
+        stays in the epoch in which it led last, so that segments can be deleted. If the file has the new epoch, it stays in that. This does
+        not apply to a given epoch.
         """
         epochs = self.epochs
         is_given = epoch is not None

@@ -1,14 +1,14 @@
 """A disk in memory, with a page cache, that fails on request.
 
 Faults it can inject:
-- power cut: `crash(rng)` gives the disk as it comes up again. Of what was not synced, any subset survives: each 512-byte sector,
-  each file size and each name in a folder on its own (a rename is one step). Folders are names like files: one that was made or
-  removed is so for certain once the folder it stands in is synced; with the name of a folder goes all that is in it.
+- power cut: `crash(rng)` gives the disk as it comes up again. Of what was not synced, any subset survives. Each 512-byte sector,
+  each file size and each name in a folder counts on its own (a rename is one step). Folders are names like files: making or
+  removing one is certain once the folder around it is synced. With the name of a folder goes all that is in it.
   `write_back(rng)` lets some of it reach the platter early.
 - kill -9: `killed()` gives the same page cache to the next process; locks and descriptors are gone.
-- a planned fault at any operation that changes something (`plan`, or `fail_at`): `Fault.EIO`, `Fault.ENOSPC`, `Fault.SHORT` (half of
-  a write is done), `Fault.SYNC_LOST` (an fsync fails, once, and the pages count as clean though they never reached the disk),
-  `Fault.CRASH` (the process ends here: `SimulatedCrash`; a write is done in part).
+- a planned fault at any operation that changes something (`plan`, or `fail_at`). The faults are `Fault.EIO`, `Fault.ENOSPC`,
+  `Fault.SHORT` (half of a write is done), `Fault.SYNC_LOST` and `Fault.CRASH`. After `SYNC_LOST` an fsync fails, once, and the pages
+  count as clean though they never reached the disk. At `CRASH` the process ends with `SimulatedCrash`; a write is done in part.
 - a full disk: `capacity_bytes`.
 - damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges`, `swap_files` change what is stored without anybody noticing; the pages have
   left the cache, and come back so.

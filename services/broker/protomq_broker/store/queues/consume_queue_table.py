@@ -5,12 +5,12 @@
 
 Rules:
 - The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
-  what the table says, not what its files say: what lies behind is cut and comes again from the log; a file that is too short
+  what the table says, not what its files say. What lies behind is cut and comes again from the log; a file that is too short
   lowers `replay_from`. Without a table all is rebuilt.
-- `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread; the lock keeps the two apart for
-  as long as a group of requests is added, and is never held during input or output. Another lock lets one thread at a time change
-  files. Readers take no lock.
-- Ten thousand topics are normal: a queue that rests holds no buffer, a bounded number of files is open, and the start reads no folder
+- `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread. The lock keeps the two apart
+  while a group of requests is added; nobody holds it during input or output. Another lock lets one thread at a time change files.
+  Readers take no lock.
+- Ten thousand topics are normal. A queue that rests holds no buffer, a bounded number of files is open, and the start reads no folder
   but the topics'.
 """
 
@@ -66,7 +66,7 @@ TABLE_FILE_NAME: Final = "table.bin"
 """No topic can have this name: a dot is not allowed in one."""
 
 SYNC_ALL_COUNT_MIN: Final = 64
-"""From this number of queues on, one sync of the file system syncs them: 20 ms here, as much as a dozen files one by one."""
+"""From this number of queues on, one sync of the file system syncs them: 20 ms here, as long as a dozen files take."""
 
 _MAGIC: Final = b"PMQCQT02"
 """Its number is that of the entries too: 01 had no check bits."""

@@ -6,7 +6,7 @@
     sum     W0 * w0 + ... + W4 * w4  +  STEP * queue offset  +  CRC-32C("<topic>/<queue>") * 2**32      mod 2**64
     check   the upper 16 bits of sum
 
-What that finds for certain, by the choice of the factors: one or two flipped bits in an entry, and two entries of a queue that have changed
+By the choice of the factors it always finds one or two flipped bits in an entry. It also finds two entries of a queue that have changed
 places with fewer than 46,368 between them. Of all other damage, another queue's entries among it, one in 65,536 passes here; then entries
 still have to stand in order.
 

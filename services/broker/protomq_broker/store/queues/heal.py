@@ -1,14 +1,14 @@
 """Heals damaged consume queue files from the log, while the store is open.
 
 A reader that meets a damaged entry gets an error, and the file is noted (`QueueFiles.met`). The healer reads the file, and searches the log
-for the records of its damaged entries: only where they can stand, segment by segment, the newest first. It walks each segment from its
-head, so that it believes only records under a seal. Then it writes the entries again, and readers continue.
+for the records of its damaged entries. It searches only where they can stand, segment by segment, the newest first. It walks each segment
+from its head, so that it believes only records under a seal. Then it writes the entries again, and readers continue.
 
 - One step walks at most SLICE_SIZE_BYTES of the log, one step each flush interval: 128 MiB/s by default.
 - Memory: the entries of BATCH_ENTRIES_MAX messages. Files that fit into that are healed together by one walk.
-- If the log is damaged there, the healer puts the range into quarantine as the scrub does, and the queue gets entries of lost records:
-  readers get CORRUPT_LOG with the range. If nothing behind the damage holds or is synced, the damage is an obstacle, which readers get as
-  the reason; the healer tries the file again every RETRY_INTERVAL_MS.
+- If the log is damaged there, the healer puts the range into quarantine as the scrub does, and the queue gets entries of lost records.
+  Readers get CORRUPT_LOG with the range. If nothing behind the damage holds or is synced, the damage is an obstacle, which readers get as
+  the reason. The healer tries the file again every RETRY_INTERVAL_MS.
 - A crash in between costs nothing: entries that were not written again are damaged as before.
 
 One thread: that of housekeeping, which deletes segments and writes these files too.

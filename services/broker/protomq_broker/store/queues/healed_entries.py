@@ -1,4 +1,4 @@
-"""The entries of one consume queue file while it is healed: which hold, where in the log the others must stand, and what was found there.
+"""The entries of one consume queue file while it is healed: which hold, where the log must have the others, and what was found.
 
     survey     which entries hold: their check bits are right, and they stand in order, within the log
     spans      where in the log the others must stand: behind the entry before them, in front of the one after

@@ -4,8 +4,8 @@ Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
 - Nothing is given that is not known to hold (`checked_log.py`), nor for another message than it says it is (`stamp_check.py`).
   Where a read finds damage, that range is put into quarantine, and it looks again.
-- Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
-  begins before it ends there.
+- Readers get nothing of a damaged range. A read that would begin there raises CorruptLogError with the offset to go on at; one
+  that begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
 """
 

@@ -1,7 +1,7 @@
-"""What a start does with the entries of one consume queue: how far those in files hold, and what records read back from the log add.
+"""What a start does with the entries of one consume queue: how far those in files hold, and what records from the log add.
 
-- Records that the queue has are skipped; offsets that are missing in between belong to records that the log has lost, and get entries
-  that say so: queue offsets are never given twice.
+- Records that the queue has are skipped. Offsets that are missing in between belong to records that the log has lost, and get entries
+  that say so. So no queue offset is given twice.
 - Offsets that begin again are those of a topic that was removed and created again: the entries before them go.
 """
 

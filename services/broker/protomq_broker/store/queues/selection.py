@@ -61,9 +61,10 @@ _FIRST.flags.writeable = False
 
 
 def likely_count(record_count_max: int, size_max_bytes: int, record_size_bytes: int) -> int:
-    """How many entries to read for a pull, so that its size ends it and not the entries, by the size of records that were chosen before.
+    """How many entries to read for a pull, so that its size ends it and not the entries. By the size of records that were chosen before.
 
-    Too few cost another read, too many a check of each: 4 MiB of 1 KiB records are 3,600 of the 32,768 that a consumer allows.
+    Too few cost another read, too many cost a check of each. 4 MiB of 1 KiB records are 3,600 of the 32,768 that a consumer
+    allows.
     """
     if not record_size_bytes:
         return record_count_max

@@ -1,7 +1,7 @@
 """Half messages that were sent just now, as they stand in the log: nearly all are committed within milliseconds, and copied from here.
 
-What is not here is read back from the log: it is damaged there, or it came before the start, or it had to make room, or is a rare kind of
-message. So nothing depends on what is here but how much a commit costs.
+What is not here is read back from the log. It is damaged there, came before the start, had to make room, or is a rare kind of message. So
+nothing depends on what is here but how much a commit costs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     HalfMessages       derived: a half message is open from its append on
     TransactionState   the machine of %SYS%TRANSACTIONS: a record says which were checked, carried forward, or have ended
 
-Both lead to one state (`transactions.py`). At a start the half messages come first, then the records: they are kept until the records
-have come to where they stand, so that both are taken in the order of the log.
+Both lead to one state (`transactions.py`). At a start the half messages come first, then the records. Half messages wait until the
+records have come to their positions, so that both are taken in the order of the log.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     record of %SYS%LOG   its body is a LogRecord (state.proto): queues' ends and producers as of the record, or where the log begins
 
 Rules:
-- A queue's record says its first and its end offset: of a queue whose messages are all gone the log would tell nothing else, and its
+- A queue's record says its first and its end offset. If all messages of a queue are gone, the log says nothing else of it, and its
   offsets would be given again.
 - Producers are carried as long as a send of theirs may be repeated that stood in what goes: 15 minutes of the log's time. Mostly there are
   none, since segments are older.

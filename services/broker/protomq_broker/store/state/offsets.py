@@ -9,8 +9,8 @@ Rules:
   records make the same offsets.
 - The file is a cache (`snapshots.py`). Every record in front of its `position` is in it.
 - An offset belongs to one incarnation of its topic, and is not found with another one.
-- Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
-  offset's `position` is where its newest record stands.
+- Before a segment goes, what is alive in it is carried forward. So the log has the offsets of a group that commits no more, however old.
+  An offset's `position` is where its newest record stands.
 - A commit may go back: an explicit seek does.
 - A reset is a commit with an epoch: where the log ended when it was made. So every reset of a queue has another epoch, after a group was
   deleted and came again, too. Every later commit of the queue repeats the epoch: the newest record says all.

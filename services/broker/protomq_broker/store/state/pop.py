@@ -6,8 +6,8 @@
 Rules:
 - The records are the truth; the file is a cache. `popped_queue.py` says what one queue of a group is.
 - A queue whose first needed record stands in what is deleted next is said again, whole.
-- `time_ms` is the newest pop time that a record tells. Pop time goes on from there when a broker starts: the time in between does not
-  count, whatever the wall clock says, so a message is invisible for at least as long as its holder was told.
+- `time_ms` is the newest pop time that a record tells. Pop time goes on from there when a broker starts. The time in between does not
+  count, whatever the wall clock says. So a message is invisible at least for the time that its holder was given.
 - Who plans a hand-out and who appends it are two threads: `lock` is held while a queue is asked, and while a record is applied.
 """
 

@@ -5,20 +5,21 @@ on in sequence, queue and offset makes its run longer, so a producer that stays 
 
 What is recognised (by its numbers: whether the messages are the same, `same_messages.py` looks up):
 - A record that enters no consume queue (a half message, one with a due time) is known by its position. Such records that stand one
-  behind the other in the log make one run; its "queue" is ~queue id, and its "queue offset" the position of its first record.
+  behind the other in the log make one run. Its "queue" is ~queue id, and its "queue offset" is the position of its first record.
 - Sequences may come in any order. Below the producer's floor old runs were forgotten: an unknown sequence there may be stored or not,
   and is refused.
-- A send may name a previous sequence of its producer that must be stored here. Whoever names one to a broker that does not know the
-  producer is told so (SequenceExpiredError): it was forgotten, and with it whether this very send is stored. Where the producer is known
-  and that sequence is not, the one before was refused or is under way (SendOutOfOrderError): nothing is stored out of order.
-- A send that names none is its producer's first here. So that it is recognised too, nobody is forgotten within 15 minutes, longer than
-  any retry, whatever the number of producers: a million of them, and new ones are refused (TooManyProducersError).
+- A send may name a previous sequence of its producer that must be stored here. If it names one and the broker does not know the
+  producer, it fails with SequenceExpiredError. The producer was forgotten, and with it whether this very send is stored. If the producer
+  is known and that sequence is not, the one before was refused or is under way. Then it fails with SendOutOfOrderError: nothing is
+  stored out of order.
+- A send that names none is its producer's first here. So that it is recognised too, no producer is forgotten within 15 minutes, longer
+  than any retry. If there are a million producers, new ones are refused (TooManyProducersError).
 
 What is forgotten, and when, follows from the log alone: the same log makes the same table, live, after a start and in a replica.
-- Time is the store time of the records. After 24 hours (in steps of one) a producer is forgotten; where there is a million, all that have
-  sent nothing for 15 minutes are, at once.
-- Older runs: of one producer a quarter when it has too many; when all together have too many, those of producers that have sent nothing
-  for 15 minutes; if that does not help, a quarter of the one who has just sent.
+- Time is the store time of the records. After 24 hours (in steps of one) a producer is forgotten. If there are a million, all that have
+  sent nothing for 15 minutes are forgotten at once.
+- Older runs: when one producer has too many, a quarter of its runs. When all together have too many, the runs of producers that have
+  sent nothing for 15 minutes. If that does not help, a quarter of the one who has just sent.
 
 How:
 - `admit` asks and claims on the writer thread, `apply` enters what was appended. So two attempts of one send in one group are noticed.

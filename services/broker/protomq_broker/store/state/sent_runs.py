@@ -20,13 +20,14 @@ from .send_errors import RETRY_MAX_MS
 PRODUCERS_MAX: Final = 1_000_000
 """170 MiB."""
 RUNS_PER_PRODUCER_MAX: Final = 262_144
-"""A producer that sends 65,000 single messages a second, round robin, makes a run of each: 4 s, longer than a send takes with all its
-retries (3 s). 8 MB."""
+"""A producer that sends 65,000 single messages a second, round robin, makes a run of each. That lasts 4 s, longer than a send with
+all its retries (3 s). 8 MB."""
 RUNS_MAX: Final = 1 << 20
 """32 MB for all producers together, and 190 bytes for each that has any."""
 IDLE_MAX_MS: Final = 24 * 3_600_000
 IDLE_STEP_MS: Final = 3_600_000
-"""Who has sent nothing for a day is forgotten when an hour of the log's time is full: all at once, for one look at the times."""
+"""Producers that have sent nothing for a day are forgotten at each full hour of the log's time, all at once, by one look at the
+times."""
 SWEEP_STEP_MS: Final = 1_000
 """Interval, in the log's time, at which a full table is searched for room: a search of a million producers takes 3 ms."""
 

@@ -5,7 +5,7 @@
 
 Rules:
 - Every record in front of `position` is in a snapshot, and nothing is in it that was not synced as a record.
-- One that is lost, damaged, ahead of the log or older than its beginning is ignored; then the one before counts; else the log is read
+- One that is lost, damaged, ahead of the log or older than its beginning is ignored. Then the one before counts. Else the log is read
   from its beginning, which has all that is alive.
 """
 

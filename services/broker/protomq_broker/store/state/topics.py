@@ -6,15 +6,16 @@
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A topic's `position` is where its newest record stands.
-- All changes are made on the writer thread, in the turn that appends their record; who asks for one waits until it is stored as a send is.
+- All changes are made on the writer thread, in the turn that appends their record. The caller waits until the change is stored, as for a
+  send.
 - A topic that is made by its first message gets its record in the same turn (`add`). Where the log takes no record, its messages tell of
   it, and the next start appends the record.
-- A topic has an incarnation: a number that it gets when it is made and keeps until it is deleted; random, or for one that its first message
-  makes, a hash with the store's random number in it. What clients remember of a topic,
-  offsets above all, belongs to one incarnation and means nothing in the next one of the same name.
+- A topic has an incarnation: a number that it gets when it is created and keeps until it is deleted. The number is random; if its first
+  message creates the topic, it is a hash with the store's random number in it. What clients remember of a topic, offsets above all, belongs
+  to one incarnation and means nothing in the next one of the same name.
 - Readers see an immutable snapshot and take no lock.
-- What the log has of a deleted topic in front of the record that deletes it belongs to nobody, not even to a topic of the same name that
-  was made since (`deleted`). That record needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
+- What the log has of a topic before the record that deletes it belongs to nobody, not even to a later topic of the same name (`deleted`).
+  That record needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
 - Topics of groups (%RETRY%group, %DLQ%group) are made by the broker, with one queue, and no client may write them.
 - Other names with a percent sign belong to the system: such topics exist in the store, but are never found, listed or deleted here.
 """
@@ -286,7 +287,8 @@ class TopicTable:
     def add(self, topics: Iterable[TopicConfig]) -> int:
         """Adds topics that their first messages make, unless there are some of these names; where the record ends, 0 for none.
 
-        The messages are in the log: a topic is there even if the log takes no record of it, and gets one at the next start at the latest.
+        The messages are in the log. So the topic is there even if the log takes no record of it; it gets one at the next start at the
+        latest.
         """
         new = {topic.name: topic for topic in topics if topic.name not in self._by_name}
         if not new:
@@ -308,8 +310,8 @@ class TopicTable:
         queues_default: int = QUEUES_DEFAULT,
         incarnations: Mapping[str, int] = MappingProxyType({}),
     ) -> list[TopicConfig]:
-        """Makes the topics that the consume queues tell of and no record does, with as many queues as were ever used, the
-        default at least; the result are those that were made. Those of the system are left out.
+        """Creates the topics that the consume queues have and no record names. Each gets as many queues as were ever
+        used, at least the default. Returns the topics that it created. Those of the system are left out.
 
         `incarnations`: those that can be told; the others are drawn.
         """

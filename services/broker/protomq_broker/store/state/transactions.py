@@ -9,8 +9,8 @@ Rules:
 - Half messages come from the log by `open`, all else by records of %SYS%TRANSACTIONS by `apply`, both in the order of the log. Same log,
   same state: who asks for checks reads the clock, and the time of a check stands in its record.
 - A decision that is given again is answered as the first time. One that contradicts the first is refused, and changes nothing.
-- Cost follows what is open. Of what has ended, the last `ENDED_MAX` are remembered as far back as the log goes, so that a decision that
-  comes twice or late is known.
+- Cost follows what is open. The last `ENDED_MAX` endings are remembered, as far back as the log goes. So a decision that comes twice or
+  late is known.
 - A topic that is deleted takes its open transactions with it.
 
 Source of the numbers: RocketMQ 5.3, BrokerConfig: transactionTimeOut 6 s, transactionCheckInterval 30 s, transactionCheckMax 15.

@@ -12,12 +12,12 @@
                         and index of the next row u64 of each run, then rows (`timer_rows.py`)
 
 Rules:
-- A row comes when a record with a due time is appended, and goes when a record of %SYS%TIMER says that it was moved, recalled or carried
+- A row comes when a record with a due time is appended. It goes when a record of %SYS%TIMER says that it was moved, recalled or carried
   forward. Both are noted by the writer, under a lock that is held for no more than that.
 - What lies far ahead costs nothing but its place in a file, and being merged with others now and then. Memory holds MEMORY_ROWS_MAX rows.
 - A row that goes while it stands in a file leaves a removal; when the two meet, both go.
-- A checkpoint tells of the moment of `freeze`: what it writes is durable in the log by then, so a power cut can take back nothing that the
-  files have gone ahead of.
+- A checkpoint has the state at the moment of `freeze`. What it writes is durable in the log by then. So after a power cut the files are
+  never ahead of the log.
 - One thread at a time takes what is due; rows stay until they are removed.
 """
 

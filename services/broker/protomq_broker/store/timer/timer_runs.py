@@ -182,8 +182,8 @@ class Cursor:
 def take_through(
     cursors: Sequence[Cursor], others: NDArray[Any], *, keep_removals: bool
 ) -> tuple[NDArray[Any], NDArray[Any], Key]:
-    """The next rows of all, a block or so of each, merged: (rows; what is left of `others`, which are sorted; the key up to which all
-    rows are taken, LAST_KEY if nothing is left).
+    """The next rows of all, about a block of each, merged. Returns (rows; what is left of `others`, which are sorted; the key up to
+    which all rows are taken). The key is LAST_KEY if nothing is left.
     """
     parts = [cursor.peek() for cursor in cursors]
     bound = LAST_KEY

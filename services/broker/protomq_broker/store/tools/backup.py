@@ -13,9 +13,9 @@ Rules:
 - A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
-  So a backup is complete from the end that the log had when its first run began (`complete_from`), and is cut nowhere in front of it.
-- A restored store is another store: it draws a number of its own, and begins with an epoch far above those that the broker may have begun
-  since, so that what either of them writes is never taken for the other's.
+  So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
+- A restored store is another store. It draws a number of its own, and begins with an epoch far above those that the broker may have begun
+  since. So what one of them writes is never taken for the other's.
 - A folder with `backup.json` is no store: a broker refuses it. So does a restore that was interrupted.
 """
 
@@ -111,7 +111,7 @@ class Manifest:
 
 
 class Cut(NamedTuple):
-    """Where a restored log ends: with the last append that ends at or in front of a position, and was stored at or before a time."""
+    """Where a restored log ends: with the last append that ends at or before a position, and was stored at or before a time."""
 
     position: int = 1 << 62
     time_ms: int = 1 << 62

@@ -3,10 +3,10 @@
 A damaged range cannot be made good without a replica. Repair takes it out so that the log can be walked and parsed from end to end again:
 
 1. The bytes are copied into the folder of the caller's choice, synced, before anything is touched.
-2. The range is filled with padding appends. The last one ends in the very CRC with which the append behind it goes on (four bytes of its
-   padding see to that, see crc_forge.py), so everything behind stays as it is, byte for byte.
-3. The range stays in config/quarantine.json, and how far queues went in it in config/queue_ends.json: the offsets of the lost messages are
-   answered with an error, never with other messages.
+2. The range is filled with padding appends. The last one ends in the very CRC with which the append behind it goes on; four bytes of its
+   padding see to that (crc_forge.py). So everything behind stays as it is, byte for byte.
+3. The range stays in config/quarantine.json, and config/queue_ends.json says how far queues went in it. So readers of the lost offsets get
+   an error, never other messages.
 
 A torn tail is copied and cut, as a start would do. Interrupted, it can be run again.
 """

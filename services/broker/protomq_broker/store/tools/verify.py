@@ -1,9 +1,9 @@
 """Checking a store from end to end: what `protomq log verify` says. Nothing is changed.
 
-Checked are, for every byte of the log: the chain of seals, and that their epochs never fall; the stamps of each record (its position, the
-density of the offsets of its queue, the order of store times); that there are zeros behind the end; and that the entries of the consume
-queues that are on disk point to the very records and their check bits hold. What is missing in a consume queue is no finding: it comes from
-the log at the next start, and so do all of them when their table is missing or of another version.
+For every byte of the log it checks the chain of seals, and that their epochs never fall. It checks the stamps of each record: its position,
+the density of the offsets of its queue, the order of store times. Behind the end there must be zeros. The entries of consume queues on disk
+must point to these very records, and their check bits must hold. What is missing in a consume queue is no finding: it comes from the log at
+the next start. All queues do if their table is missing or of another version.
 
 If a broker has the store open, only what lies below its last checkpoint is judged.
 """
