@@ -1,7 +1,7 @@
 """`bench producer|batch|consumer|latency`: RocketMQ's benchmarks with RocketMQ's parameters.
 
 Clients run in this process, and share the machine with the broker if that is here. What is measured stands in
-`bench_loads`; here are the parameters, the progress line and the result: one row per kind of call, latencies from the
+`bench_loads`. Here are the parameters, the progress line and the result: one row per kind of call, latencies from the
 intended start (see `load`).
 """
 

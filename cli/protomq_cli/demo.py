@@ -3,7 +3,7 @@
     broker as a child process -> produce to topic flights -> consume with a group -> compare
     -> two members share the topic, one is killed -> table -> what to type next
 
-The store stays where it was made, with exactly one copy of the flights in the topic `flights`: the commands shown at the end
+The store stays where it was made, with exactly one copy of the flights in the topic `flights`. The commands shown at the end
 use it, and so do later demos. A second run rebuilds the store. Exit code 0 only if every check holds.
 """
 

@@ -1,4 +1,4 @@
-"""A member of the demo's group, as a process of its own: it says what it was given, and goes on when it is told to.
+"""A member of the demo's group, as a process of its own. It says what it got, and goes on when it is told to.
 
     stdout   a line for each poll: {"queues": queues that it has, "runs": [[queue, first offset, end offset], ...]}
     stdin    a line: what was given is dealt with, commit it and poll again; the end: leave the group

@@ -1,7 +1,7 @@
 """The demo's data: the 336,776 flights that left New York in 2013, as messages, and the proof that all came back.
 
-A row of the CSV becomes a message: key = tail number, tag = carrier, body = the row as JSON with numbers as numbers and
-null for `NA`. 2,512 rows have no tail number and therefore no key.
+A row of the CSV becomes a message. Its key is the tail number, its tag the carrier, its body the row as JSON, with
+numbers as numbers and null for `NA`. 2,512 rows have no tail number and therefore no key.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def read_flights(path: Path, count_max: int | None = None) -> Iterator[Flight]:
 class RoundTripCheck:
     """Compares what was received with what was sent: every message once, and those of one key in the order of sending.
 
-    Only CRCs are kept, 4 bytes a message: `sent` and `received` are given the CRC-32C of the body, which the caller computes
-    from the bytes at hand, not from what a header claims. Not thread-safe.
+    It keeps only CRCs, 4 bytes a message. `sent` and `received` take the CRC-32C of the body. The caller computes it from
+    the bytes at hand, not from what a header claims. Not thread-safe.
     """
 
     def __init__(self) -> None:

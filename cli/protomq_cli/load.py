@@ -1,9 +1,9 @@
 """The engine of the benchmarks: who calls when, and what the latencies were.
 
-Rules: latency is counted from the moment at which a call was meant to start. With a rate the calls have a timetable, and a
-call that starts late because those before it were slow counts its waiting (otherwise a stall of a second would be one slow
-call, not a thousand). Without a rate each caller's next call is meant to start when its last one ended.
-Samples are kept whole, 8 bytes each, so that percentiles are exact.
+Rules: latency is counted from the moment at which a call was meant to start. With a rate the calls have a timetable. If a
+call starts late because those before it were slow, its waiting counts. Otherwise a stall of a second would be one slow
+call, not a thousand. Without a rate each caller's next call is meant to start when its last one ended. Samples are kept
+whole, 8 bytes each, so that percentiles are exact.
 """
 
 from __future__ import annotations

@@ -84,10 +84,10 @@ def dump(
 def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     """Check a store from end to end.
 
-    Every byte of the log, the stamp of every record, and the consume
-    queues. Nothing is changed. Under a running broker only what its last
-    checkpoint covers is judged. Prints what it finds; exit code 1 if that is
-    more than a torn tail, which the next start cuts, and what a repair has
+    Every byte of the log, the stamp of every record, and the consume queues.
+    Nothing is changed. Under a running broker it checks only what the last
+    checkpoint covers. Prints what it finds. The exit code is 1 for any damage,
+    except a torn tail, which the next start cuts, and ranges that a repair has
     taken out.
     """
     with _offline(store):
@@ -126,9 +126,9 @@ def repair(
 ) -> None:  # fmt: skip
     """Take damage out of a log, also what a broker has put into quarantine.
 
-    First fetch what is damaged from a replica, if there is one: what is
-    taken out is lost to consumers, who get an error for it. The bytes are
-    kept in --keep. No broker may be running on the store.
+    First fetch what is damaged from a replica, if there is one. What you take
+    out is lost: consumers get an error for it. The bytes are kept in --keep.
+    No broker may be running on the store.
     """
     with _offline(store):
         from protomq_broker.store.tools.repair import repair as repair_store

@@ -1,8 +1,8 @@
 """What commands print: one place for table, json, jsonl and yaml.
 
-Lists and single objects are printed whole; a stream (pulled messages, say) is printed item by item and flushed,
-so that `protomq consume ... | head` shows each message when it arrives. A table is drawn by rich on a terminal, as wide as that
-is (see table_fit.py); into a pipe go plain columns, which cut and awk understand, all of them. Times are ISO 8601 in UTC.
+Lists and single objects are printed whole. A stream (pulled messages, say) is printed item by item and flushed, so `protomq
+consume ... | head` shows each message when it arrives. On a terminal rich draws a table, as wide as the terminal (see
+table_fit.py). A pipe gets plain columns, all of them, which cut and awk understand. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The file is `$PROTOMQ_CONFIG`, else `$XDG_CONFIG_HOME/protomq/config.toml` (`~/.
 
     namesrv = "10.0.0.1:9876;10.0.0.2:9876"
 
-Without any of the three a name server of its own (port 9876) is tried first, then `protomq standalone`, which serves the name
+Without any of the three it first tries a name server (port 9876). Then it tries `protomq standalone`, which serves the name
 server on its remoting port (10911) and on its gRPC port (8081).
 """
 

@@ -4,8 +4,8 @@ Each shard is a broker of its own: a name, ports and a store; nothing is shared.
 
     shard i    broker_name NAME-i, data_dir DIR/shard-i, each port that is not 0 plus i
 
-The supervisor starts them, passes signals on, prints one ready line when all are ready, and ends all when one fails: a machine that lost a
-part of its queues in silence is worse than one that its operator's supervisor (systemd, Kubernetes) starts again.
+The supervisor starts them, passes signals on, prints one ready line when all are ready, and ends all when one fails. Then systemd or
+Kubernetes restarts the whole, which is better than a machine that has silently lost a part of its queues.
 """
 
 from __future__ import annotations

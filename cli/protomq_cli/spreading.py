@@ -77,7 +77,8 @@ def spread_to(
 
 
 def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> dict[str, TopicConfig]:
-    """What the broker is to have, by name: each topic that any other has, as it is where it is most open and has most queues."""
+    """What the broker is to have, by name: each topic that any other has, as on the broker with the widest permission and most
+    queues."""
     wanted: dict[str, TopicConfig] = {}
 
     def size(topic: TopicConfig) -> tuple[int, int, int]:

@@ -26,8 +26,8 @@ DESK_DISK_RATIOS = {
     "store.disk_force_ratio": 0.97,
     "store.disk_refuse_ratio": 0.99,
 }
-"""Without a configuration file this is somebody's desk, where disks are often fuller than the 75, 85 and 90 % of a broker's own disk:
-the first message must not be refused, or deleted, for that."""
+"""Without a configuration file this is somebody's desk, where disks are often fuller than the 75, 85 and 90 % of a broker's own disk.
+For that the first message must not be refused or deleted."""
 
 
 def desk_disk_ratios(environment: Mapping[str, str]) -> Mapping[str, float]:

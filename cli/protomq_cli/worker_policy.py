@@ -6,7 +6,8 @@
 Rules:
 - A process that dies is started again after 1 s, doubling to 30 s with each death in a row. One that lived for a minute begins at 1 s.
 - A stop asks all at once, and kills those that are not done in time.
-- A replacement goes one by one: a process is asked to stop, a new one takes its place, and only when that is ready the next is asked.
+- A replacement goes one by one. A process is asked to stop, and a new one takes its place. Only when that is ready, the next is
+  asked.
 - A program that cannot be loaded (exit code 2) before any process was ever ready will not load the next time: the supervisor ends.
 
 One thread.

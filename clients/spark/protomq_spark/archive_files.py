@@ -1,8 +1,8 @@
 """Parquet files of an archive, written on executors: rows to the folders of their partitions, small files to large ones.
 
-A file is written under a hidden name and renamed when it is whole and, on a local disk, flushed. Its name is never used again
-(it has the version that it is for, the run, the task and the attempt in it), so that a task that was thought dead can harm
-nothing: a file counts only once a version of the archive lists it (`archive_table`).
+A file is written under a hidden name and renamed when it is whole and, on a local disk, flushed. Its name is never used
+again: it has the version that it is for, the run, the task and the attempt in it. So a task that was thought dead can harm
+nothing. A file counts only once a version of the archive lists it (`archive_table`).
 
 Memory: what is not in a row group yet, at most `BUFFER_SIZE_BYTES` and one Arrow batch, however many partitions there are.
 """

@@ -4,16 +4,16 @@
     root/_spark_metadata/12.compact                              version 12: all its files, and where the archive stands
     root/_manifest                                               the files of the newest version, a path a line
 
-The versions have the form of the log of Spark's own file sink (apache/spark, CompactibleFileStreamLog and
-FileStreamSinkLog: a line `v1`, then one JSON object for each file), in which a `.compact` file holds everything. So a plain
-`spark.read.parquet(root)` of any Spark sees exactly the newest version. The first object has one field more, `archive`: what the
-archive wants to know of itself (Spark ignores it); it changes together with the files, in one step.
+The versions have the form of the log of Spark's own file sink: a line `v1`, then one JSON object for each file. (See
+CompactibleFileStreamLog and FileStreamSinkLog of apache/spark.) There a `.compact` file holds everything. So a plain
+`spark.read.parquet(root)` of any Spark sees exactly the newest version. The first object has one field more, `archive`, for the
+archive's own state; Spark ignores it. It changes together with the files, in one step.
 
 Other readers take the paths of `_manifest`, which follows each version: one that is a version behind names files that are still there.
 A glob over the folder is wrong: files that were merged stay beside the merged one for a while, and their rows would come twice.
 
-A version is published by a hard link, which fails if somebody else has published that number (local disks), or by a rename: on
-object stores only one job may write to an archive. Nothing is changed in place. What no kept version lists is removed by
+On local disks a hard link publishes a version; it fails if somebody else has published that number. On object stores a rename
+does, so there only one job may write to an archive. Nothing is changed in place. What no kept version lists is removed by
 `vacuum`, some time after it was last needed.
 """
 

@@ -8,8 +8,8 @@ The sink recognises a row of a micro-batch that is replayed by its number in its
 repartition) Spark may give the same rows in another order, and on a stream it refuses `sortWithinPartitions`. Here the order
 follows from the rows:
 
-- They are spread over a fixed number of partitions by the column that chooses the queue (`shardBy`), so that what must keep its
-  order is sent by one task; rows without it by all they hold.
+- They are spread over a fixed number of partitions by the column that chooses the queue (`shardBy`). So one task sends what
+  must keep its order. Rows without that column are spread by all their columns.
 - There they are sorted by `order_by` and then by all columns. Equal rows need no order.
 - They are written under the query's id and the micro-batch's number, as the sink of a stream writes them.
 
@@ -47,9 +47,9 @@ def send_batch(
     """A function for `foreachBatch` of DataFrames with the columns of the sink; without `topic` they need a column of that name.
 
     `order_by` names columns by which rows that share a queue are sorted; those that the sink does not know are left out of the
-    messages. `partitions` (1 or more) must not change between the attempts at a micro-batch. `query_id`: a name that this one alone
-    has, and keeps; only where two of a query send to one topic, and where Spark does not tell the query's id (Spark Connect).
-    `options`: those of the sink. Raises OptionError.
+    messages. `partitions` (1 or more) must not change between the attempts at a micro-batch. `query_id`: a name that only this
+    function has, and keeps. It is needed if two of one query send to one topic, and in Spark Connect, which does not provide the
+    query's id. `options`: those of the sink. Raises OptionError.
     """
     given = dict(options or {}) | {"protomq.namesrv": namesrv}
     if topic:

@@ -1,9 +1,9 @@
 """CRC-32C of many pieces of one buffer. Pure.
 
-The checksum itself takes 0.1 us for 1 KiB; what costs is handing over each piece. Pieces that stand at equal distances and are equally
-long, as records of one batch mostly do, are the rows of a matrix that views the buffer, and iterating over those is the
-cheapest way (0.17 us with the checksum). Others are cut out one by one and dropped at once (0.3 us): a list of them all is
-megabytes of new memory, and three times as slow.
+The checksum itself takes 0.1 us for 1 KiB; what costs is handing over each piece. Records of one batch mostly have equal lengths and
+distances. Such pieces are the rows of a matrix that views the buffer. To iterate over those is the cheapest way (0.17 us with the
+checksum). Others are cut out one by one and dropped at once (0.3 us). A list of them all would be megabytes of new memory, and three
+times as slow.
 """
 
 from __future__ import annotations

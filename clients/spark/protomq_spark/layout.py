@@ -3,9 +3,9 @@
     record field   0A size | 0A size body | keys 12.. tag 1A.. properties 22.. attributes 2A.. | topic 3A n .. | 103 bytes of trailer
                    ^ field   ^ body                                                            ^ limit         ^              ^ end
 
-A copy that the broker moved has its transit (32 size ..) at the limit, in front of the topic; it says where the message comes from.
-Positions count from the start of the buffer. Nothing is taken for granted that a foreign client could have written otherwise:
-`UnusualRecordError` says that the layout does not hold, and `records.py` then parses those records with protobuf.
+A copy that the broker moved has its transit (32 size ..) at the limit, before the topic. It says where the message comes from.
+Positions count from the start of the buffer. A foreign client may have written records otherwise. Then `UnusualRecordError` says
+that the layout does not hold, and `records.py` parses those records with protobuf.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class UnusualRecordError(ValueError):
 
 
 class Located(NamedTuple):
-    """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where they end: there stands the topic, or what the
-    broker writes in front of it. A record that does not begin with a body that fits, or that should have a transit and has none that fits,
-    is damaged: it has its body at its start.
+    """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where they end: there stands the topic, or what the broker
+    writes in front of it. A record is damaged if it does not begin with a body that fits, or lacks a transit that it should have. Then its
+    body counts from the record's start.
     """
 
     data: NDArray[np.uint8]
@@ -80,8 +80,8 @@ class Fronts(NamedTuple):
 
 
 class Transits(NamedTuple):
-    """Where messages that were moved come from. `rows` are those that have a transit; numbers and times are columns of these rows, the
-    n-th of row `rows[n]`; the rows of texts are rows of the records, too. What is not written is 0, or has no span.
+    """Where messages that were moved come from. `rows` are those that have a transit. Numbers and times are columns of these rows, the
+    n-th of row `rows[n]`. The rows of texts are rows of the records, too. What is not written is 0, or has no span.
     """
 
     rows: Positions

@@ -1,7 +1,7 @@
 """What to read: from options and the state of the queues to ranges of offsets. Pure: no Spark, no sockets, no clock.
 
-An offset of a stream, as it stands in a checkpoint, is {"topic": {"broker:queue": offset}, "@protomq": {...}}; what stands under
-"@protomq", which no topic can be called, is what a query must remember beside its positions (`StreamState`).
+An offset of a stream, as it stands in a checkpoint, is {"topic": {"broker:queue": offset}, "@protomq": {...}}. No topic can be
+called "@protomq". There stands what a query must remember besides its positions (`StreamState`).
 
 Rules:
 - A queue that was not there when the query began is read from its first message.
@@ -337,8 +337,8 @@ def pack(parts: Sequence[OffsetRange], partitions_max: int | None) -> list[tuple
 def limit_ends(start: Positions, latest: Positions, count_max: int) -> Positions:
     """The ends of a batch of at most `count_max` messages, in proportion to the lag of each queue.
 
-    What is left after rounding down goes first to queues that would get nothing, in another order with every batch, then to
-    those that were rounded down most.
+    What is left after rounding down goes first to queues that would get nothing, in another order with every batch. Then it
+    goes to those that were rounded down most.
     """
     lags = {queue: max(latest[queue] - start.get(queue, 0), 0) for queue in sorted(latest)}
     total = sum(lags.values())

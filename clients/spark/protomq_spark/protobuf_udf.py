@@ -21,7 +21,7 @@ How fields become columns:
     Timestamp, Duration                   TIMESTAMP, INTERVAL DAY TO SECOND (microseconds)
     google.protobuf.*Value                its value, nullable
 
-A field that knows whether it is set (`optional`, messages, members of a oneof, all of proto2) is null where it is not; any other
+A field that knows whether it is set is null where it is not: `optional`, messages, members of a oneof, all of proto2. Any other
 has its default. `encode` leaves out what is null, so that the default counts. A message that contains itself cannot be a column.
 
 Vectorised: functions of Arrow columns (`arrow_udf`), a column at a time; the messages themselves are protobuf's own C code.
@@ -102,7 +102,7 @@ def decode(
 def encode(
     descriptor_set: str | os.PathLike[str] | bytes, message: str
 ) -> Callable[[Any], Any]:
-    """A function of a struct column that answers bytes. Columns of the struct are fields of the message, in any order; a column
+    """A function of a struct column that answers bytes. Columns of the struct are fields of the message, in any order. A column
     that the message does not have is an error, and so is a value that does not fit. Null stays null. Raises as `decode`.
     """
     wanted = message_type(descriptor_set, message)

@@ -1,10 +1,10 @@
 """Reading a range of a queue, on an executor: pulls in, Arrow batches out.
 
 Rules:
-- While Spark takes one batch, the next is decoded and the one behind it is on its way; no more than these three are in memory,
-  however long the range is.
-- Errors that may pass are waited for within the time-out, counted from the last message that arrived: a broker that restarts
-  costs a pause and nothing else, since the place in the queue is known.
+- While Spark takes one batch, the next is decoded and the one behind it is on its way. Only these three are in memory, even if
+  the range is long.
+- Errors that may pass are retried within the time-out, which counts from the last message that arrived. So a broker that
+  restarts costs only a pause, since the place in the queue is known.
 - Messages that are gone are an error, or skipped and said in the log, as failOnDataLoss has it.
 """
 

@@ -1,12 +1,12 @@
 """From raw records to an Arrow RecordBatch. Pure: bytes in, columns out.
 
 Rules:
-- Numbers, times and lengths come from the layout by numpy, bodies and texts by one Arrow gather: no Python object is made for a
+- Numbers, times and lengths come from the layout by numpy, bodies and texts by one Arrow gather. No Python object is made for a
   message, except a view of its front for the CRC check, and for compressed bodies.
 - Keys, tags, properties and attributes are looked at only where a column asks for them.
 - Records that are laid out in another way are parsed by protobuf, with the same result (a property test says so).
-- Nothing of a record whose CRC-32C does not hold is handed out of what the CRC covers, that is body, key, tag, properties and
-  attributes: it is an error, null, or the row is left out.
+- The CRC-32C covers body, key, tag, properties and attributes. If it is wrong, none of these is handed out: there is an
+  error, or they are null, or the row is left out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules:
 - A column that means nothing to the sink is an error that names it, not something silently left out.
-- Rows are cut into windows by their number and size alone, never by how Spark happens to batch them: a task that runs again
-  with the same rows cuts them at the same places.
+- Rows are cut into windows by their number and size alone, never by how Spark happens to batch them. So a task that runs
+  again with the same rows cuts them at the same places.
 - Rows stay columns. No Python object is made for a row of bodies, keys and tags; properties and the text of a sharding key cost one.
 """
 

@@ -3,8 +3,8 @@
     segment   head append   append   ...   padding append, or zeros
     append    0A len record   0A len record   ...   12 33 seal
 
-Appends are walked, and proved, by the store's own walker (protomq.wire.log_walk). Behind damage, where
-there is nothing to walk from, the next seal is searched for that holds by all of these: what lies between is the damaged range.
+Appends are walked, and proved, by the store's own walker (protomq.wire.log_walk). Behind damage there is nothing to walk from.
+So the reader searches for the next seal that holds by all of these; what lies between is the damaged range.
 
 This is the reader's side of services/broker/protomq_broker/store/FORMAT.md; no server is imported.
 """
@@ -138,8 +138,8 @@ def by_topic(
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """(topic, indexes of its records). The topic of a record is parsed once for all that have the same field in the same place.
 
-    That is exact for topics of up to 36 bytes: a longer field that ends alike would have to hold the shorter one's length
-    octet, which is no character of a name. Longer ones are parsed one by one.
+    That is exact for topics of up to 36 bytes. A longer field with the same end would have to hold the shorter one's
+    length octet, which is no character of a name. Longer ones are parsed one by one.
     """
     octets = np.frombuffer(data, np.uint8)
     left = np.arange(len(ends))

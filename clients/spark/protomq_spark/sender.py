@@ -7,8 +7,8 @@ when it runs:
     epoch         always 0: a higher one would make the broker forget what the attempts before have stored
     sequence      batch id * 2^32 + number of the row in its partition
 
-An attempt that runs again, a speculative twin and the replay of a batch after a restart send the same numbers with the same
-rows, in the same requests, to the same brokers, and are answered with the places of the first time.
+There may be a second attempt, a speculative twin, or the replay of a batch after a restart. All send the same numbers with
+the same rows, in the same requests, to the same brokers. The answers have the places of the first time.
 
 What that rests on:
 - The same rows in the same order in each partition. Spark gives that for sources that can be replayed and narrow transformations;

@@ -1,6 +1,7 @@
 """The sinks as Spark sees them: what the driver decides for all tasks, and what a task does.
 
-A writer is made on the driver and pickled: the queues and, for a batch write, its id are the same in all tasks and attempts.
+A writer is made on the driver and pickled. So the queues and, for a batch write, its id are the same in all tasks and
+attempts.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Each returns changes, which go into one record. `LockTable` (store/state/locks.p
 
 - A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. When a member counts as
   gone, its queues are free at once, not only when the lock's time is over.
-- The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. One that was a
-  member when it got its lock comes back within `gap_ms`, else it is gone: it may have died together with the broker.
+- The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. An owner that
+  was a member when it got its lock comes back within `gap_ms`. Else it is gone: it may have died with the broker.
 - Each lock gets a new token, also for the same member. A member that lost a queue and got it again does not know what happened in between.
 
 The writer's thread only.

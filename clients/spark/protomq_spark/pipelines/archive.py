@@ -2,11 +2,11 @@
 
     --output root --partition topic=topic --partition 'date=to_date(timestamp)' --partition "hour=date_format(timestamp, 'HH')"
 
-The archive is its own checkpoint. Each version of it (a file in root/_spark_metadata) holds the list of its files and the offset
-of each queue up to which they reach, published in one step: a run that was killed at any moment is simply started again, and
-goes on behind the last version. `spark.read.parquet(root)` sees the newest version; other readers take the files that
-root/_manifest or --list-files names. A glob would read rows twice: what is not listed (left by a killed run, or merged into
-another file) is removed an hour (--keep) later only.
+The archive is its own checkpoint. Each version of it (a file in root/_spark_metadata) holds the list of its files, and the
+offset of each queue up to which they reach. It is published in one step. So restart a run that was killed at any moment: it goes
+on behind the last version. `spark.read.parquet(root)` sees the newest version; other readers take the files that root/_manifest
+or --list-files names. A glob would read rows twice. Files that are not listed (left by a killed run, or merged) are removed an
+hour later (--keep).
 
 --compact-files N: when a partition has N small files (below half of --file-size), they are merged. The merged file takes their
 place in one version, so that a reader sees either, never both and never neither. --compact-only does that and nothing else; it

@@ -1,8 +1,8 @@
 """Send a table of files (Parquet, CSV, JSON, ORC) to a topic, once, however often it is started.
 
-Rows are spread over a fixed number of partitions by what is in them and sorted there, so that a second run with the same
---write-id, on whatever cluster, sends the same rows under the same numbers: what is stored already is recognised (for 24 hours
-after the broker last heard of this write), and the rest is added. Other files under the same id are an error, not a mixture.
+Rows are spread over a fixed number of partitions by what is in them, and sorted there. So a second run with the same
+--write-id, on any cluster, sends the same rows under the same numbers. The broker recognises what is stored already, for 24
+hours after it last heard of this write, and adds the rest. Other files under the same id are an error, not a mixture.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
     dlq replay --group billing --since TIME --until TIME those that died in a time
     dlq replay --group billing --where "last_error LIKE 'Timeout%'"
 
---where is an SQL condition over the columns of the source, those of moved messages too (last_error, origin_topic, reconsume_times):
-Spark reads the dead letters, and the ids of those that match are replayed.
+--where is an SQL condition over the columns of the source, those of moved messages too (last_error, origin_topic, reconsume_times).
+Spark reads the dead letters, and the pipeline replays the ids of those that match.
 
 A replay is that of `protomq dlq replay`: brokers make the copies, in slices, each in one append with the record of what was replayed. So
-a dead letter is replayed once, and a replay that was killed is said again and goes on; --again gives that up.
+a dead letter is replayed once; run a replay again that was killed, and it goes on. --again replays letters a second time.
 """
 
 from __future__ import annotations

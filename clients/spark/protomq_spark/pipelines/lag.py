@@ -1,15 +1,16 @@
 """Lag and throughput of a cluster: what each group has left to read, how fast topics grow, and when a group will be through.
 
-The cluster is asked --samples times, --interval seconds apart. From the first and the last answer follow rates: messages that
-came in and messages that a group committed, for each queue; from these the time in which a group catches up (lag divided by
-how much faster it reads than the topic grows). Skew is the largest queue's share over that of the average queue: 1 is even.
+The cluster is asked --samples times, --interval seconds apart. From the first and the last answer follow rates for each
+queue: messages that came in, and messages that a group committed. From the rates follows the time in which a group catches
+up: lag divided by how much faster it reads than the topic grows. Skew is the largest queue's share over that of the average
+queue: 1 is even.
 
-All groups count, or those of --group, each in the topics in which it has committed offsets: what a group never read is no lag of
-its own. A queue of such a topic in which it never committed lags by all that is stored. Nothing is below zero: an end that went
-back (a topic made again, a broker that lost its newest messages) has grown from nothing.
+All groups count, or those of --group, each in the topics in which it has committed offsets. What a group never read is not its
+lag. A queue of such a topic in which it never committed lags by all that is stored. Nothing is below zero: an end that went back
+(a topic made again, a broker that lost its newest messages) has grown from nothing.
 
---history MINUTES adds what came in before, minute by minute, read by Spark from the messages themselves (their times and sizes);
-without it no Spark is started. Rates come from offsets, so they need no counters of the brokers and survive their restarts.
+--history MINUTES adds what came in before, minute by minute. Spark reads it from the times and sizes of the messages; without
+--history no Spark is started. Rates come from offsets, so they need no counters of the brokers and survive their restarts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compare two topics, of one cluster or two: counts and checksums per queue and range of offsets.
 
---by queue (for copies that keep queues and offsets) compares ranges of --range messages in each queue; --by content (for copies
-that went through a stream) compares buckets of messages by the hash of body, key, tag and properties, whatever their place and
-order. The report names every range or bucket that differs; the exit code is 1 if there is one. Topics that are being written
-to: --until compares what was stored before a time.
+--by queue is for copies that keep queues and offsets. It compares ranges of --range messages in each queue. --by content is for
+copies that went through a stream. It compares buckets of messages by the hash of body, key, tag and properties, whatever their
+place and order. The report names every range or bucket that differs; the exit code is 1 if there is one. Topics that are being
+written to: --until compares what was stored before a time.
 
 Queues of the same number on the same broker belong together; where each side has one broker, their names may differ.
 """

@@ -1,9 +1,9 @@
 """Topic to topic through a function of yours, exactly once.
 
---function names a module and a function in it: it is given the messages as a streaming DataFrame (columns as the source has
-them) and answers one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order; one that
-groups, joins or repartitions wants --shuffled: its rows are sorted by what is in them (`send_batch`), and rows of a group that
-changed are sent again. The module is looked for in the working folder, too.
+--function names a module and a function in it. The function gets the messages as a streaming DataFrame, with the columns of
+the source. It returns one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order. One
+that groups, joins or repartitions needs --shuffled. Then its rows are sorted by what is in them (`send_batch`), and rows of a
+group that changed are sent again. The module is looked for in the working folder, too.
 
     # my_functions.py
     def big_orders(messages):

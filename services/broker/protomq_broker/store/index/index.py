@@ -8,8 +8,8 @@
 Rules:
 - An index finds candidates: two keys can have the same hash. The caller reads the record and compares.
 - Each key of each message has a row. Message ids have a row for each append request: a request holds consecutive sequences in one
-  queue, so its first record leads to all. The hash covers producer, epoch and sequence. A request of more than one record has a
-  row for each block of 256 sequences that it reaches into, with a hash of the block instead. See `find_message_id`.
+  queue, so its first record leads to all. The hash covers producer, epoch and sequence. A request of several records has a row
+  for each block of 256 sequences that it reaches into, with a hash of the block. See `find_message_id`.
 - The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
   the flusher's, and a look-up's, under a second lock. A third one lets one thread at a time change files.
 - Rows go into a run file only when the log is durable behind them, so files hold nothing that the log might lose.

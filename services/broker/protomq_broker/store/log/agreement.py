@@ -1,7 +1,7 @@
 """The last point at which two logs agree: a store that comes back truncates its log to it, and follows from there.
 
-Two logs agree at a point if both have the end of an append there, of the same epoch, with the same CRC of the chain. Then they are the
-same before that point. Each epoch has one writer. So of an epoch that both have, one log has the beginning of what the other has: they
+Two logs agree at a point if an append of the same epoch ends there in both, with the same CRC of the chain. Then they are the same
+before that point. Each epoch has one writer. So of an epoch that both have, one log has the beginning of what the other has: they
 agree where the shorter part ends. Where they do not, an epoch was begun twice, and the one in front of it is asked.
 
 Pure logic: who asks the other store is not its business.

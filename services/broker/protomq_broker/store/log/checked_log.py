@@ -12,7 +12,7 @@ Rules:
   that proves that the bytes are the same, without a look at the records.
 - A part that is known to hold costs a reader 3 microseconds. It reads no byte, and asks the kernel whether the part is in the page cache
   still. It does not ask for what was appended in the last second.
-- If the part has left the cache, its pieces are doubted before anything is read. So are the pieces around it that have left too: a read
+- If the part has left the cache, its pieces are doubted before anything is read. So are the pieces around it that have left too. A read
   brings more into the cache than it wants, and that would pass for checked. What another program has read back is not noticed.
 - What does not hold is checked twice before it is reported.
 - Any thread may call. Walks are done one at a time. A question for what is known waits for none of them, except at the first read

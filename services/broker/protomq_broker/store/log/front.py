@@ -1,7 +1,7 @@
 """Whether the fronts of records hold: fields 1 to 5 and nothing else, each of its type, one body in each.
 
 All records of a request are parsed as occurrences of one field that is not repeated. Protobuf merges them into one message, so it
-makes no object for a record, and what does not belong in a front is left over in one place. A field behind 5 must not stand there. It
+makes no object for a record. What does not belong in a front is left over in one place. A field behind 5 must not stand there. It
 would be taken for the broker's (`transit`), or lie outside of what a reader takes for covered by the producer's CRC.
 """
 

@@ -5,7 +5,7 @@
     entry   position u64 | size u32 | tag_code i64      little-endian, 20 bytes; entry n of the queue stands at byte n * 20
 
 `position` and `size` are those of the whole record field, its tag and length included. Positions rise. An entry of size 0 and
-tag code -1 fills the place of a record that the log has lost, so no queue offset is given twice. In files the top octets of
+tag code -1 fills the place of a record that the log has lost. So no queue offset is given twice. In files the top octets of
 position and size hold check bits (`entry_check.py`): whatever is read from one is checked.
 
 Rules:

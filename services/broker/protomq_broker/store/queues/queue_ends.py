@@ -1,8 +1,8 @@
 """How far consume queues went, where the log alone would not tell.
 
 A start believes the table, and makes what lies behind it from the log. Where the log has lost a part, only the entries of the queues
-are left of those messages. They are never served, but their offsets must not be given again, and readers get an error. Since the files
-of queues may be deleted, config/ has the ends of queues in damaged ranges too, as long as the ranges are in the log.
+are left of those messages. They are never served, but their offsets must not be given again, and readers get an error. The files of
+queues may be deleted. So config/ has the ends of queues in damaged ranges too, as long as the ranges are in the log.
 """
 
 from __future__ import annotations

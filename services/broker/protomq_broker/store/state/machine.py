@@ -1,8 +1,8 @@
 """States that stand in the log: what a broker must still know after a fail-over is a record, and nothing else.
 
-A state is a machine: `apply` takes the records of its system topic in the order of the log, those just appended and those that a start
-reads back. It reads neither clock nor disk. So the same records make the same state. The store has a list of machines and knows none by
-name: it replays, saves and carries forward whatever is in the list.
+A state is a machine: `apply` takes the records of its system topic in the order of the log, live and at a start. It reads neither clock
+nor disk. So the same records make the same state. The store has a list of machines and knows none by name: it replays, saves and
+carries forward whatever is in the list.
 
     append   the record is written, then applied in the same turn of the writer
     start    the snapshot, if one holds, then the records behind its position

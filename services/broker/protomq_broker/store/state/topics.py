@@ -14,8 +14,8 @@ Rules:
   message creates the topic, it is a hash with the store's random number in it. What clients remember of a topic, offsets above all, belongs
   to one incarnation and means nothing in the next one of the same name.
 - Readers see an immutable snapshot and take no lock.
-- What the log has of a topic before the record that deletes it belongs to nobody, not even to a later topic of the same name (`deleted`).
-  That record needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
+- What the log has of a topic before its deletion belongs to nobody, not even to a later topic of the same name (`deleted`). That record
+  needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
 - Topics of groups (%RETRY%group, %DLQ%group) are made by the broker, with one queue, and no client may write them.
 - Other names with a percent sign belong to the system: such topics exist in the store, but are never found, listed or deleted here.
 """

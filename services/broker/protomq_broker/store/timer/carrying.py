@@ -1,6 +1,6 @@
 """Copies of pending messages: those that fall due, and those that are carried forward. Pure.
 
-A batch becomes one request for each queue that it goes to, in the order of the rows, and the record of %SYS%TIMER that reports it.
+A batch becomes one request for each of its queues, in the order of the rows, and the record of %SYS%TIMER that reports it.
 """
 
 from __future__ import annotations
