@@ -97,5 +97,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, where workers share the tests."""
-    if config.getoption("dist") == "loadfile" or hasattr(config, "workerinput"):
+    if config.getoption("dist", "no") == "loadfile" or hasattr(config, "workerinput"):
         items.sort(key=lambda item: _turn(item.nodeid.split("::", 1)[0]))

@@ -36,7 +36,7 @@ class Member:
         verb = "namesrv" if file.stem.startswith("namesrv") else "broker"
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "protomq_cli.main", verb, "-c", str(file.resolve())],
+                [sys.executable, "-m", "protomq_cli", verb, "-c", str(file.resolve())],
                 cwd=folder,
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+
+from protomq_cli.importing import uncollected
 
 
 def run() -> int:
     """Run the command of this process; its exit code."""
     _open_closed_streams()
     try:
-        from protomq_cli.main import main
+        with uncollected():
+            from protomq_cli.main import main
 
         return main()
     except KeyboardInterrupt:
         return 130  # ExitCode.INTERRUPTED, which may not be imported yet.
+    finally:
+        # The interpreter's last collection would look through all modules once more.
+        gc.freeze()
 
 
 def _open_closed_streams() -> None:

@@ -38,7 +38,7 @@ class StandaloneChild:
         self.grpc = self.remoting = self.namesrv = ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "protomq_cli.main", "standalone"]
+        command = [sys.executable, "-m", "protomq_cli", "standalone"]
         command += ["--data-dir", str(self._data_dir), "--port", "0", "--remoting-port", "0"]
         with self._log_file.open("w") as log:
             # A group of its own: Ctrl-C in the terminal is for the parent, who then stops the child.

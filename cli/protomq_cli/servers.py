@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.importing import uncollected
 from protomq_cli.options import folder_option
 
 DEFAULT_GRPC_PORT: Final = 8081
@@ -92,7 +93,8 @@ def standalone(
     if remoting_port is None and port is not None:
         remoting_port = 0
     with _starting(log_level):
-        from protomq_cli.standalone import run_standalone
+        with uncollected():
+            from protomq_cli.standalone import run_standalone
 
         code = run_standalone(
             data_dir=data_dir, host=host, port=port, remoting_port=remoting_port, config_file=config
@@ -132,7 +134,8 @@ def namesrv(
     if remoting_port is None and port is not None:
         remoting_port = port + 1 if 0 < port < _PORT_MAX else 0
     with _starting(log_level):
-        from protomq_namesrv.main import run
+        with uncollected():
+            from protomq_namesrv.main import run
 
         code = run(host=host, port=port, remoting_port=remoting_port, config_file=config)
     raise typer.Exit(code)
@@ -157,7 +160,8 @@ def broker(
     remoting=HOST:PORT broker=NAME data=DIR`.
     """
     with _starting(log_level):
-        from protomq_cli.shards import run_shards
+        with uncollected():
+            from protomq_cli.shards import run_shards
 
         code = run_shards(config, shards, ["--log-level", log_level.value])
     raise typer.Exit(code)

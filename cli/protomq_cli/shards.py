@@ -73,7 +73,7 @@ class _Supervisor:
         self._command = [
             sys.executable,
             "-m",
-            "protomq_cli.main",
+            "protomq_cli",
             "broker",
             "--config",
             str(config_file),

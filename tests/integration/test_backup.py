@@ -24,7 +24,7 @@ GROUP = "archive"
 
 
 def protomq(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "protomq_cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "protomq_cli", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -123,7 +123,7 @@ def test_the_store_holds_exactly_one_copy_of_the_flights(
 ) -> None:
     _, namesrv, _ = restarted
     environment = {**os.environ, "PROTOMQ_NAMESRV_ADDR": namesrv}
-    command = [sys.executable, "-m", "protomq_cli.main"]
+    command = [sys.executable, "-m", "protomq_cli"]
     listed = subprocess.run(
         [*command, "topic", "list", "-o", "jsonl"],
         env=environment,

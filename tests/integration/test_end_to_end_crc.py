@@ -135,7 +135,7 @@ def test_the_command_line_says_so(damaged: Damaged, command: str) -> None:
         "pull": ["pull", damaged.topic, "--offset", "0", "--count", "1", "-o", "jsonl"],
         "get": ["message", "query", damaged.topic, "--id", damaged.ids[0], "-o", "jsonl"],
     }
-    protomq = [sys.executable, "-m", "protomq_cli.main"]
+    protomq = [sys.executable, "-m", "protomq_cli"]
     environment = {"PROTOMQ_NAMESRV_ADDR": damaged.broker.namesrv, "PATH": "/usr/bin:/bin"}
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:

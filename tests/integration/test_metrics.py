@@ -33,7 +33,7 @@ def broker(folder: Path, **metrics: object) -> Iterator[dict[str, str]]:
         "store: {disk_delete_ratio: 0.97, disk_force_ratio: 0.98, disk_refuse_ratio: 0.99}\n"
         f"metrics:\n  listen: 127.0.0.1:0\n{lines}"
     )
-    command = [sys.executable, "-m", "protomq_cli.main", "standalone", "-c", str(config)]
+    command = [sys.executable, "-m", "protomq_cli", "standalone", "-c", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -67,7 +67,7 @@ def is_flushed(broker: Broker) -> bool:
 
 def cluster_status(broker: Broker) -> dict[str, object]:
     command = [
-        sys.executable, "-m", "protomq_cli.main", "cluster", "status", "-o", "json",
+        sys.executable, "-m", "protomq_cli", "cluster", "status", "-o", "json",
         "--namesrv", broker.namesrv,
     ]  # fmt: skip
     (status,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

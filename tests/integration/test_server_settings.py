@@ -16,7 +16,7 @@ from protomq_cli.child import parse_ready_line
 
 @contextmanager
 def process(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "protomq_cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "protomq_cli", *map(str, arguments)]
     with subprocess.Popen(
         command,
         env={**os.environ, **environment},

@@ -13,7 +13,7 @@ from unittest import mock
 
 from protomq_cli.main import main
 
-PROTOMQ = [sys.executable, "-m", "protomq_cli.main"]
+PROTOMQ = [sys.executable, "-m", "protomq_cli"]
 
 
 @dataclass(frozen=True)

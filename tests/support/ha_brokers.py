@@ -84,7 +84,7 @@ class HaBroker:
         # JSON is YAML, too.
         file.write_text(json.dumps(self._config))
         log = self.log_path.open("a")
-        command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
+        command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(file)]
         environment = {**os.environ, **self.environment}
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True

@@ -62,7 +62,7 @@ def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
     }
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(config))  # which is YAML, too
-    command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
+    command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(file)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -78,6 +79,8 @@ def run_until_signal(
     finally:
         if telemetry is not None:
             telemetry.shut_down()
+        # The process ends: the interpreter's last collection would look through all modules for nothing.
+        gc.freeze()
 
 
 def prepare_process() -> None:
