@@ -1,42 +1,59 @@
 """Rounds of fail-over with real processes: etcd, a name server, three brokers of one name, and a producer that waits for each send.
 
-A round does one thing to them, by the seed; behind it the producer is answered again. At the end all brokers are up, and what was
-acknowledged is there once, in order. Everything but the load is real, so a seed repeats the faults and not their moments.
+A round does one thing to them, by the seed; behind it the producer is answered again. At the end all brokers are up. Then what was
+acknowledged is there once, in order; no epoch was led twice; what any broker gave to a reader is still there at its offset; the three logs
+are the same. Everything but the load is real, so a seed repeats the faults and not their moments.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 from protomq import Admin
 from protomq.errors import ProtomqError
 from protomq.testing import FaultProxy
-from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
+from tests.support.elected_brokers import (
+    CountingProducer,
+    ElectedCluster,
+    Links,
+    ReadingThread,
+    elected_cluster,
+    read_all,
+)
 from tests.support.failover_watch import FailoverWatch
 from tests.support.ha_brokers import NAME, HaBroker
+from tests.support.waiting import PATIENCE_S, wait_for
 
 from .checker import Violation
+from .sick_disk import SickDisk, build_library
 
 FAULTS = (
     "kill", "kill", "stop", "kill a slave", "stop a slave", "etcd away", "switch", "terminate", "cut from etcd", "cut from slaves",
-    "cut off", "kill all",
+    "cut off", "kill all", "kill two", "cut one way", "slow link", "flapping", "slow disk", "full disk", "damaged slave", "empty slave",
+    "etcd leader",
 )  # fmt: skip
-"""To the master, where nothing else is said. A cut link is silent, both ways: one that is cut from its slaves is so from clients, too, but
-for gRPC; one that is cut off is cut from all three."""
+"""To the master, where nothing else is said. A cut link is silent, both ways or one: who is cut from its slaves is so from clients, but for
+gRPC; one that is cut off is cut from all three. Links flap, and disks are slow or full, at any broker. A damaged slave has an octet
+that another program has changed; an empty one has lost its folder. Seeds that 3 divides have an etcd of three members."""
 
 
 class _Round:
     """What is done to a cluster. `pauses_s`: the longest time without an answer behind each fault; `parts_ms`: what those of kills of a
     master consist of."""
 
-    def __init__(self, cluster: ElectedCluster, producer: CountingProducer, rng: Random) -> None:
-        self.cluster, self.producer, self.rng = cluster, producer, rng
+    def __init__(
+        self, cluster: ElectedCluster, disks: list[SickDisk], producer: CountingProducer, rng: Random
+    ) -> None:
+        self.cluster, self.disks, self.producer, self.rng = cluster, disks, producer, rng
         self.pauses_s: dict[str, list[float]] = {}
         self.parts_ms: list[dict[str, int]] = []
 
@@ -55,6 +72,18 @@ class _Round:
             self._stop(self.rng.choice(slaves))
         elif fault == "etcd away":
             self._lose_etcd()
+        elif fault == "etcd leader":
+            self._lose_etcd_leader()
+        elif fault == "slow link":
+            self._slow_link(master)
+        elif fault == "flapping":
+            self._flap()
+        elif fault.endswith("disk"):
+            self._spoil_disk(is_full=fault == "full disk")
+        elif fault == "damaged slave":
+            self._damage(self.rng.choice(slaves))
+        elif fault == "empty slave":
+            self._empty(self.rng.choice(slaves))
         elif fault == "switch":
             self._switch()
         elif fault == "terminate":
@@ -62,10 +91,11 @@ class _Round:
             self.producer.wait_for_more()
             master.start()
         elif fault.startswith("cut"):
-            etcd, remoting = self.cluster.links[self.cluster.brokers.index(master)]
-            self._cut({"cut from etcd": [etcd], "cut from slaves": [remoting]}.get(fault, [etcd, remoting]))
+            links = self._links(master)
+            some = {"cut from etcd": [*links.etcd], "cut from slaves": [links.remoting], "cut off": [*links.all]}
+            self._cut(some.get(fault) or self.rng.choice([*some.values()]), both_ways=fault != "cut one way")
         else:
-            order = [master, *slaves]
+            order = [master, *slaves] if fault == "kill all" else [master, self.rng.choice(slaves)]
             self.rng.shuffle(order)
             self._kill(order)
         self.producer.wait_for_more()
@@ -78,12 +108,14 @@ class _Round:
             watch.begin()
             for broker in brokers:
                 broker.kill()
-            if len(brokers) < len(self.cluster.brokers):
+            # One that is left alone may lead by itself only if the others had left the set before.
+            if len(brokers) == 1:
                 self.producer.wait_for_more()
         if watch.is_whole:
             parts = watch.parts_ms(self.producer.first_answer_s(watch.elected_s))
             self.parts_ms.append(parts)
             print(", ".join(f"{name} {ms} ms" for name, ms in parts.items()), flush=True)
+        self.rng.shuffle(brokers)
         for broker in brokers:
             broker.start()
 
@@ -95,16 +127,85 @@ class _Round:
         finally:
             broker.process.send_signal(signal.SIGCONT)
 
-    def _cut(self, links: list[FaultProxy]) -> None:
+    def _links(self, broker: HaBroker) -> Links:
+        return self.cluster.links[self.cluster.brokers.index(broker)]
+
+    def _cut(self, links: list[FaultProxy], *, both_ways: bool = True) -> None:
         """For longer or shorter than a lease, and than slaves are waited for."""
+        faults = {"drop_requests": True, "drop_answers": True}
+        if not both_ways:
+            del faults[self.rng.choice([*faults])]
         for link in links:
-            link.set(drop_requests=True, drop_answers=True)
+            link.set(**faults)
         time.sleep(self.rng.uniform(0.5, 12))
         for link in links:
             link.heal()
 
+    def _flap(self) -> None:
+        """Some links of one broker are cut and mended again, again and again."""
+        links = self._links(self.rng.choice(self.cluster.brokers)).all
+        for _ in range(self.rng.randint(4, 10)):
+            some = self.rng.sample(links, self.rng.randint(1, len(links)))
+            for link in some:
+                link.set(drop_requests=True, drop_answers=True)
+            time.sleep(self.rng.uniform(0.05, 1.5))
+            for link in some:
+                link.heal()
+            time.sleep(self.rng.uniform(0.05, 1))
+
+    def _slow_link(self, master: HaBroker) -> None:
+        """Each piece that passes is late, both ways; sometimes the lead changes meanwhile."""
+        links = self._links(master).all
+        delay_s = self.rng.choice([0.002, 0.05])
+        for link in links:
+            link.set(delay_s=delay_s)
+        if self.rng.random() < 0.5:
+            self._switch()
+        self.producer.wait_for_more(10)
+        for link in links:
+            link.heal()
+
+    def _spoil_disk(self, *, is_full: bool) -> None:
+        disk = self.rng.choice(self.disks)
+        with disk.full() if is_full else disk.slow(self.rng.choice([20, 200, 1_000])):
+            time.sleep(self.rng.uniform(0.5, 6))
+
+    def _damage(self, slave: HaBroker) -> None:
+        """An octet of its log is another one when it starts again; it is healed from another broker, and serves again after a start."""
+        end = slave.status().confirmed_position
+        slave.kill()
+        position = self.rng.randrange(end * 3 // 4)
+        files = sorted((slave.folder / "commitlog").glob("[0-9]*"))
+        size = files[0].stat().st_size
+        with files[position // size].open("r+b") as file:
+            file.seek(position % size)
+            octet = file.read(1)
+            file.seek(position % size)
+            file.write(bytes([octet[0] ^ 1 << self.rng.randrange(8)]))
+        slave.start()
+        master = self.cluster.wait_leading(3)
+
+        def is_healed() -> bool:
+            read_all(slave, end_s=0)  # whoever reads finds it
+            return slave.log_bytes(end) == master.log_bytes(end)
+
+        wait_for(is_healed, 2 * PATIENCE_S)
+        slave.kill()
+        slave.start()
+
+    def _empty(self, slave: HaBroker) -> None:
+        slave.kill()
+        shutil.rmtree(slave.folder)
+        slave.start()
+
     def _lose_etcd(self) -> None:
         self.cluster.etcd.kill()
+        time.sleep(self.rng.uniform(0.5, 8))
+        self.cluster.etcd.start()
+
+    def _lose_etcd_leader(self) -> None:
+        """Alone it is all of etcd."""
+        self.cluster.etcd.leader().kill()
         time.sleep(self.rng.uniform(0.5, 8))
         self.cluster.etcd.start()
 
@@ -116,6 +217,21 @@ class _Round:
             pass
 
 
+@contextmanager
+def _sick_cluster(folder: Path, seed: int) -> Iterator[tuple[ElectedCluster, list[SickDisk]]]:
+    """Its links can be cut, and its disks be slow or full."""
+    library = build_library(folder)
+    disks = [SickDisk(folder / f"disk-{number}", library) for number in (1, 2, 3)]
+    with elected_cluster(
+        folder,
+        has_links=True,
+        etcd_count=1 if seed % 3 else 3,
+        environments=[disk.environment for disk in disks],
+        store={"sync_flush": bool(seed % 2), "corruption": "quarantine"},
+    ) as cluster:
+        yield cluster, disks
+
+
 def failover_rounds(
     seed: int, rounds: int, counts: Counter[str], faults: tuple[str, ...] = FAULTS
 ) -> list[Violation]:
@@ -123,21 +239,32 @@ def failover_rounds(
     rng = Random(seed)
     with (
         tempfile.TemporaryDirectory(prefix="protomq-failover-") as name,
-        elected_cluster(Path(name), has_links=True, store={"sync_flush": bool(seed % 2)}) as cluster,
+        _sick_cluster(Path(name), seed) as (cluster, disks),
     ):
         before = len(cluster.bodies())
-        with CountingProducer(cluster.namesrv) as producer:
+        with CountingProducer(cluster.namesrv) as producer, ReadingThread(cluster) as reader:
             producer.wait_for_more()
-            made = _Round(cluster, producer, rng)
+            made = _Round(cluster, disks, producer, rng)
             for _ in range(rounds):
                 fault = rng.choice(faults)
                 made.run(fault)
                 counts[fault] += 1
-        cluster.wait_leading(3)
+        master = cluster.wait_leading(3)
+        bodies = cluster.bodies()
         try:
-            producer.check(cluster.bodies()[before:])
+            producer.check(bodies[before:])
         except AssertionError as error:
             return [Violation("lost, twice or out of order", str(error))]
+        taken_back = [offset for offset, body in enumerate(reader.bodies) if bodies[offset : offset + 1] != [body]]
+        if taken_back:
+            return [Violation("read and taken back", f"{len(taken_back)} messages, offsets {taken_back[:20]}")]
+        end = master.status().end_position
+        for broker in cluster.brokers:
+            if broker is not master:
+                broker.wait_for_all_of(master)
+                if broker.log_bytes(end) != master.log_bytes(end):
+                    return [Violation("logs differ", f"{broker.folder.name} and {master.folder.name}")]
+        counts["read"] += len(reader.bodies)
         twice = [epoch for epoch, count in cluster.led_epochs().items() if count > 1]
         if twice:
             return [Violation("two writers of an epoch", f"epochs {sorted(twice)} were led twice")]

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,27 +22,34 @@ from protomq.testing import FaultProxy
 from protomq.v1 import ha_service_pb2, ha_service_pb2_grpc
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+from protomq.v1.send_service_pb2 import SendStatus as WireStatus
 
-from .etcd_server import EtcdServer
+from .etcd_server import EtcdMembers
 from .ha_brokers import NAME, TOPIC, HaBroker
 from .namesrv import running_namesrv
 from .waiting import PATIENCE_S, wait_for
 
+SEND_OK: Final = WireStatus.SEND_STATUS_SEND_OK
 LEADS_PATTERN: Final = re.compile(rf"this broker leads {NAME} in epoch (\d+)")
 
 
 class Links(NamedTuple):
-    """Of one broker: `etcd`, by which it asks etcd; `remoting`, by which its slaves and clients reach it. Its gRPC port stays open."""
+    """Of one broker: `etcd`, to each member of etcd; `remoting`, by which its slaves and clients reach it. Its gRPC port stays open."""
 
-    etcd: FaultProxy
+    etcd: tuple[FaultProxy, ...]
     remoting: FaultProxy
+
+    @property
+    def all(self) -> tuple[FaultProxy, ...]:
+        """Both kinds."""
+        return (*self.etcd, self.remoting)
 
 
 @dataclass
 class ElectedCluster:
     """Processes; those that are killed are started again by whoever kills them. `links`: of each broker, if they can be cut."""
 
-    etcd: EtcdServer
+    etcd: EtcdMembers
     brokers: Sequence[HaBroker]
     namesrv: str
     links: Sequence[Links] = ()
@@ -86,6 +93,50 @@ class ElectedCluster:
                 if not answer.records:
                     return found
                 found += [record.body for record in answer.records]
+
+
+def read_all(broker: HaBroker, first_offset: int = 0, end_s: float = PATIENCE_S) -> list[bytes]:
+    """What this broker gives of queue 0 from an offset on, until it gives nothing more, refuses, or `end_s` seconds are over."""
+    found: list[bytes] = []
+    ends_s = time.monotonic() + end_s
+    try:
+        with grpc.insecure_channel(broker.address.grpc_address) as channel:
+            stub = PullServiceStub(channel)
+            while True:
+                request = PullRequest(topic=TOPIC, queue_offset=first_offset + len(found), record_count_max=1_000)
+                answer = stub.Pull(request, timeout=2)
+                if not answer.records:
+                    return found
+                found += [record.body for record in answer.records]
+                if end_s and time.monotonic() > ends_s:
+                    return found
+    except grpc.RpcError:
+        return found
+
+
+class ReadingThread:
+    """Reads queue 0 by all brokers in turn, masters and slaves, each message once. Attribute: bodies, by offset."""
+
+    def __init__(self, cluster: ElectedCluster) -> None:
+        self._cluster = cluster
+        self.bodies: list[bytes] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> ReadingThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for broker in self._cluster.brokers:
+                if broker.is_up:
+                    self.bodies += read_all(broker, len(self.bodies), 2)
+                self._stopping.wait(0.1)
 
 
 def _leads(channel: grpc.Channel, copies: int) -> bool:
@@ -157,10 +208,18 @@ class CountingProducer:
 
 @contextmanager
 def elected_cluster(
-    folder: Path, *, has_links: bool = False, **settings: Any
+    folder: Path,
+    *,
+    has_links: bool = False,
+    etcd_count: int = 1,
+    environments: Sequence[Mapping[str, str]] = (),
+    **settings: Any,
 ) -> Iterator[ElectedCluster]:
-    """Three brokers, of which one leads with all in sync. `has_links`: which can be cut. `settings`: of the brokers."""
-    etcd = EtcdServer(folder / "etcd")
+    """Three brokers, of which one leads with all in sync. `has_links`: which can be cut. `etcd_count`: members of the etcd.
+
+    `environments`: of each broker; `settings`: of all.
+    """
+    etcd = EtcdMembers(folder / "etcd", etcd_count)
     brokers: list[HaBroker] = []
     links: list[Links] = []
     try:
@@ -168,32 +227,35 @@ def elected_cluster(
             etcd.start()
             address = str(namesrv.remoting)
             if has_links:
-                links += [Links(FaultProxy(etcd.address), FaultProxy()) for _ in range(3)]
+                links += [Links(tuple(FaultProxy(each.address) for each in etcd.members), FaultProxy()) for _ in range(3)]
             brokers += [
                 HaBroker(
                     folder / f"broker-{number}",
                     "SYNC_MASTER",
                     number,
                     namesrv=[address],
-                    etcd={"endpoints": [etcd.url]},
+                    etcd={"endpoints": etcd.urls},
                     **settings,
                 )
                 for number in (1, 2, 3)
             ]
             for broker, link in zip(brokers, links, strict=False):
-                broker.configure(etcd={"endpoints": [f"http://{link.etcd.address}"]})
+                broker.configure(etcd={"endpoints": [f"http://{each.address}" for each in link.etcd]})
                 broker.listen(advertised_remoting_port=int(link.remoting.address.rpartition(":")[2]))
+            for broker, environment in zip(brokers, environments, strict=False):
+                broker.environment = environment
             with ThreadPoolExecutor() as starters:
                 list(starters.map(HaBroker.start, brokers))
             for broker, link in zip(brokers, links, strict=False):
                 link.remoting.target = broker.address.remoting_address
             cluster = ElectedCluster(etcd, brokers, address, links)
-            cluster.wait_leading().send_ok(b"makes the topic")
+            # On a busy machine the first copies may be late: it may be there more than once.
+            wait_for(lambda: cluster.wait_leading().send(b"makes the topic").status == SEND_OK, PATIENCE_S)
             yield cluster
     finally:
         for broker in brokers:
             broker.kill()
         etcd.kill()
         for link in links:
-            for proxy in link:
+            for proxy in link.all:
                 proxy.close()

@@ -24,7 +24,7 @@ class FailoverWatch:
 
     def __init__(self, cluster: ElectedCluster) -> None:
         self._cluster = cluster
-        self._etcd = HttpEtcd([cluster.etcd.url], f"/protomq/DefaultCluster/{NAME}")
+        self._etcd = HttpEtcd(cluster.etcd.urls, f"/protomq/DefaultCluster/{NAME}")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._known_count = self._lead_count()

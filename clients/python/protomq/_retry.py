@@ -31,8 +31,9 @@ A send is tried again within its total time-out (3 s), by these rules:
   exactly-once. Then both may store the message, with the same message id. `retry_another_broker=False` rules it out. So a
   send that may go to any queue is tried at most 2 * (1 + retries) times: 6.
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
-  server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered: its
-  master comes back, or another one is elected.
+  server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered, or a
+  broker that is stopping: its master comes back, or another one is elected.
+- While all brokers that had the topic are away, by what the name server says, the route is asked for again until the time is over.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
 
 An error that ends a send is `definite` only if every attempt was.
@@ -53,6 +54,8 @@ from .errors import (
     NoRouteError,
     NotMasterError,
     ProtomqError,
+    ShuttingDownError,
+    TopicNotFoundError,
 )
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
@@ -61,6 +64,9 @@ ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
 BACKOFF_FIRST_S: Final = 0.01
 BACKOFF_MAX_S: Final = 0.5
 
+
+AWAY_PAUSE_S: Final = 0.1
+"""Between two looks at the name server for a topic whose brokers are away."""
 
 PAUSE_MIN_S: Final = 0.05
 """Between two tries of a call, unless the server asks for more."""
@@ -190,13 +196,18 @@ class RetryPlan:
         return error
 
     def _same_broker(self, error: ProtomqError) -> NextStep:
-        waited_for = ConnectFailedError | ConnectionLostError | NoRouteError | NotMasterError
+        waited_for = ConnectFailedError | ConnectionLostError | NoRouteError | NotMasterError | ShuttingDownError
         if isinstance(error, waited_for):
             return NextStep.SAME_BROKER
         if self._retries_left == 0:
             return NextStep.GIVE_UP
         self._retries_left -= 1
         return NextStep.SAME_BROKER
+
+
+def is_away(error: ProtomqError) -> bool:
+    """Whether the name server knows brokers that had the topic, and are not registered now: they restart, or another one is elected."""
+    return isinstance(error, TopicNotFoundError) and bool(error.metadata.get("missing_brokers"))
 
 
 def attempt_timeout(left_s: float) -> float:

@@ -185,6 +185,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         brokers={name: address for name, (_, address, _) in brokers.items()},
         writable_brokers=tuple(writable_brokers),
         auto_create=message.auto_create,
+        leaderless_brokers=tuple(sorted(name for name, best in brokers.items() if best[0] != 0)),
     )
 
 

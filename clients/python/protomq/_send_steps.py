@@ -12,11 +12,11 @@ from ._call_steps import broker_of, retried
 from ._delays import broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, Stored
-from ._retry import attempt_timeout
+from ._retry import AWAY_PAUSE_S, attempt_timeout, is_away
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
 from ._send_retries import RequestRetries
-from ._steps import CallServer, Each, ForgetRoute, GetRoute, Steps
+from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route, Target
 from .errors import BatchIncompleteError, ProtomqError
 
@@ -24,12 +24,25 @@ from .errors import BatchIncompleteError, ProtomqError
 def route_for(
     core: SendCore, topic: str, queue: MessageQueue | None, deadline_s: float
 ) -> Steps[Route]:
-    """The route; looked up again where messages for the queue (None: any) have no place in what is known."""
-    route: Route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
-    if not fits(route, queue):
+    """The route; looked up again where messages for the queue (None: any) have no place in what is known.
+
+    While all brokers of the topic are away, or have slaves only, it is waited for until the deadline.
+    """
+    while True:
+        try:
+            route: Route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
+            if fits(route, queue):
+                return route
+            yield ForgetRoute(topic)
+            route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
+            is_waited_for = queue is None and not route.write_queues and bool(route.leaderless_brokers)
+            if not is_waited_for or core.clock() + AWAY_PAUSE_S >= deadline_s:
+                return route
+        except ProtomqError as error:
+            if not is_away(error) or core.clock() + AWAY_PAUSE_S >= deadline_s:
+                raise
+        yield Pause(AWAY_PAUSE_S)
         yield ForgetRoute(topic)
-        route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
-    return route
 
 
 def send_request(

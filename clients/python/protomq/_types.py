@@ -141,6 +141,7 @@ class Route:
     `write_queues` and `read_queues` are in the order of broker name and queue id. `brokers` are by name: the master, or for
     reading the slave of lowest id if no master is known. `auto_create`: the topic does not exist yet, the queues are those that
     the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
+    `leaderless_brokers`: names of which only slaves are known now.
     """
 
     topic: str
@@ -149,6 +150,7 @@ class Route:
     brokers: Mapping[str, BrokerAddress] = field(default_factory=dict)
     writable_brokers: tuple[str, ...] = ()
     auto_create: bool = False
+    leaderless_brokers: tuple[str, ...] = ()
 
 
 class QueueRange(NamedTuple):

@@ -58,7 +58,7 @@ FETCHES_MAX: Final = 4
 """Most fetches that one session may have under way."""
 GRPC_SIZE_MAX_BYTES: Final = 3 << 20
 """Most bytes of the log in an answer over gRPC, whose clients take 4 MiB."""
-TICK_MS: Final = 1_000
+TICK_MS: Final = 250
 SILENT_HEARTBEATS: Final = 3
 """Where the master is elected: a slave that stays silent for this many heartbeats does not keep up."""
 NEWS_DELAY_MS: Final = 20
@@ -85,11 +85,13 @@ class _Fetch(NamedTuple):
 class _Feed:
     """State of a slave's session on this master."""
 
-    __slots__ = ("held", "principal", "session", "told")
+    __slots__ = ("held", "last_call", "principal", "session", "told")
 
-    def __init__(self, session: int, principal: Principal) -> None:
+    def __init__(self, session: int, call: Call) -> None:
         self.session = session
-        self.principal = principal
+        self.principal: Principal = call.principal
+        self.last_call = call
+        """The last fetch, answered or not. On the remoting port its connection tells whether the slave is there."""
         self.held: deque[_Fetch] = deque()
         self.told = (-1, -1)
         """The last (confirmed position, first position) that the slave was told."""
@@ -170,7 +172,7 @@ class HaService:
     def _post_judge(self) -> None:
         """Posts a new judgement, because the leadership may have changed its word. Any thread."""
         if self._lane is not None and not self._stopping:
-            self._lane.post(self._judge)
+            self._lane.post(self._look)
 
     def signal(self, _: int) -> None:
         """Called when a position of the log has moved. Any thread; costs nothing while no fetch is held."""
@@ -360,7 +362,7 @@ class HaService:
             ) from None
         if ended is not None:
             self._end_feed(ended)
-        feed = self._feeds[session] = _Feed(session, call.principal)
+        feed = self._feeds[session] = _Feed(session, call)
         log.info(
             "slave %d follows from position %d (%s)", request.broker_id, position, request.address or call.peer
         )  # fmt: skip
@@ -372,6 +374,7 @@ class HaService:
         if feed is None:
             call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
             return
+        feed.last_call = call
         self._note(
             request.session, request.written_position, request.flushed_position, request.heard_ms
         )
@@ -419,10 +422,20 @@ class HaService:
             feed.held.remove(fetch)
             self._held_count -= 1
             fetch.timer.cancel()
+        self._end_gone(feed)
+
+    def _end_gone(self, feed: _Feed) -> None:
         if feed.session in self._feeds:
             replica = self._table.find(feed.session)
             log.warning("slave %d has gone", replica.replica_id if replica is not None else -1)
             self._end_session(feed.session)
+
+    def _look(self) -> None:
+        """Ends the sessions whose connections have closed while none of their fetches was held, and judges."""
+        for feed in list(self._feeds.values()):
+            if feed.last_call.transport != "grpc" and feed.last_call.closed:
+                self._end_gone(feed)
+        self._judge()
 
     def _end_session(self, session: int) -> None:
         self._table.leave(session)
@@ -525,12 +538,12 @@ class HaService:
                 self._expire(feed)
 
     def _tick(self) -> None:
-        """Runs once a second: takes silent slaves out of the in-sync set."""
+        """Runs at intervals: takes slaves that are silent or gone out of the in-sync set."""
         for session in self._table.silent(self._now_ms()):
             replica = self._table.find(session)
             log.warning("slave %d is silent", replica.replica_id if replica is not None else -1)
             self._end_session(session)
-        self._judge()
+        self._look()
         if self._lane is not None and not self._stopping:
             self._lane.call_later(TICK_MS, self._tick)
 

@@ -242,7 +242,7 @@ class RouteService:
                 "TOPIC_NOT_FOUND",
                 f"no broker has the topic {topic}; "
                 + (f"not registered any more, but had it: {gone}" if gone else remedy),
-                metadata={"topic": topic},
+                metadata={"topic": topic, "missing_brokers": gone},
             )
         return GetRouteResponse(route=route).SerializeToString()
 

@@ -76,7 +76,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         True,
         optional=("field", "size_bytes", "limit_bytes", "count", "limit"),
     ),
-    "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",)),
+    "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",), ("missing_brokers",)),
     "QUEUE_NOT_FOUND": ReasonRule(
         Code.NOT_FOUND, True, ("topic", "queue_id"), ("read_queues", "write_queues")
     ),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from protomq._retry import (
     ATTEMPT_TIMEOUT_MIN_S,
+    AWAY_PAUSE_S,
     BACKOFF_MAX_S,
     NextStep,
     RetryPlan,
@@ -15,16 +19,21 @@ from protomq._retry import (
     attempt_timeout,
     backoff_delay,
 )
+from protomq._send_steps import route_for
+from protomq._steps import ForgetRoute, GetRoute, Pause
 from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
     MessageTooLargeError,
+    NotMasterError,
     ProtomqError,
     RequestTimeoutError,
     ShuttingDownError,
     SystemBusyError,
+    TopicNotFoundError,
 )
+from tests.support.fake_driver import route_of
 
 SAME, OTHER, END = NextStep.SAME_BROKER, NextStep.ANOTHER_BROKER, NextStep.GIVE_UP
 
@@ -60,7 +69,39 @@ def test_the_only_broker_is_waited_for_while_it_cannot_be_reached() -> None:
     assert (
         steps([ConnectFailedError("x"), ConnectionLostError("x")] * 10, others=False) == [SAME] * 20
     )
+    assert steps([ShuttingDownError("x"), NotMasterError("x")] * 10, others=False) == [SAME] * 20
     assert steps([SystemBusyError("x")] * 3, others=False) == [SAME, SAME, END]
+
+
+def test_a_topic_whose_brokers_are_all_away_is_asked_for_until_the_time_is_over() -> None:
+    now_s = 0.0
+    core: Any = SimpleNamespace(clock=lambda: now_s)
+    away = TopicNotFoundError("nobody has it now", metadata={"topic": "T", "missing_brokers": "a"})
+    found = route_for(core, "T", None, 1.0)
+    for _ in range(3):
+        assert isinstance(next(found), GetRoute)
+        assert found.throw(away) == Pause(AWAY_PAUSE_S)
+        assert next(found) == ForgetRoute("T")
+    # Back are two slaves, of which one is going to lead.
+    slaves = replace(route_of("T", "a"), write_queues=(), writable_brokers=(), leaderless_brokers=("a",))
+    assert isinstance(next(found), GetRoute)
+    assert found.send(slaves) == ForgetRoute("T")
+    assert isinstance(next(found), GetRoute)
+    assert found.send(slaves) == Pause(AWAY_PAUSE_S)
+    assert next(found) == ForgetRoute("T")
+    assert isinstance(next(found), GetRoute)
+    with pytest.raises(StopIteration) as over:
+        found.send(route_of("T", "a"))
+    assert over.value.value == route_of("T", "a")
+    found = route_for(core, "T", None, 1.0)
+    next(found)
+    with pytest.raises(TopicNotFoundError):
+        found.throw(TopicNotFoundError("nobody ever had it", metadata={"topic": "T", "missing_brokers": ""}))
+    found = route_for(core, "T", None, 1.0)
+    next(found)
+    now_s = 0.95
+    with pytest.raises(TopicNotFoundError, match="nobody has it now"):
+        found.throw(away)
 
 
 def test_no_retries_means_one_attempt() -> None:

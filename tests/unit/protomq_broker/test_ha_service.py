@@ -8,16 +8,19 @@ import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq_broker.config import BrokerConfig
-from protomq_broker.ha_service import HaService
+from protomq_broker.ha_service import TICK_MS, HaService
 from protomq_broker.leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
 )
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
 from .store.log_helpers import ManualClock
+from .store.store_helpers import open_store
 
 
 def service_whose_orders_end_with(error: Exception | None) -> HaService:
@@ -60,3 +63,24 @@ def test_no_fetch_waits_for_etcd() -> None:
     lanes = {path.rpartition("/")[2]: bound.method.lane for path, bound in table.by_path.items()}
     assert lanes["OrderLead"] == "admin"
     assert lanes["Fetch"] == lanes["Acknowledge"] == "ha"
+
+
+@pytest.mark.parametrize(("kind", "followers"), [(FakeCall, 0), (FakeGrpcCall, 1)])
+def test_a_slave_whose_connection_breaks_while_no_fetch_is_held_has_gone(
+    kind: type[FakeCall], followers: int
+) -> None:
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    service = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    lane = FakeLane()
+    service.begin(lane)
+    lane.run()
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    call = kind(lane, bound, ha.FetchRequest(broker_name="b", broker_id=1, store_id=9))
+    service.fetch(call)
+    assert (call.answered, len(service.views)) == (True, 1)
+    call.hang_up()
+    lane.advance(TICK_MS)
+    # Over gRPC an answered call tells nothing of its connection.
+    assert len(service.views) == followers
