@@ -66,6 +66,21 @@ def runs_from(broker: HaBroker, folder: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
+def test_a_rolling_restart_shows_callers_no_error(tmp_path: Path) -> None:
+    with elected_cluster(tmp_path) as cluster:
+        with Load(cluster.namesrv, TOPIC, "g") as load:
+            load.wait_for_more(50)
+            roll(cluster, THIS_VERSION)
+            load.wait_for_more(50)
+            load.stop_sending()
+            load.wait_until_consumed()
+        load.check()
+        print(f"{len(load.acknowledged)} messages, {load.repeats} of them consumed again, {len(load.failures)} sends failed")
+        assert not load.failures, load.failures[:5]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_an_upgrade_and_a_downgrade_lose_nothing(tmp_path: Path) -> None:
     before = version_before(tmp_path / "before")
     with elected_cluster(tmp_path, environment=before) as cluster:
