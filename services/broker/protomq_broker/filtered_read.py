@@ -4,7 +4,8 @@
     slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
     answer    the regions of the records that match, where they are neighbours put together
 
-The read ends when it has found enough, at the end of the queue, or when it has examined its maximum. The caller learns how far it got.
+The read ends when it has found enough, at the end of the queue, after a second, or when it has examined its maximum. The caller learns
+how far it got.
 Between two slices somebody may delete the topic or segments, or find damage, so each look reads again. If an error comes after some
 progress, the pull answers the progress, and the next pull gets the error.
 
@@ -31,6 +32,12 @@ RUN_SIZE_BYTES: Final = 512 << 10
 PIECE_S: Final = 0.000_7
 PIECE_COUNT_MIN: Final = 4
 PIECE_COUNT_FIRST: Final = 256
+PIECE_WORST_S: Final = 2 * PIECE_S
+PIECE_PAYS: Final = 0.7
+"""A piece of half as many records has to take less than this part of the time."""
+SCAN_S: Final = 1.0
+"""After this an answer says how far the read got. Else on a busy machine a caller could give up and ask again from the same offset for
+ever."""
 SCAN_COUNT_MAX: Final = 262_144
 """Most records that one pull examines."""
 SCAN_SIZE_MAX_BYTES: Final = 64 << 20
@@ -52,6 +59,35 @@ class _Run(NamedTuple):
     sizes: Sequence[int]
     offsets: Sequence[int]
     region_ends: Sequence[int]
+
+
+class PieceSize:
+    """How many records a filter is asked about at once, by what the pieces before took.
+
+    A filter has a cost for each piece, and one for each record. Where a smaller piece takes hardly less time, most of it is the first one:
+    then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large.
+
+    Attributes: count: of the next piece.
+    """
+
+    def __init__(self, records_max: int) -> None:
+        self._records_max = records_max
+        self.count = min(PIECE_COUNT_FIRST, records_max)
+        self._halved: tuple[int, float] | None = None
+        """Count and time of the piece before, if it took too long."""
+        self._count_kept = 0
+        """A smaller count does not pay."""
+
+    def note(self, taken_s: float) -> None:
+        """Learns what a piece of `count` took."""
+        halved, self._halved = self._halved, None
+        if halved is not None and taken_s > halved[1] * PIECE_PAYS and halved[1] < PIECE_WORST_S:
+            self.count = self._count_kept = halved[0]
+        elif taken_s > (PIECE_WORST_S if self.count <= self._count_kept else PIECE_S):
+            self._halved, self._count_kept = (self.count, taken_s), 0
+            self.count = max(self.count // 2, min(PIECE_COUNT_MIN, self.count))
+        elif taken_s < PIECE_S / 2:
+            self.count = min(self.count * 2, self._records_max)
 
 
 @dataclass
@@ -87,7 +123,8 @@ class FilteredRead:
         self._at = 0
         self._scanned_count = 0
         self._scanned_size_bytes = 0
-        self._piece_count = min(PIECE_COUNT_FIRST, self.filter.records_max)
+        self._piece = PieceSize(self.filter.records_max)
+        self._ends_s: float | None = None
         self._range = (0, 0)
         self.slice_count = 0
         """Number of calls of `advance`. The log may have changed between two calls."""
@@ -96,9 +133,13 @@ class FilteredRead:
         """Goes on for `slice_s` seconds. Returns the answer, or None if the read needs more time."""
         self.slice_count += 1
         began = self.now()
+        if self._ends_s is None:
+            self._ends_s = began + SCAN_S
         while True:
             run = self._run
             if run is None:
+                if self._scanned_count and self.now() >= self._ends_s:
+                    return self.so_far()
                 try:
                     ended = self._next_run()
                 except Exception:
@@ -177,14 +218,10 @@ class FilteredRead:
 
     def _look_at_piece(self, run: _Run) -> bool:
         """Asks the filter about some records of the run. Returns whether the answer is complete."""
-        begin, end = self._at, min(self._at + self._piece_count, len(run.starts))
+        begin, end = self._at, min(self._at + self._piece.count, len(run.starts))
         began = self.cpu_now()
         found = self.filter.matching(run.data, run.starts[begin:end], run.sizes[begin:end])
-        taken_s = self.cpu_now() - began
-        if taken_s > PIECE_S:
-            self._piece_count = max(self._piece_count // 2, min(PIECE_COUNT_MIN, self._piece_count))
-        elif taken_s < PIECE_S / 2:
-            self._piece_count = min(self._piece_count * 2, self.filter.records_max)
+        self._piece.note(self.cpu_now() - began)
         for index in found:
             if not self._take(run, begin + index):
                 self.queue_offset = run.offsets[begin + index]

@@ -45,20 +45,24 @@ def consume(
     at_client: bool,
     server_pids: Sequence[int],
     endless: bool = False,
+    passes: int = 1,
 ) -> Sample:
-    """Gets the last kind of a topic's `messages`, from its start; all of them count. `at_client`: it gets them all, and looks itself."""
+    """Gets the last kind of a topic's `messages`, from its start; all of them count. `at_client`: it gets them all, and looks itself.
+
+    The last of the `passes` over the topic is measured.
+    """
     counter = Counter()
     window = Window([counter], server_pids)
     with PullConsumer(namesrv=namesrv) as consumer:
         consumer.subscribe(topic, **subscription)
-        while True:
+        while endless or passes > 0:
+            passes -= 1
             consumer.seek_to_begin()
             window.begin()
             _consume_once(consumer, messages // KINDS, at_client)
             counter.messages += messages
             window.end()
-            if not endless:
-                return window.sample()
+    return window.sample()
 
 
 def _consume_once(consumer: PullConsumer, wanted: int, at_client: bool) -> None:

@@ -106,7 +106,7 @@ def filters(bench: Bench) -> Iterator[Result]:
         ):
             mine, peers = pair.interleave(
                 partial(
-                    _load, pair, "filters.consume", messages=messages, at_client=False, subscription=ours
+                    _load, pair, "filters.consume", messages=messages, at_client=False, passes=2, subscription=ours
                 ),
                 partial(
                     pair.theirs.run, "push", total=messages, size=_SMALL_BYTES, share=_KINDS,

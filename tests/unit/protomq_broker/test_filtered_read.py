@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq_broker import filtered_read
-from protomq_broker.filtered_read import FilteredRead
+from protomq_broker.filtered_read import PIECE_S, PIECE_WORST_S, FilteredRead, PieceSize
 from protomq_broker.store.queues.reading import LogRegion, ReadResult, ReadStatus
 
 SEAL_SIZE_BYTES = 53
@@ -131,6 +131,56 @@ def test_one_pull_does_not_look_at_everything(monkeypatch):
     monkeypatch.setattr(filtered_read, "SCAN_COUNT_MAX", 6)
     result = read_all(Queue([b"n"] * 20, [0]))
     assert (result.status, result.next_offset, result.end_offset) == (ReadStatus.NO_MATCHED_MSG, 6, 20)
+
+
+def test_a_pull_that_takes_long_says_how_far_it_got():
+    """So the next one goes on from there, however slow filter and machine are."""
+    queue = Queue([b"n"] * 8 + [b"y"] * 12, [0])
+    result = read_all(queue, slice_s=0.5)  # The clock goes 0.01 s at each look at it.
+    assert (result.status, result.next_offset) == (ReadStatus.FOUND, 20)
+    slow = itertools.count()
+    read = FilteredRead(
+        queue.look, queue.read_bytes, EndsInY(), 0, 1_000, 1 << 20, lambda: next(slow) / 2, lambda: 0.0
+    )
+    while (result := read.advance(0.0)) is None:
+        pass
+    assert (result.status, result.next_offset, result.end_offset) == (ReadStatus.NO_MATCHED_MSG, 3, 20)
+
+
+def test_pieces_grow_while_they_take_little_and_shrink_when_they_take_too_long():
+    piece = PieceSize(1_024)
+    counts = [piece.count]
+    for _ in range(3):
+        piece.note(PIECE_S / 10)
+        counts.append(piece.count)
+    piece.note(PIECE_S * 1.1)
+    assert [*counts, piece.count] == [256, 512, 1_024, 1_024, 512]
+
+
+def sizes_of(fixed: float, each: float, pieces: int) -> list[int]:
+    """Sizes of the pieces of a filter whose costs are these parts of PIECE_S: for a piece, and for a record."""
+    piece, asked = PieceSize(1_024), []
+    for _ in range(pieces):
+        asked.append(piece.count)
+        piece.note(PIECE_S * (fixed + each * piece.count))
+    return asked
+
+
+def test_pieces_do_not_shrink_where_that_saves_nothing():
+    """A busy machine, on which each piece takes long, however small it is."""
+    assert set(sizes_of(1.1, 0.001, 50)) == {256, 128}
+    assert sizes_of(1.1, 0.001, 50)[2:] == [256] * 48
+
+
+def test_pieces_shrink_where_each_record_costs_much():
+    assert sizes_of(0.0, 1 / 40, 6) == [256, 128, 64, 32, 32, 32]
+
+
+def test_no_piece_stays_that_takes_far_too_long():
+    piece = PieceSize(1_024)
+    for _ in range(20):
+        piece.note(PIECE_WORST_S * 1.1)
+    assert piece.count == 4
 
 
 def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():
