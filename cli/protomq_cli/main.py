@@ -47,6 +47,7 @@ from protomq_cli import (
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
+from protomq_cli.output import forget_reader
 from protomq_cli.quick_values import convert_quickly
 
 SERVERS = "Run a server"
@@ -247,8 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort, EOFError):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader (`head`, a pager) has enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_reader()
         return ExitCode.OK
     except CliError as error:
         return _report(error, arguments)
@@ -272,6 +272,10 @@ def _complete() -> None:
 
 
 def _report(error: CliError, arguments: list[str]) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget_reader()
     sys.stderr.write(error_line(error, as_json=wants_json_errors(arguments)) + "\n")
     return error.exit_code
 

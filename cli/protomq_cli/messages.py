@@ -37,7 +37,7 @@ from protomq_cli.options import (
     option_parser,
     timeout_option,
 )
-from protomq_cli.output import OutputFormat, RowStream
+from protomq_cli.output import Discarded, OutputFormat, RowStream
 from protomq_cli.partial import Missing
 from protomq_cli.units import format_size
 
@@ -193,8 +193,9 @@ def send(
         RowStream(
             _SENT_COLUMNS | (_HANDLE_COLUMN if delivery.is_later else {}),
             output,
-            io.StringIO() if quiet else None,
+            Discarded() if quiet else None,
             expendable=("topic", "broker", "queue_offset", "recall_handle"),
+            reports_work=True,
         ) as stream,
     ):
         if producer.compression != compression:

@@ -7,6 +7,7 @@ table_fit.py). A pipe gets plain columns, all of them, which cut and awk underst
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -88,6 +89,19 @@ def print_object(row: Row, output: OutputFormat, stream: TextIO | None = None) -
             _write(out, _yaml(row))
 
 
+class Discarded(io.StringIO):
+    """Takes what nobody is to read, and keeps nothing of it."""
+
+    def write(self, text: str) -> int:
+        """Its length, as if it were written."""
+        return len(text)
+
+
+def forget_reader() -> None:
+    """Nobody reads stdout any more (`head`, a pager): from here on it goes nowhere. Else Python complains at exit, with code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class RowStream:
     """Objects that are printed as they come; use it with `with`, so that a JSON array is closed."""
 
@@ -98,11 +112,13 @@ class RowStream:
         stream: TextIO | None = None,
         *,
         expendable: Sequence[str] = (),
+        reports_work: bool = False,
     ) -> None:
         """`columns` are those of a table, with their widths: nobody knows yet what will come. The last takes what is left.
 
-        `expendable`: see print_rows.
+        `expendable`: see print_rows. `reports_work`: the rows say what the command does, which goes on when nobody reads them any more.
         """
+        self._reports_work = reports_work
         self._output = output
         self._out = stream or sys.stdout
         self._columns = dict(columns)
@@ -125,6 +141,14 @@ class RowStream:
 
     def print(self, row: Row) -> None:
         """One more object."""
+        try:
+            self._print(row)
+        except BrokenPipeError:
+            if not self._reports_work:
+                raise
+            self._lose_reader()
+
+    def _print(self, row: Row) -> None:
         match self._output:
             case OutputFormat.TABLE | OutputFormat.WIDE:
                 if self._count == 0:
@@ -141,7 +165,16 @@ class RowStream:
 
     def flush(self) -> None:
         """Let the reader see what was printed."""
-        self._out.flush()
+        try:
+            self._out.flush()
+        except BrokenPipeError:
+            if not self._reports_work:
+                raise
+            self._lose_reader()
+
+    def _lose_reader(self) -> None:
+        forget_reader()
+        self._out = Discarded()
 
     def __enter__(self) -> Self:
         return self

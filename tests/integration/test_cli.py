@@ -528,6 +528,40 @@ def test_pull_ends_quietly_when_its_reader_has_enough(
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+def test_send_sends_all_of_stdin_when_nobody_reads_what_it_says(
+    cli: Cli, protomq_server: Broker, protomq_topic: str
+) -> None:
+    command = " ".join([*PROTOMQ, "send", protomq_topic, "-n", protomq_server.remoting_address])
+    finished = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; seq 5000 | {command} | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+    described = json.loads(cli("topic", "describe", protomq_topic, "-o", "json").stdout)
+    assert sum(queue["end_offset"] for queue in described[0]["queues"]) == 5000
+
+
+def test_an_error_keeps_its_exit_code_when_nobody_reads_the_rows(
+    protomq_server: Broker, protomq_topic: str
+) -> None:
+    command = " ".join(
+        [*PROTOMQ, "send", protomq_topic, "-K", ":", "-o", "table", "-n", protomq_server.remoting_address]
+    )
+    finished = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; (yes k:v | head -600; echo nokey) | {command} | true"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 2
+    assert "no ':' in line 601" in finished.stderr
+    assert "Exception ignored" not in finished.stderr
+
+
 def test_tags_are_filtered_by_pull_and_consume(cli: Cli, protomq_topic: str) -> None:
     for tag in ("a", "b", "c", "a"):
         cli("send", protomq_topic, f"is-{tag}", "--tag", tag)

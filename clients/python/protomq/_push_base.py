@@ -19,7 +19,7 @@ from ._push_results import Listener, check_listener
 from ._push_state import PushState
 from ._push_steps import SaidSeldom, Wanted
 from ._trace import Tracer, traced
-from .errors import ConfigurationError
+from .errors import ConfigurationError, WrongTypeError
 
 logger = logging.getLogger("protomq")
 
@@ -125,6 +125,11 @@ class PushBase:
         @consumer.on("orders", tags=["paid"])
         def bill(message): ...
         """
+        if callable(topic):
+            raise WrongTypeError(
+                f'on takes a topic: write @consumer.on("orders") above {getattr(topic, "__name__", "it")}, not @consumer.on alone'
+            )
+        check_topic(topic)
 
         def listens(listener: Function) -> Function:
             self.subscribe(

@@ -453,3 +453,15 @@ def test_a_transaction_without_local_work_is_refused_before_its_half_message_is_
 
     with pytest.raises(WrongTypeError, match="execute is the local work"):
         asyncio.run(send())
+
+
+@pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
+def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
+    consumer = client("g", namesrv=NOWHERE)
+
+    def bill(message: Any) -> None: ...
+
+    with pytest.raises(WrongTypeError, match=r'write @consumer.on\("orders"\) above bill'):
+        consumer.on(bill)
+    with pytest.raises(WrongTypeError, match="topic is a str, not 5"):
+        consumer.on(5)
