@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import process_campaigns, store_campaigns
+from .group_rounds import STOPS
 
 CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-loops": store_campaigns.store_loops,
@@ -36,7 +37,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "kill-transactions": process_campaigns.kill_transactions,
     "kill-pops": process_campaigns.kill_pops,
     "groups": process_campaigns.groups,
-    "groups-stops": lambda seeds, **options: process_campaigns.groups(seeds, faults=("stop",), **options),
+    "groups-stops": lambda seeds, **options: process_campaigns.groups(seeds, faults=STOPS, **options),
     "power": process_campaigns.power,
     "proxy": process_campaigns.proxy,
     "spark": process_campaigns.spark,

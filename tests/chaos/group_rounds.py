@@ -31,12 +31,13 @@ from .group_member import KINDS, TOPIC
 BROKERS: Final = ("a", "b")
 QUEUES_EACH: Final = 4
 MEMBERS_MIN: Final = 2
-MEMBERS_MAX: Final = 5
+MEMBERS_MAX: Final = 4
 GAP_S: Final = 3.0
 SETTLE_S: Final = 1.0
 PATIENCE_S: Final = 60.0
-FAULTS: Final = ("kill", "kill", "kill", "kill", "broker", "broker and member", "join", "leave")
-SEND_PAUSE_S: Final = 0.004
+STOPS: Final = ("stop",)
+FAULTS: Final = ("kill", "kill", "kill alone", "kill alone", "broker", "broker and member", "join", "leave")
+SEND_PAUSE_S: Final = 0.01
 PACE_LOOK_S: Final = 0.5
 PACE_SPIN_S: Final = 0.01
 
@@ -210,8 +211,11 @@ class GroupWorld:
         name = f"m{self._member_number}"
         self.members[name] = Member(self, name)
 
-    def _kill(self) -> None:
+    def _kill_alone(self) -> None:
         self.members.pop(self.rng.choice(sorted(self.members))).kill()
+
+    def _kill(self) -> None:
+        self._kill_alone()
         if len(self.members) < MEMBERS_MAX and self.rng.random() < 0.8:
             self._join()
 
@@ -232,13 +236,21 @@ class GroupWorld:
         self._broker(between=self._kill)
 
     def _stop(self) -> None:
-        """A member, past its time; half of the members at the moment when they commit."""
+        self._stop_member(in_commit=self.rng.random() < 0.5)
+
+    def _stop_in_a_commit(self) -> None:
+        self._stop_member(in_commit=True)
+
+    def _stop_anywhere(self) -> None:
+        self._stop_member(in_commit=False)
+
+    def _stop_member(self, *, in_commit: bool) -> None:
+        """Past its time. `in_commit`: between the checks of a commit and its way out."""
         while len(self.members) < MEMBERS_MIN + 1:
             self._join()
         self.settle()
         name = self.rng.choice(sorted(self.members))
         member = self.members[name]
-        in_commit = self.rng.random() < 0.5
         begin_s = time.monotonic()
         member.process.send_signal(signal.SIGUSR1 if in_commit else signal.SIGSTOP)
         if not self.wait(member.is_stopped):

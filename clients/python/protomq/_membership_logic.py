@@ -26,6 +26,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -90,6 +91,8 @@ class _Broker:
     """When the last call was sent."""
     heard_s: float = 0.0
     """When the last call was sent whose forerunner was answered: calls that fail renew nothing."""
+    taken: frozenset[tuple[str, int]] | None = None
+    """Topic and number of each queue that another member has; None: not looked up in `members` yet."""
     queue_counts: dict[str, int] = field(default_factory=dict)
     question: tuple[int, bool] | None = None
     """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
@@ -278,7 +281,7 @@ class MembershipState:
         broker.question = (answer.description_id, answer.wants_stacks) if answer.description_id else None
         if answer.is_unchanged and broker.members is not None:
             return
-        broker.members = list(answer.members)
+        broker.members, broker.taken = list(answer.members), None
         broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
         self.news += 1
         self._tell_difference(ticket.broker_name, answer.difference)
@@ -390,9 +393,9 @@ class MembershipState:
                 key = (said.client_id, said.nonce)
                 topics.setdefault(key, set()).update(topic.topic for topic in said.topics)
                 rooms.setdefault(key, said.machine_room)
-        names = [client_id for client_id, _ in topics]
+        counts = Counter(client_id for client_id, _ in topics)
         return {
-            key: (GroupMember(key[0] if names.count(key[0]) == 1 else f"{key[0]}#{key[1]:016x}", rooms[key]), topics[key])
+            key: (GroupMember(key[0] if counts[key[0]] == 1 else f"{key[0]}#{key[1]:016x}", rooms[key]), topics[key])
             for key in sorted(topics)
         }
 
@@ -403,12 +406,16 @@ class MembershipState:
             return False
         if broker.members is None:
             return True  # It cannot be consumed now either.
-        return any(
-            topic.topic == queue.topic and queue.queue_id in topic.queue_ids
-            for said in broker.members
-            if (said.client_id, said.nonce) != self.key
-            for topic in said.topics
-        )
+        if broker.taken is None:
+            own = self.key
+            broker.taken = frozenset(
+                (topic.topic, queue_id)
+                for said in broker.members
+                if (said.client_id, said.nonce) != own
+                for topic in said.topics
+                for queue_id in topic.queue_ids
+            )
+        return (queue.topic, queue.queue_id) in broker.taken
 
     def _current(self, ticket: MemberTicket) -> _Broker | None:
         broker = self._brokers.get(ticket.broker_name)

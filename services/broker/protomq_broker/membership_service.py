@@ -1,7 +1,8 @@
 """MembershipService: holds the calls of members of consumer groups, and answers them when members or their queues change.
 
 `memberships.py` has the state; this module has the calls. Each member has one held call, its latest. The service gathers news for
-GATHER_MS: a hundred members who come together get one answer each, not a hundred.
+GATHER_MS: a hundred members who come together get one answer each, not a hundred. The time grows with the group: each answer has all
+members, so an answer to everybody costs the square of their number.
 
 It runs on the consumer lane, which may have several threads. A lock protects the state; each call is answered on its own lane.
 """
@@ -38,7 +39,7 @@ from protomq_runtime.errors import (
     unparsable,
 )
 
-from .memberships import Group, MemberKey, Memberships, check_member, difference, interests
+from .memberships import Group, MemberKey, Memberships, check_member, difference, kind_of
 from .said_once import SaidOnce
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
@@ -56,6 +57,13 @@ log = logging.getLogger("protomq.broker")
 
 GATHER_MS: Final = 30.0
 """How long the service gathers news before it answers. A member that joins waits this much longer for the others."""
+GATHER_MAX_MS: Final = 500.0
+MEMBER_GATHER_MS: Final = 0.5
+"""By how much longer for each member beyond SMALL_COUNT: 1,000 members' answers have 100 MB."""
+SMALL_COUNT: Final = 16
+"""Up to this number of members, one that joins is answered at once, so that a program starts quickly; in a larger group with the news."""
+ANSWERS_MAX: Final = 50
+"""Most calls that a lane answers in one turn."""
 TICK_MS: Final = 500.0
 """Interval at which the service looks for members that were not heard of in time."""
 
@@ -98,7 +106,8 @@ class _Encoded(NamedTuple):
 
     version: int
     members: bytes
-    are_alike: bool
+    of_each_kind: list[GroupMember]
+    """The first member of each kind, by name: `difference` needs no others."""
 
 
 class MembershipCounts(NamedTuple):
@@ -122,12 +131,11 @@ class MembershipService:
         self._broker_start = broker_start
         self._hold_max_ms = hold_max_ms
         self._lock = threading.Lock()
-        self._waiters: dict[MemberId, _Waiter] = {}
+        self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
         self._encoded: dict[str, _Encoded] = {}
         self._questions: dict[int, _Question] = {}
         self._question_id = 0
         self._news: set[str] = set()
-        self._is_gathering = False
         self._is_stopping = False
         self._lane: CallLane | None = None
         self._said = SaidOnce()
@@ -157,7 +165,8 @@ class MembershipService:
         """Refuses new calls, and answers the held ones. Any thread."""
         with self._lock:
             self._is_stopping = True
-            waiters: list[_Waiter | _Question] = [*self._waiters.values(), *self._questions.values()]
+            held = [waiter for of_group in self._waiters.values() for waiter in of_group.values()]
+            waiters: list[_Waiter | _Question] = [*held, *self._questions.values()]
             self._questions.clear()
         for waiter in waiters:
             waiter.call.lane.post(partial(self._refuse, waiter))
@@ -273,9 +282,10 @@ class MembershipService:
         hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
         is_up_to_date = knows_this_start and request.known_version == group.version
         # A caller that has part of the news which is being gathered waits for the rest.
-        if hold_ms > 0 and not question_id and (is_up_to_date or (name in self._news and knows_this_start)):
+        waits_for_news = name in self._news and (knows_this_start or len(group.members) > SMALL_COUNT)
+        if hold_ms > 0 and not question_id and (is_up_to_date or waits_for_news):
             waiter = _Waiter(call, request)
-            self._waiters[member] = waiter
+            self._waiters.setdefault(name, {})[member[1]] = waiter
             self._memberships.held(*member)
             waiter.timer = call.lane.call_later(hold_ms, partial(self._give_up, member, waiter))
             call.hold(partial(self._broke, member, waiter))
@@ -311,7 +321,7 @@ class MembershipService:
         question.timer = call.lane.call_later(call.hold_time_ms(wait_ms), partial(self._end_question, number))
         call.hold(partial(self._end_question, number, is_gone=True))
         # A member that holds no call now is asked in the answer to its next call.
-        waiter = self._waiters.pop(member, None)
+        waiter = self._pop_waiter(member)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             payload = self._answer(waiter.request, self._question_for(member))
@@ -339,18 +349,33 @@ class MembershipService:
 
     def _end_waiter(self, member: MemberId) -> None:
         """Ends the previous call of a member that has called again, or leaves."""
-        waiter = self._waiters.pop(member, None)
+        waiter = self._pop_waiter(member)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             waiter.call.lane.post(partial(self._end, waiter))
 
     def _tell(self, name: str) -> None:
-        """Makes the members of the group get an answer within GATHER_MS."""
+        """Makes the members of the group get an answer within the time for gathering."""
+        lane = self._lane
+        if name in self._news or lane is None:
+            return
         self._news.add(name)
-        if not self._is_gathering and self._lane is not None:
-            self._is_gathering = True
-            lane = self._lane
-            lane.post(lambda: void(lane.call_later(GATHER_MS, self._tell_news)))
+        group = self._memberships.find(name)
+        count = len(group.members) if group is not None else 0
+        wait_ms = min(GATHER_MS + MEMBER_GATHER_MS * max(count - SMALL_COUNT, 0), GATHER_MAX_MS)
+        lane.post(lambda: void(lane.call_later(wait_ms, partial(self._tell_news, name))))
+
+    def _pop_waiter(self, member: MemberId, waiter: _Waiter | None = None) -> _Waiter | None:
+        """Takes out the held call of a member, or this one only, and returns it; None: it is not there."""
+        name, key = member
+        of_group = self._waiters.get(name)
+        found = of_group.get(key) if of_group is not None else None
+        if of_group is None or found is None or (waiter is not None and found is not waiter):
+            return None
+        del of_group[key]
+        if not of_group:
+            del self._waiters[name]
+        return found
 
     def _answer(self, request: HoldMembershipRequest, question_id: int = 0) -> bytes:
         name, now_ms = request.consumer_group, self._clock.monotonic_ms()
@@ -375,8 +400,8 @@ class MembershipService:
                     TopicQueueCount(topic=topic.topic, read_queues=count)
                 )
         encoded = self._encode(name, group)
-        if not encoded.are_alike:
-            response.difference = difference(request.member, group.said())
+        if len(encoded.of_each_kind) > 1:
+            response.difference = difference(request.member, encoded.of_each_kind)
         return response.SerializeToString() + encoded.members
 
     def _encode(self, name: str, group: Group) -> _Encoded:
@@ -384,12 +409,14 @@ class MembershipService:
         if encoded is None or encoded.version != group.version:
             said = group.said()
             members = HoldMembershipResponse(members=said).SerializeToString()
-            are_alike = len({repr(interests(one)[:2]) for one in said}) < 2
-            encoded = self._encoded[name] = _Encoded(group.version, members, are_alike)
+            first: dict[tuple[object, ...], GroupMember] = {}
+            for one in said if not group.are_alike else ():
+                first.setdefault(kind_of(one), one)
+            encoded = self._encoded[name] = _Encoded(group.version, members, list(first.values()))
         return encoded
 
     def _warn_of_difference(self, name: str, said: GroupMember, group: Group) -> None:
-        text = difference(said, group.said())
+        text = "" if group.are_alike else difference(said, group.said())
         if text and self._said.is_due((name, text)):
             log.warning(
                 "the members of group %s are not alike: %s; a topic is shared by those who consume it, and what their filters "
@@ -419,33 +446,31 @@ class MembershipService:
         if not self._is_stopping:
             self._lane.call_later(TICK_MS, self._tick)
 
-    def _tell_news(self) -> None:
-        """Answers the members of the groups that have news."""
+    def _tell_news(self, name: str) -> None:
+        """Answers the members of a group that has news."""
         with self._lock:
-            names, self._news, self._is_gathering = self._news, set(), False
-            due = [
-                (member, waiter)
-                for member, waiter in self._waiters.items()
-                if member[0] in names
-            ]
+            self._news.discard(name)
+            group = self._memberships.find(name)
+            due = [] if group is None else list(self._waiters.get(name, {}).items())
             now_ms = self._clock.monotonic_ms()
             by_lane: dict[CallLane, list[tuple[_Waiter, bytes]]] = {}
-            for member, waiter in due:
-                group = self._memberships.find(member[0])
-                if group is None or group.version == waiter.request.known_version:
+            for key, waiter in due:
+                request = waiter.request
+                assert group is not None
+                if request.broker_start == self._broker_start and request.known_version == group.version:
                     continue
-                del self._waiters[member]
-                self._memberships.answered(*member, now_ms)
-                by_lane.setdefault(waiter.call.lane, []).append((waiter, self._answer(waiter.request)))
+                self._pop_waiter((name, key))
+                self._memberships.answered(name, key, now_ms)
+                by_lane.setdefault(waiter.call.lane, []).append((waiter, self._answer(request)))
         for lane, answers in by_lane.items():
-            lane.post(partial(_answer_all, answers))
+            for start in range(0, len(answers), ANSWERS_MAX):
+                lane.post(partial(_answer_all, answers[start : start + ANSWERS_MAX]))
 
     def _give_up(self, member: MemberId, waiter: _Waiter) -> None:
         """Answers a call whose hold is over."""
         with self._lock:
-            if self._waiters.get(member) is not waiter:
+            if self._pop_waiter(member, waiter) is None:
                 return
-            del self._waiters[member]
             self._memberships.answered(*member, self._clock.monotonic_ms())
             payload = self._answer(waiter.request)
         _answer_all([(waiter, payload)])
@@ -455,9 +480,8 @@ class MembershipService:
         if waiter.timer is not None:
             waiter.timer.cancel()
         with self._lock:
-            if self._waiters.get(member) is not waiter:
+            if self._pop_waiter(member, waiter) is None:
                 return
-            del self._waiters[member]
             if self._memberships.broke(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
                 self._tell_gone(member[0], *member[1])

@@ -18,6 +18,7 @@ Not thread-safe: the service has a lock.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -68,10 +69,19 @@ class Group:
     """Number of members that have each queue. A queue that nobody has is not in it."""
     counted_ms: int = 0
     ownerless_queues: int = 0
+    consumers: Counter[str] = field(default_factory=Counter)
+    """Number of members that consume each topic."""
+    kinds: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    """Number of members that are alike, by what `difference` compares."""
 
     def said(self) -> list[GroupMember]:
         """The members, sorted by name."""
         return [self.members[key].said for key in sorted(self.members)]
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether no member differs from another."""
+        return len(self.kinds) < 2
 
 
 class Memberships:
@@ -126,18 +136,20 @@ class Memberships:
         if member is None:
             if len(group.members) >= MEMBERS_MAX:
                 raise too_many("members", MEMBERS_MAX, f"the group {name} has {MEMBERS_MAX} members already")
-            member = group.members[key] = Member(said, peer, now_ms, now_ms)
             has_news = True
+            self._count_ownerless(name, group, now_ms)
+            member = group.members[key] = Member(said, peer, now_ms, now_ms)
+            self._add_interests(group, said)
             self.rebalance_count += 1
         else:
             has_news = interests(said) != interests(member.said)
-        self._count_ownerless(name, group, now_ms)
+            self._count_ownerless(name, group, now_ms)
+            if has_news:
+                self._add_interests(group, said)
+                self._drop_interests(group, member.said)
         member.said, member.peer, member.seen_ms = said, peer, now_ms
         member.expires_ms = now_ms + self.expiry_ms
-        has_changed = has_news or queues != member.queues
         has_news |= self._change_queues(group, member, queues)
-        if has_changed:
-            self._recount(group)
         if has_news:
             group.version = next(self._versions)
         return has_news
@@ -170,8 +182,9 @@ class Memberships:
         if group is None or key not in group.members:
             return False
         self._count_ownerless(name, group, now_ms)
-        self._change_queues(group, group.members.pop(key), frozenset())
-        self._recount(group)
+        member = group.members.pop(key)
+        self._change_queues(group, member, frozenset())
+        self._drop_interests(group, member.said)
         group.version = next(self._versions)
         self.rebalance_count += 1
         if not group.members:
@@ -232,10 +245,13 @@ class Memberships:
             owners[queue] -= 1
             if not owners[queue]:
                 del owners[queue]
+                group.ownerless_queues += self._counts(group, queue)
                 has_news = True
         for queue in queues - member.queues:
             owners[queue] = owners.get(queue, 0) + 1
             has_news |= owners[queue] > 1
+            if owners[queue] == 1:
+                group.ownerless_queues -= self._counts(group, queue)
         member.queues = queues
         return has_news
 
@@ -246,12 +262,32 @@ class Memberships:
         group.counted_ms = now_ms
 
     def _recount(self, group: Group) -> None:
-        topics = {topic.topic for member in group.members.values() for topic in member.said.topics}
-        group.ownerless_queues = sum(
-            (topic, queue_id) not in group.owners
-            for topic in topics
-            for queue_id in range(self.queue_count(topic))
-        )
+        group.ownerless_queues = sum(self._free_count(group, topic) for topic in group.consumers)
+
+    def _free_count(self, group: Group, topic: str) -> int:
+        return sum((topic, queue_id) not in group.owners for queue_id in range(self.queue_count(topic)))
+
+    def _counts(self, group: Group, queue: Queue) -> bool:
+        """Whether a queue is one of those that should have an owner."""
+        return group.consumers[queue[0]] > 0 and queue[1] < self.queue_count(queue[0])
+
+    def _add_interests(self, group: Group, said: GroupMember) -> None:
+        group.kinds[kind_of(said)] += 1
+        for topic in said.topics:
+            if not group.consumers[topic.topic]:
+                group.ownerless_queues += self._free_count(group, topic.topic)
+            group.consumers[topic.topic] += 1
+
+    def _drop_interests(self, group: Group, said: GroupMember) -> None:
+        kind = kind_of(said)
+        group.kinds[kind] -= 1
+        if not group.kinds[kind]:
+            del group.kinds[kind]
+        for topic in said.topics:
+            group.consumers[topic.topic] -= 1
+            if not group.consumers[topic.topic]:
+                del group.consumers[topic.topic]
+                group.ownerless_queues -= self._free_count(group, topic.topic)
 
 
 def check_member(said: GroupMember) -> None:
@@ -309,6 +345,11 @@ def _filters(said: GroupMember) -> dict[str, str]:
         for topic in said.topics
         if class_of(topic.topic) is not TopicClass.RETRY
     }
+
+
+def kind_of(said: GroupMember) -> tuple[object, ...]:
+    """What `difference` compares: members of one kind are alike."""
+    return said.allocation, tuple(sorted(_filters(said).items()))
 
 
 def interests(said: GroupMember) -> tuple[object, ...]:

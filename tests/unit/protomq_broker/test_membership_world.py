@@ -22,6 +22,7 @@ from protomq.v1.membership_service_pb2 import (
     DescribeMemberResponse,
     GroupMember,
     HoldMembershipRequest,
+    HoldMembershipResponse,
     LeaveGroupRequest,
     ListMembersRequest,
     ListMembersResponse,
@@ -30,7 +31,9 @@ from protomq.v1.membership_service_pb2 import (
 )
 from protomq_broker.membership_service import (
     DESCRIPTION_MAX_BYTES,
+    GATHER_MAX_MS,
     QUESTIONS_MAX,
+    SMALL_COUNT,
     MembershipService,
 )
 from protomq_broker.memberships import Memberships
@@ -551,3 +554,34 @@ def test_the_sdks_member_answers_and_one_that_cannot_says_nothing() -> None:
             broker.advance(300)
         assert described(asked).description.kind == kind
     assert wanted == [True, False]
+
+
+def joining(number: int, wanted: str = "") -> HoldMembershipRequest:
+    topic = MemberTopic(topic="T", filter=wanted)
+    said = GroupMember(client_id=f"m{number:03}", nonce=1, topics=[topic], allocation="average")
+    return HoldMembershipRequest(consumer_group="g", member=said, hold_ms=15_000)
+
+
+def test_many_who_join_together_get_one_answer_each_with_all_of_them() -> None:
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number).SerializeToString()) for number in range(200)]
+    at_once = sum(call.answered for call in calls)
+    assert at_once <= SMALL_COUNT, "an answer to each of them for each that comes would be the cube of their number"
+    broker.advance(int(GATHER_MAX_MS))
+    found = [HoldMembershipResponse.FromString(call.answer_payload) for call in calls if call.answer_payload is not None]
+    assert len(found) == 200
+    assert [len(answer.members) for answer in found[SMALL_COUNT:]] == [200] * (200 - SMALL_COUNT)
+
+
+def test_each_of_many_hears_how_the_first_differs_from_it() -> None:
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number, "tags X" if number == 150 else "").SerializeToString()) for number in range(200)]
+    broker.advance(int(GATHER_MAX_MS))
+    texts = []
+    for call in calls[SMALL_COUNT:]:
+        assert call.answer_payload is not None
+        texts.append(HoldMembershipResponse.FromString(call.answer_payload).difference)
+    odd = texts.pop(150 - SMALL_COUNT)
+    assert odd.startswith("m000 wants all messages")
+    assert len(set(texts)) == len(texts)
+    assert all(text.startswith("m150 wants tags X") for text in texts)
