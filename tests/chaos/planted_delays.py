@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from unittest import mock
 
+from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.store import Store
@@ -37,6 +38,11 @@ def _delivers_early() -> Patch:
 def _follows_the_wall_clock() -> Patch:
     """A clock that somebody sets an hour ahead delivers an hour early."""
     return _patch(LogClock, "now_ms", lambda self, wall_ms, monotonic_ms: wall_ms)
+
+
+def _starts_at_the_wall_clock() -> Patch:
+    """A broker that is killed while the clock is an hour ahead delivers an hour early."""
+    return _patch(LogTimeFile, "load", lambda self: None)
 
 
 def _delivers_in_two_appends() -> Patch:
@@ -94,6 +100,7 @@ def _rebuilds_without_what_ended() -> Patch:
 BUGS: Final[Mapping[str, Callable[[], Patch]]] = {
     "delivers early": _delivers_early,
     "follows the wall clock": _follows_the_wall_clock,
+    "starts at the wall clock": _starts_at_the_wall_clock,
     "delivers in two appends": _delivers_in_two_appends,
     "misses recalls meanwhile": _misses_recalls_meanwhile,
     "answers recalls that it does not append": _answers_recalls_that_it_does_not_append,

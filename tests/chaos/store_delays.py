@@ -65,6 +65,7 @@ class _DelayRun:
         self.seen: dict[bytes, int] = {}
         """What a consumer got, and where the log ended then; under ASYNC_FLUSH a power cut may take it back."""
         self.numbers = count()
+        self.boots = 1
         self.world = World()
         self._start()
 
@@ -73,8 +74,6 @@ class _DelayRun:
 
     def _start(self) -> None:
         self.world.start()
-        for each in self.sent.values():
-            each.earliest_ms = min(each.earliest_ms, each.due_ms)  # a start believes the wall clock
         self.world.store.pending._limits = SMALL
         if self.world.store.topics.find("filler") is None:
             self.world.send(b"first", topic="filler")
@@ -140,6 +139,7 @@ class _DelayRun:
 
     def deliver(self) -> None:
         """Time passes, and what is due comes."""
+        self.world.log_time.save()
         self.world.clock.time_ms += self.rng.randrange(0, 15_000)
         self._deliver()
 
@@ -224,7 +224,8 @@ class _DelayRun:
         if not is_kill:
             self.seen = {body: end for body, end in self.seen.items() if end <= flushed}
         self.world.disk = self.world.disk.killed() if is_kill else self.world.disk.crash(self.rng)
-        self.world.clock.wall_offset_ms = 0
+        if not is_kill:
+            self._boot()
         self._start()
         self.world.store.flush()
         for each in self.sent.values():
@@ -236,11 +237,18 @@ class _DelayRun:
         self._look()
         self.counts["kills" if is_kill else "power cuts"] += 1
 
+    def _boot(self) -> None:
+        """The machine starts again, with a right clock. Only that is left, so log time begins there."""
+        self.boots += 1
+        self.world.boot_id = f"boot-{self.boots}"
+        self.world.clock.wall_offset_ms = 0
+        for each in self.sent.values():
+            each.earliest_ms = min(each.earliest_ms, each.due_ms)
+
     def lose_timer(self) -> None:
         """A clean stop; the timer's files are gone at the next start."""
         self.world.store.close()
         self.world.disk.remove("/s/timer")
-        self.world.clock.wall_offset_ms = 0
         self._start()
         self._note_durable()
         self.counts["timer lost"] += 1

@@ -16,6 +16,8 @@ from protomq.v1.send_service_pb2 import (
     SendResponse,
 )
 from protomq_broker.config import BrokerConfig
+from protomq_broker.log_time import LogTime
+from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.testing.simdisk import SimDisk
@@ -78,6 +80,8 @@ class World:
     disk: SimDisk = field(default_factory=SimDisk)
     clock: WallClock = field(default_factory=WallClock)
     config: BrokerConfig = field(default_factory=BrokerConfig)
+    boot_id: str = "boot-1"
+    """Of the machine: another one after a power cut."""
 
     def start(self) -> World:
         self.store = open_store(self.disk, clock=self.clock, segment=SEGMENT)
@@ -88,8 +92,13 @@ class World:
         writer = SystemWriter(permit)
         writer.start(self.store, Lane())  # type: ignore[arg-type]
         waiting = WaitingAnswers(self.store, self.clock)
-        self.service = send_service(self.store, self.config, self.clock, waiting, writer)
-        self.log_time = self.service._delays._log_time
+        file = LogTimeFile(self.disk, self.store.root, self.boot_id, self.clock.monotonic_ms)
+        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms, file)
+        self.store.on_housekeeping = self.log_time.save
+        self.log_time.save()
+        self.service = send_service(
+            self.store, self.config, self.clock, waiting, writer, self.log_time
+        )
         self.mover = TimerMover(self.store, writer, self.log_time)
         return self
 

@@ -45,6 +45,7 @@ from protomq_runtime.addresses import (
     advertised_addresses,
 )
 from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.clock import boottime_ms
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.metrics import LANES
 from protomq_runtime.server import LaneConfig, Server
@@ -60,6 +61,7 @@ from .group_service import GroupService
 from .half_sends import HalfSends
 from .log_service import LogService
 from .log_time import LogTime
+from .log_time_file import LogTimeFile
 from .membership_service import MembershipService
 from .memberships import Memberships
 from .metrics import BrokerMetrics
@@ -82,6 +84,7 @@ from .store.files.disk import Disk
 from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
+from .tail_file import read_boot_id
 from .timer_mover import TimerMover
 from .track_service import TrackService
 from .transaction_checks import TransactionChecks
@@ -205,7 +208,9 @@ class Broker:
         self._memberships.listen_for_gone(self._locks.gone)
         self._lock_counts = locks.counts
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks)
-        self._log_time = LogTime(clock, self.store.pending.log_time_ms)
+        log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
+        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
+        self.store.on_housekeeping = self._log_time.save
         self._mover = TimerMover(self.store, self._writer, self._log_time)
         delays = Delays(
             self._log_time,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -11,16 +12,20 @@ from .store.timer.log_time import LogClock
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
 
+    from .log_time_file import LogTimeFile
+
 log = logging.getLogger("protomq.broker")
 
 
 class LogTime:
     """Any thread."""
 
-    def __init__(self, clock: Clock, floor_ms: int) -> None:
-        """`floor_ms`: the latest log time that the log contains."""
+    def __init__(self, clock: Clock, floor_ms: int, file: LogTimeFile | None = None) -> None:
+        """`floor_ms`: the latest log time that the log contains. `file`: keeps log time for the next start; None: nothing does."""
         self._clock = clock
-        self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms)
+        self._file = file
+        continued_ms = None if file is None else file.load()
+        self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms, continued_ms)
         self._lock = threading.Lock()
         self._is_off = False
 
@@ -40,6 +45,12 @@ class LogTime:
         else:
             log.warning("the wall clock and log time agree again")
         return now_ms
+
+    def save(self) -> None:
+        """Keeps log time for the next start. If the disk does not take it, an older note leads to the same time."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.save(self.now_ms())
 
     @property
     def offset_ms(self) -> int:

@@ -2,7 +2,7 @@
 
 Pop time advances with the machine's monotonic clock. A start continues from the pop time in the newest record of %SYS%POP. So no deadline
 comes early when the wall clock jumps or while no broker runs. A holder has a message at least for its invisible time, plus the time of a
-restart. Log time (`log_time.py`) is unsuitable: it follows the wall clock, by a tenth while it runs, and at once at a start.
+restart. Log time (`log_time.py`) is unsuitable: it follows the wall clock, by a tenth, and at once after another boot of the machine.
 """
 
 from __future__ import annotations

@@ -82,9 +82,10 @@ def send_service(
     clock: ManualClock,
     waiting: WaitingAnswers,
     writer: SystemWriter,
+    log_time: LogTime | None = None,
 ) -> SendService:
     """With what it needs for delays and transactions; nothing is delivered or asked by itself."""
-    log_time = LogTime(clock, store.pending.log_time_ms)
+    log_time = log_time or LogTime(clock, store.pending.log_time_ms)
     delays = delays_of(store, config, log_time)
     recalls = Recalls(store, config, "b", writer, waiting, log_time)
     handles = Handles("b")

@@ -340,6 +340,37 @@ def test_log_time_does_not_go_back_over_a_restart(world: World) -> None:
     assert world.restart().log_time.now_ms() >= delivered_ms
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_restart_does_not_believe_a_clock_that_is_set_ahead(world: World, is_killed: bool) -> None:
+    world.send(b"x", delay_ms=60_000)
+    world.clock.time_ms += 10_000
+    world.log_time.save()
+    world.clock.wall_offset_ms = 3_600_000
+    world.clock.time_ms += 20_000  # no broker runs
+    world.restart(world.disk.killed() if is_killed else None)
+    assert world.deliver(25_000) == []
+    assert world.deliver(6_000) == [b"x"]
+
+
+def test_another_boot_believes_the_wall_clock(world: World) -> None:
+    world.send(b"x", delay_ms=60_000)
+    world.boot_id = "boot-2"
+    world.clock.wall_offset_ms = 60_000  # the boot time of the new boot says nothing
+    assert world.restart().deliver() == [b"x"]
+
+
+def test_a_damaged_note_of_log_time_is_not_believed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.store.close()
+    world.disk.flip_bit("/s/config/logTime", 8 * 50)
+    world.clock.wall_offset_ms = 5_000
+    with caplog.at_level("INFO", logger="protomq.broker"):
+        world.start()
+    assert world.log_time.offset_ms == 0
+    assert "/s/config/logTime does not hold" in caplog.text
+
+
 def test_records_that_do_not_parse_change_nothing(world: World) -> None:
     world.send(b"x", delay_ms=1_000)
     uneven = TimerRecord(positions=[1], due_times_ms=[], sizes=[1]).SerializeToString()

@@ -61,6 +61,7 @@ class StoreActions(NamedTuple):
         heal: heals damaged files of consume queues and of the timer, some at a time, given the monotonic clock.
         look_for_space: checks whether a disk that was full has space again.
         fail: stops all writes for good, with a reason.
+        keep_time: keeps the broker's clock for the next start.
     """
 
     checkpoint: Callable[[], None]
@@ -72,6 +73,7 @@ class StoreActions(NamedTuple):
     heal: Callable[[int], None]
     look_for_space: Callable[[], None]
     fail: Callable[[str], None]
+    keep_time: Callable[[], None]
 
 
 class Housekeeper:
@@ -129,6 +131,7 @@ class Housekeeper:
                     " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
                 )
                 return
+            self._actions.keep_time()
             self._actions.look_for_space()
             if self._log.is_next_segment_due():
                 self._log.prepare_next_segment()
@@ -151,6 +154,7 @@ class Housekeeper:
 
     def save(self) -> None:
         """Saves the state of the clocks for the next start."""
+        self._actions.keep_time()
         if self._state is not None:
             write_json_file(
                 self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None}

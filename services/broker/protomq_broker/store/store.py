@@ -210,6 +210,8 @@ class Store:
         self.topics = files.topics
         self.on_topic_deleted: Callable[[str], None] = _ignore
         """Called with the name of a deleted topic, on the thread that deleted it."""
+        self.on_housekeeping: Callable[[], None] = _nothing
+        """Called several times a second and at the close, while the log takes writes."""
         self.keep_from_position: Callable[[], int | None] = _nothing
         """Called before segments are deleted. Returns the position from which a replica, a timer or an open transaction needs the log;
         None: nobody.
@@ -427,6 +429,7 @@ class Store:
                 self._heal,
                 self._look_for_space,
                 self._fail_lost,
+                self._keep_time,
             ),
         )
         self._flush_thread = BackgroundThread(
@@ -534,6 +537,7 @@ class Store:
         positions.on_appended, positions.on_arrival, positions.on_flushed = [], [], []
         self.topics.on_change = _nothing
         self.on_topic_deleted = _ignore
+        self.on_housekeeping = _nothing
         self.keep_from_position = _nothing
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
@@ -1241,6 +1245,9 @@ class Store:
 
     def _on_writer(self, function: Callable[[], None]) -> None:
         self.on_writer(function)
+
+    def _keep_time(self) -> None:
+        self.on_housekeeping()
 
     def _keep_from(self) -> int | None:
         return self.keep_from_position()

@@ -6,7 +6,8 @@ Rules:
 - A step of the wall clock, forward or back, is followed at SLEW_RATIO: one second off is made good in ten. So a clock that somebody sets an
   hour ahead delivers nothing an hour early, and one that is set back stops nothing.
 - How far the two are apart is known (`offset_ms`); beyond OFF_MIN_MS it is to be said.
-- A start begins at the wall clock, but never below the log time that the log itself has seen.
+- A start goes on where log time was, plus the time that has passed since, if the machine was not started again (`log_time_file.py`).
+  After another boot it begins at the wall clock. In both cases it never begins below the log time that the log itself has seen.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ OFF_MIN_MS: Final = 1_000
 class LogClock:
     """Pure: it is given the two clocks. One thread at a time."""
 
-    def __init__(self, wall_ms: int, monotonic_ms: int, floor_ms: int = 0) -> None:
-        """`floor_ms`: log time has been there already."""
-        self._log_ms = float(max(wall_ms, floor_ms))
+    def __init__(
+        self, wall_ms: int, monotonic_ms: int, floor_ms: int = 0, continued_ms: int | None = None
+    ) -> None:
+        """`floor_ms`: log time has been there already. `continued_ms`: what log time is now; None: nobody knows, the wall clock counts."""
+        self._log_ms = float(max(wall_ms if continued_ms is None else continued_ms, floor_ms))
         self._monotonic_ms = monotonic_ms
         self.offset_ms = wall_ms - int(self._log_ms)
         """Wall clock less log time, as of the last look."""
