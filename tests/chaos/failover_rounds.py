@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -44,6 +45,9 @@ FAULTS = (
 """To the master, where nothing else is said. A cut link is silent, both ways or one: who is cut from its slaves is so from clients, but for
 gRPC; one that is cut off is cut from all three. Links flap, and disks are slow or full, at any broker. A damaged slave has an octet
 that another program has changed; an empty one has lost its folder. Seeds that 3 divides have an etcd of three members."""
+
+
+SAID_LINES = 60
 
 
 class _Round:
@@ -229,7 +233,17 @@ def _sick_cluster(folder: Path, seed: int) -> Iterator[tuple[ElectedCluster, lis
         environments=[disk.environment for disk in disks],
         store={"sync_flush": bool(seed % 2), "corruption": "quarantine"},
     ) as cluster:
-        yield cluster, disks
+        try:
+            yield cluster, disks
+        except BaseException:
+            _tell(cluster)
+            raise
+
+
+def _tell(cluster: ElectedCluster) -> None:
+    """What the brokers have said last, which is gone with their folders."""
+    for broker in cluster.brokers:
+        print(f"--- {broker.folder.name}", *broker.log_text().splitlines()[-SAID_LINES:], sep="\n", file=sys.stderr)
 
 
 def failover_rounds(
