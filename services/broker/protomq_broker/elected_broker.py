@@ -6,6 +6,9 @@
 A change of role stops the server, and starts another one at the same ports. So a `Broker` object is a slave or a master for its whole
 life, and a new role never answers calls of the old one. The store of a slave that is to lead stays open meanwhile: it has all that follows
 from the log. Else it is closed and opened again. `leadership_driver` says what to do; one task does it, step by step.
+
+A store whose log has failed (a full or broken disk) takes nothing more until it is opened again. So a master gives the lead away. A slave
+leaves the in-sync set, and opens its store again as soon as that works.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    Role,
     Settings,
     StopFollowing,
     StopLeading,
@@ -44,6 +48,17 @@ CHANGE_GRACE_S: Final = 0.3
 """Time to finish calls when the role changes. Calls that wait for other copies are answered "try again"."""
 HEARTBEATS_OF_A_LEASE: Final = 6
 """A slave sends at least this many heartbeats in the time of one lease. They allow a master that has lost etcd to go on."""
+FAILURE_LOOK_S: Final = 1.0
+"""Between two looks at whether the log has failed, and between two tries to open the store again."""
+
+
+class LogFailed(NamedTuple):
+    """The log of this process has failed."""
+
+    process: BrokerProcess
+
+
+Item = Effect | BrokerProcess | LogFailed
 
 
 class ElectedBroker:
@@ -55,8 +70,9 @@ class ElectedBroker:
         self._settings = config.etcd
         self._on_fatal: Callable[[BaseException], None] = lambda error: None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._todo: asyncio.Queue[Effect | BrokerProcess | None] = asyncio.Queue()
+        self._todo: asyncio.Queue[Item | None] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._is_stopping = False
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
@@ -93,14 +109,19 @@ class ElectedBroker:
             tail_may_be_lost=tail_may_be_lost,
         )
         self._worker = asyncio.create_task(self._work())
+        self._watcher = asyncio.create_task(self._watch_log())
 
     async def stop(self, grace_s: float) -> None:
         """Stops. A master hands over first, if a member is in sync; else the lease expires by itself."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._worker is not None:
             self._is_stopping = True
             timeout_s = self._settings.hand_over_timeout_ms / 1_000
             if await asyncio.to_thread(self.leadership.hand_over, timeout_s):
                 log.info("another member leads %s", self._config.broker_name)
+                # Nothing that waits for other copies is confirmed here any more: its callers are to ask the new master now.
+                grace_s = min(grace_s, CHANGE_GRACE_S)
             self._todo.put_nowait(None)
             await self._worker
         await asyncio.to_thread(self.leadership.close)
@@ -109,7 +130,7 @@ class ElectedBroker:
             is_clean = self.process.broker.store.is_closed_clean
             await asyncio.to_thread(self._tail.close, is_clean=is_clean)
 
-    def _do_soon(self, item: Effect | BrokerProcess) -> None:
+    def _do_soon(self, item: Item) -> None:
         """Any thread."""
         if self._loop is None:
             return
@@ -151,10 +172,40 @@ class ElectedBroker:
             log.critical("the change of role failed: %s", error)
             self._on_fatal(error)
 
-    async def _do(self, item: Effect | BrokerProcess) -> None:
+    async def _watch_log(self) -> None:
+        """Reports a log that has failed and stays so: one that is to be truncated is opened again by itself."""
+        failed: BrokerProcess | None = None
+        while True:
+            await asyncio.sleep(FAILURE_LOOK_S)
+            process = self.process
+            has_failed = bool(process.broker.store.log_failure)
+            if has_failed and process is failed:
+                self._do_soon(LogFailed(process))
+            failed = process if has_failed else None
+
+    async def _leave_failed_log(self, process: BrokerProcess) -> None:
+        log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
+        if self.leadership.role is Role.FOLLOWING:
+            await asyncio.to_thread(process.broker.stop_following)
+            self.leadership.tail_may_be_lost()
+            with suppress(OSError):  # then this process remembers it, and a crash of it is one more fault
+                await asyncio.to_thread(self._tail.doubt)
+            await self._open_again(None)
+            process.broker.go_on_following()
+            log.warning("the store is open again")
+            return
+        timeout_s = self._settings.hand_over_timeout_ms / 1_000
+        if not await asyncio.to_thread(self.leadership.hand_over, timeout_s):
+            log.error("nobody in sync can lead %s: start this broker again when its disk is well", self._config.broker_name)
+
+    async def _do(self, item: Item) -> None:
         if self._is_stopping:
             return
         process, leadership = self.process, self.leadership
+        if isinstance(item, LogFailed):
+            if item.process is process:
+                await self._leave_failed_log(process)
+            return
         if isinstance(item, BrokerProcess):
             if item is process:
                 await self._open_again(None)
@@ -187,9 +238,18 @@ class ElectedBroker:
         await self.process.start()
 
     async def _open_again(self, epoch: int | None) -> None:
-        """The store is closed, and opened to lead in this epoch, or to follow."""
+        """The store is closed, and opened to lead in this epoch, or to follow. One whose log has failed is tried until its disk is well."""
+        has_failed = bool(self.process.broker.store.log_failure)
         await self.process.stop(CHANGE_GRACE_S)
-        self.process = await asyncio.to_thread(self._make, self._config, epoch)
+        while True:
+            try:
+                self.process = await asyncio.to_thread(self._make, self._config, epoch)
+                break
+            except OSError as error:
+                if not has_failed or epoch is not None or self._is_stopping:
+                    raise
+                log.error("the store cannot be opened again yet: %s", error)
+            await asyncio.sleep(FAILURE_LOOK_S)
         if epoch is not None:
             store = self.process.broker.store
             self.leadership.opened(epoch, store.appended_position)

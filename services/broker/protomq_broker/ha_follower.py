@@ -27,6 +27,7 @@ from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
+from .store.log.commit_log import DISK_FULL_ERRNOS
 
 if TYPE_CHECKING:
     from protomq_ha.leadership_values import Follow
@@ -143,6 +144,7 @@ class HaFollower:
         self._client: RemotingClient | None = None
         self._stopping = threading.Event()
         self._complaint = ""
+        self._has_disk_failed = False
         self._thread: threading.Thread | None = None
         self.view = MasterView()
         """The present view of the master. The follower replaces it, and never changes it in place."""
@@ -199,11 +201,14 @@ class HaFollower:
                 self._on_truncated()
                 return
             except _EXPECTED as error:
+                self._has_disk_failed = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
                 self._complain(error)
             except Exception as error:
                 log.exception("following the master failed; it begins again")
                 self._complain(error)
-            if self._leadership is not None:
+            if self._store.log_failure or self._has_disk_failed:
+                pause_s = RETRY_PAUSE_MAX_S
+            elif self._leadership is not None:
                 pause_s = ELECTED_PAUSE_S
             elif self.view.heard_ms != heard_ms:
                 pause_s = RETRY_PAUSE_S

@@ -171,6 +171,11 @@ class LeadershipDriver:
             machine = self._begun
             self._pass_on(machine.following_stopped(own_epoch, self.now_ms()))
 
+    def tail_may_be_lost(self) -> None:
+        """Notes that this slave's log has failed: it leaves the set before it may run, and joins again when it has caught up."""
+        with self._lock:
+            self._begun.tail_may_be_lost()
+
     # A master.
 
     def opened(self, epoch: int, end_position: int) -> None:
@@ -195,7 +200,9 @@ class LeadershipDriver:
             return self._standing()
 
     def hand_over(self, timeout_s: float) -> bool:
-        """This master ends: another member leads, if one can. Waits for that, `timeout_s` at most; whether this one leads no more."""
+        """This master ends, or its log has failed: another member leads, if one can, and this one leaves the set. Waits for that; whether
+        this one leads no more.
+        """
         until_ms = self.now_ms() + int(1_000 * timeout_s)
         with self._lock:
             machine = self._machine
@@ -209,12 +216,16 @@ class LeadershipDriver:
         except OrderRefusedError as error:
             log.warning("the lead is not handed over: %s", error)
             return False
-        while self.role in (Role.LEADING, Role.HANDING_OVER):
-            if self.now_ms() >= until_ms:
-                log.warning("the lead was not handed over within %.1f s", timeout_s)
-                return False
-            self._closing.wait(HAND_OVER_LOOK_S)
-        return True
+        try:
+            while self.role in (Role.LEADING, Role.HANDING_OVER):
+                if self.now_ms() >= until_ms:
+                    log.warning("the lead was not handed over within %.1f s", timeout_s)
+                    return False
+                self._closing.wait(HAND_OVER_LOOK_S)
+            return True
+        finally:
+            with self._lock:
+                machine.is_leaving = False
 
     def _standing(self) -> Standing:
         machine = self._begun

@@ -47,6 +47,11 @@ class TailFile:
         self._write(is_clean=False)
         return self.may_be_lost
 
+    def doubt(self) -> None:
+        """Called when the log has failed: its end may be lost. Raises OSError."""
+        self.may_be_lost = True
+        self._write(is_clean=False)
+
     def settle(self) -> None:
         """Called when the store is out of the in-sync set. Raises OSError."""
         self.may_be_lost = False

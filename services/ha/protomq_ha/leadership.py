@@ -192,6 +192,10 @@ class Leadership:
         """Notes the state of the log after bytes of the master were stored."""
         self.own_epoch, self._log_is_empty = own_epoch, log_is_empty
 
+    def tail_may_be_lost(self) -> None:
+        """Notes that the end of this slave's log may be lost: it leaves the set, if it is in it."""
+        self._tail_may_be_lost, self._has_left = True, False
+
     def following_stopped(self, own_epoch: int, now_ms: int) -> list[Effect]:
         """Notes that this slave says nothing more to a master."""
         if self.role is Role.STOPPING:

@@ -395,6 +395,21 @@ def test_a_store_that_may_lack_its_end_leaves_the_set_before_anything_else(etcd:
     assert slave.machine.role is Role.FOLLOWING
 
 
+def test_a_slave_whose_log_has_failed_leaves_the_set_and_does_not_run_before(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False)
+    slave.tick(0)
+    slave.answers = False
+    slave.machine.tail_may_be_lost()
+    assert slave.tick(TTL_MS) == []
+    slave.asks.clear()
+    etcd.expire(3 * TTL_MS)
+    slave.answers = True
+    slave.machine._pending.clear()
+    wants = slave.tick(3 * TTL_MS) + slave.tick(3 * TTL_MS + 300) + slave.tick(3 * TTL_MS + 600)
+    assert (wants, master.members()) == ([TailSettled()], {"m"})
+
+
 def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
     master_with(etcd)
     revision = etcd.view.key_revision(IN_SYNC)
