@@ -405,6 +405,9 @@ def _tags(given: _Given) -> tuple[str, ...]:
         if len(tags) > 1:
             raise OptionError("option 'tags': '*' means all, other tags beside it mean nothing")
         return ()
+    for tag in tags:
+        if "|" in tag:
+            raise OptionError(f"option 'tags': no tag has a |, as {tag!r} has: write 'a || b', or 'a,b'")
     return tuple(dict.fromkeys(tags))
 
 

@@ -42,6 +42,7 @@ COLUMNS: Final = (
     "queue",
     "sharding_key",
 )
+_TEXTS: Final = ("body", "topic", "key", "tags", "tag", "sharding_key")
 _LATER: Final = ("delay", "delay_level", "delivery_time", "delivery_timestamp")
 _ROW_SIZE_BYTES: Final = 160
 """What a row costs beside its body and texts; only for cutting windows."""
@@ -144,6 +145,16 @@ def check_columns(names: Sequence[str], topic: str, shard_by: ShardBy = "") -> N
             raise OptionError(f"columns {one!r} and {other!r} mean the same: leave one out")
     if shard_by in ("key", "sharding_key") and shard_by not in names:
         raise OptionError(f"option 'shardBy' is {shard_by!r}, but there is no such column")
+
+
+def check_types(kinds: Mapping[str, str]) -> None:
+    """Raises OptionError for a column that must be text or bytes and is not; `kinds`: Spark's names of the columns' types."""
+    for name in _TEXTS:
+        kind = kinds.get(name, "string")
+        if not kind.startswith(("string", "binary", "char", "varchar")):
+            raise OptionError(
+                f"column {name!r} is {kind}: it must be string or binary; cast({name} AS STRING), or to_json, makes it so"
+            )
 
 
 def shard_column(names: Iterable[str], shard_by: ShardBy) -> str | None:

@@ -41,6 +41,7 @@ from .options import OptionError, ReadOptions, parse_read_options, parse_write_o
 from .planning import Planner
 from .pulling import PullSettings, read_range
 from .records import Decoding
+from .rows import check_types
 from .schema import COLUMN_NAMES, ddl_of, type_of
 from .sinks import BatchSink, StreamSink
 
@@ -71,16 +72,22 @@ class ProtomqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         """A batch write."""
         _refuse_overwrite(overwrite)
+        check_types(_kinds_of(schema))
         return BatchSink(parse_write_options(self.options), schema.names)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         """A stream write."""
+        check_types(_kinds_of(schema))
         return StreamSink(parse_write_options(self.options), schema.names)
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
         raise OptionError('a topic cannot be overwritten: use mode("append")')
+
+
+def _kinds_of(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:

@@ -31,7 +31,10 @@ from protomq_spark.archive_table import (
     replaced,
 )
 from protomq_spark.offsets import DataLossError, Seen
+from protomq_spark.pipelines import archive
+from protomq_spark.pipelines.__main__ import make_parser
 from protomq_spark.pipelines.archive import parse_partitions, split_sql, starts
+from protomq_spark.pipelines.report import RunReport
 
 
 def rows(first: int, count: int, **partitions: list[str | None]) -> pa.RecordBatch:
@@ -252,3 +255,12 @@ def test_sql_is_split_at_the_commas_outside() -> None:
     for wrong in (["d"], ["=x"], ["a b=c"], ["a=1", "a=2"]):
         with pytest.raises(ValueError, match="NAME=SQL"):
             parse_partitions(wrong)
+
+
+@pytest.mark.parametrize("option", ["--list-files", "--compact-only"])
+def test_a_folder_without_an_archive_is_an_error_and_no_empty_archive(tmp_path: Path, option: str) -> None:
+    root = tmp_path / "archvie"
+    arguments = make_parser().parse_args(["archive", "--namesrv", "127.0.0.1:1", "--output", str(root), option])
+    with pytest.raises(ArchiveError, match=r"there is no archive in .*archvie: is --output right\?"):
+        archive.run(None, arguments, RunReport("archive", {}))
+    assert not root.exists()

@@ -85,6 +85,7 @@ def test_an_alias_beside_its_original_is_refused_by_both_names() -> None:
         ({"minPartitions": "9", "maxPartitions": "8"}, "'minPartitions' is above"),
         ({"maxPartitions": "8", "maxRecordsPerPartition": "5"}, "'maxPartitions' and 'maxRecords"),
         ({"tags": "*||a"}, "'tags'"),
+        ({"tags": "a|b"}, r"'tags': no tag has a \|, as 'a\|b' has"),
         ({"protomq.transport": "http"}, "'protomq.transport' must be one of"),
     ],
 )

@@ -12,6 +12,7 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from protomq._compression import make_compressor
 from protomq._types import MessageQueue
@@ -23,12 +24,14 @@ from protomq_spark.rows import (
     BadRowError,
     ShardBy,
     check_columns,
+    check_types,
     joined,
     parse_queue,
     rows_of,
     windows,
 )
 from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity
+from protomq_spark.source import ProtomqDataSource
 
 PLAIN = make_compressor("none")
 
@@ -53,6 +56,25 @@ def test_columns_that_cannot_be_written_are_refused_by_name(
 ) -> None:
     with pytest.raises(OptionError, match=named):
         check_columns(names, topic)
+
+
+@pytest.mark.parametrize(
+    "kinds", [{"body": "int"}, {"body": "string", "key": "bigint"}, {"body": "binary", "tags": "array<string>"}]
+)
+def test_a_column_of_another_type_is_refused_before_any_task(kinds: dict[str, str]) -> None:
+    name, kind = list(kinds.items())[-1]
+    with pytest.raises(OptionError, match=f"column '{name}' is {kind}: it must be string or binary"):
+        check_types(kinds)
+    types = {"int": IntegerType(), "bigint": LongType(), "array<string>": ArrayType(StringType())}
+    schema = StructType([StructField(name, types.get(kind, StringType())) for name, kind in kinds.items()])
+    source = ProtomqDataSource({"protomq.namesrv": "127.0.0.1:1", "topic": "t"})
+    for writer in (source.writer, source.streamWriter):
+        with pytest.raises(OptionError, match=f"column '{name}' is {kind}"):
+            writer(schema, False)
+
+
+def test_texts_of_every_kind_may_be_written() -> None:
+    check_types({"body": "binary", "key": "string collate UNICODE", "tags": "varchar(9)", "queue": "int", "topic": "char(3)"})
 
 
 def test_rows_become_records_with_all_their_parts() -> None:

@@ -117,6 +117,8 @@ def run(
 ) -> None:
     """Until what was there at the beginning is stored, or, with --follow, for ever."""
     table = table or ArchiveTable(arguments.output)
+    if (arguments.list_files or arguments.compact_only) and table.newest().number < 0:
+        raise ArchiveError(f"there is no archive in {arguments.output}: is --output right?")
     if arguments.list_files:
         for path in table.paths():
             answer(path)
