@@ -128,12 +128,16 @@ def translate(error: BaseException) -> CliError | None:
         code = ExitCode.FAILURE
         if name == "StoreLockedError":
             code = ExitCode.REFUSED
+        elif name == "NoBackupError":
+            code = ExitCode.NOT_FOUND
         elif name == "ConfigError":
             missing = isinstance(error.__cause__, FileNotFoundError)
             code = ExitCode.NOT_FOUND if missing else ExitCode.USAGE
         return CliError(code, _upper_snake(name.removesuffix("Error")), message)
     if isinstance(error, FileNotFoundError):
         return CliError(ExitCode.NOT_FOUND, "FILE_NOT_FOUND", _os_message(error))
+    if isinstance(error, IsADirectoryError | NotADirectoryError):
+        return CliError(ExitCode.USAGE, "WRONG_FILE", _os_message(error))
     if isinstance(error, PermissionError):
         return CliError(ExitCode.NOT_PERMITTED, "FILE_NOT_PERMITTED", _os_message(error))
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

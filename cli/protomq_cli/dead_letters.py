@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +59,21 @@ def list_groups(
     missing.check()
 
 
+@contextmanager
+def _dead_letters_of(group: str) -> Iterator[None]:
+    """Nobody is told to create the topic of dead letters: a group that has none has none."""
+    from protomq.errors import TopicNotFoundError
+
+    try:
+        yield
+    except TopicNotFoundError as error:
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            error.reason,
+            f"group {group!r} has no dead letters at any broker; `protomq dlq list` shows the groups that have some",
+        ) from error
+
+
 def show(
     group: GroupArgument,
     count: Annotated[
@@ -84,7 +101,7 @@ def show(
             )
         messages.append(found)
     else:
-        with open_consumer(namesrv, auto_commit=False, request_timeout_s=timeout) as consumer:
+        with _dead_letters_of(group), open_consumer(namesrv, auto_commit=False, request_timeout_s=timeout) as consumer:
             for queue in missing.queues(consumer, topic):
                 min_offset, end_offset = consumer.queue_range(queue)
                 left = min(end_offset - min_offset, count)
@@ -128,7 +145,7 @@ def replay(
         raise typer.BadParameter("say which: --all, --id ID or --time @TIME")
     begin, end = _times(since)
     missing = Missing()
-    with open_admin(namesrv, timeout) as admin:
+    with _dead_letters_of(group), open_admin(namesrv, timeout) as admin:
         done = missing.take(
             lambda: admin.replay_dead_letters(
                 group,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = (
     "group", "topic", "broker", "queue_id", "committed_offset", "end_offset", "lag", "delay_s",
 )  # fmt: skip
+_EXPENDABLE: Final = ("group", "topic", "committed_offset", "end_offset", "delay_s")
 OneTopic = Annotated[
     str,
     typer.Option(
@@ -55,7 +56,7 @@ def lag(
     with open_admin(namesrv, timeout) as admin:
         brokers = None if broker is None else [broker]
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
-    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=("group", "topic"))
+    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
 
@@ -99,7 +100,7 @@ def reset(
         missing.take(lambda: admin.reset_offsets(group, topic, place, queue_ids=queue or (), brokers=brokers))
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
     rows = [_row(group, one) for one in found if not queue or one.queue.queue_id in queue]
-    print_rows(rows, _COLUMNS, output, expendable=("group", "topic"))
+    print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
 
@@ -118,7 +119,7 @@ def clone(
     with open_admin(namesrv, timeout) as admin:
         missing.take(lambda: admin.clone_offsets(source, group, topic, brokers=brokers))
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
-    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=("group", "topic"))
+    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
 

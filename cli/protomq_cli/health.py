@@ -44,6 +44,10 @@ def is_serving(address: str, service: str, timeout_s: float) -> bool:
     """Whether the server takes calls. Raises CliError if it does not say."""
     import grpc
 
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        # gRPC would look the whole up as a name, and say that nobody answers.
+        raise CliError(ExitCode.USAGE, "USAGE", f"an address has the form host:port, with a port from 1 to 65535; this is {address!r}")
     size = len(service.encode())
     if size > 127:
         raise CliError(ExitCode.USAGE, "USAGE", "--service is longer than the name of any service")
@@ -55,5 +59,9 @@ def is_serving(address: str, service: str, timeout_s: float) -> bool:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise CliError(ExitCode.NOT_FOUND, "NO_SUCH_SERVICE", f"{address} has no service {service}") from error
-            raise CliError(ExitCode.UNREACHABLE, "UNREACHABLE", f"{address} does not answer: {error.details()}") from error
+            raise CliError(
+                ExitCode.UNREACHABLE,
+                "UNREACHABLE",
+                f"{address} does not answer gRPC: {error.details()}; the gRPC port is asked, as the ready line names it",
+            ) from error
     return answer == SERVING

@@ -38,7 +38,14 @@ def switch(
     Sends wait for a second or so.
     """
     with open_admin(namesrv, timeout) as admin:
-        before = _leader(admin.ha_status(broker))
+        states = admin.ha_status(broker)
+        before = _leader(states)
+        if before is None and states and not any(each.leadership for each in states):
+            raise CliError(
+                ExitCode.REFUSED,
+                "ROLES_ARE_FIXED",
+                f"{broker} has fixed roles (broker_role): nobody elects its master; only with etcd.endpoints can it be switched",
+            )
         if before is None:
             raise CliError(
                 ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"

@@ -470,8 +470,15 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
     while chunk := stdin.read1(_READ_SIZE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         for start in range(0, len(lines), _BATCH_COUNT):
-            batch = lines[start : start + _BATCH_COUNT]
-            yield [_content_of(line, next(numbers), key_separator) for line in batch]
+            batch: list[Content] = []
+            for line in lines[start : start + _BATCH_COUNT]:
+                try:
+                    batch.append(_content_of(line, next(numbers), key_separator))
+                except CliError:
+                    if batch:
+                        yield batch
+                    raise
+            yield batch
         _check_body_size(len(rest), "a line of stdin")
     if rest:
         yield [_content_of(rest, next(numbers), key_separator)]
@@ -491,7 +498,8 @@ def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:
         raise CliError(
             ExitCode.USAGE,
             "NO_KEY",
-            f"no {key_separator!r} in line {number}, {line[:80].decode('utf-8', 'replace')!r}",
+            f"no {key_separator!r} in line {number}, {line[:80].decode('utf-8', 'replace')!r}; "
+            "what stands before it was sent, the rest was not",
         )
     return key.decode("utf-8", "replace"), body
 

@@ -562,6 +562,21 @@ def test_an_error_keeps_its_exit_code_when_nobody_reads_the_rows(
     assert "Exception ignored" not in finished.stderr
 
 
+def test_small_mistakes_have_the_exit_codes_of_the_page(cli: Cli, tmp_path: Path) -> None:
+    for arguments in (["show", "nobody"], ["replay", "nobody", "--all"]):
+        said = cli("dlq", *arguments, code=4).stderr
+        assert "group 'nobody' has no dead letters at any broker; `protomq dlq list`" in said
+        assert "topic create" not in said
+    assert "Is a directory" in cli("send", "t-mistakes", "-F", str(tmp_path), code=2).stderr
+    said = cli("send", "t-mistakes", "-K", ":", stdin="k:v\nnosep\nk:w\n", code=2).stderr
+    assert "no ':' in line 2, 'nosep'; what stands before it was sent, the rest was not" in said
+    assert cli("pull", "t-mistakes", "-f", "%k=%v").stdout == "k=v"
+    assert "host:port" in run("health", "nowhere", code=2).stderr
+    assert "is no backup" in run("restore", str(tmp_path), str(tmp_path / "new"), code=4).stderr
+    broker = jsonl(cli("cluster", "list", "-o", "jsonl"))[0]["broker"]
+    assert f"{broker} has fixed roles" in cli("ha", "switch", broker, code=6).stderr
+
+
 def test_tags_are_filtered_by_pull_and_consume(cli: Cli, protomq_topic: str) -> None:
     for tag in ("a", "b", "c", "a"):
         cli("send", protomq_topic, f"is-{tag}", "--tag", tag)

@@ -304,7 +304,8 @@ def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
         return Path(value).expanduser()
     if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"a {getattr(kind, '__name__', kind)} is expected, this is {value!r}")
+    name = {Path: "path", str: "text"}.get(kind) or getattr(kind, "__name__", kind)
+    raise ValueError(f"a {name} is expected, this is {value!r}")
 
 
 def _convert_number(kind: type[int] | type[float], value: Any, key: str) -> int | float:

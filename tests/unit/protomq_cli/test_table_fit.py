@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+from unittest import mock
 
 import pytest
 
+from protomq_cli import group_offsets
 from protomq_cli.output import OutputFormat, RowStream, print_rows
 from protomq_cli.table_fit import cut, fit, is_whole
 
@@ -103,3 +106,13 @@ def test_numbers_addresses_ids_and_times_are_whole() -> None:
 def test_a_cut_text_says_so() -> None:
     assert cut("abcdef", 6) == "abcdef"
     assert cut("abcdef", 4) == "abc…"
+
+
+def test_a_narrow_terminal_shows_the_lag_of_a_group_and_no_offsets() -> None:
+    columns = group_offsets._COLUMNS
+    row = dict.fromkeys(columns, 1000) | {"group": "billing", "topic": "orders", "broker": "a"}
+    stream = Terminal()
+    with mock.patch.dict(os.environ, {"COLUMNS": "40"}):
+        print_rows([row], columns, OutputFormat.TABLE, stream, expendable=group_offsets._EXPENDABLE)
+    title = stream.getvalue().split("─")[0]
+    assert re.findall(r"[A-Z-]+", re.sub(r"\x1b\[\d*m", "", title)) == ["BROKER", "QUEUE-ID", "LAG", "DELAY-S"]

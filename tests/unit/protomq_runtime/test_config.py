@@ -166,7 +166,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
         ),
         ("store: {disk_ratio: true}", r"disk_ratio: a number is expected, this is True"),
         ("auto_create: perhaps", r"auto_create: true or false is expected, this is 'perhaps'"),
-        ("name: [a]", r"name: a str is expected, this is \['a'\]"),
+        ("name: [a]", r"name: a text is expected, this is \['a'\]"),
         ("namesrv: 3", r"namesrv: a list is expected, this is 3"),
         ("lanes: {send: {threads: 0}}", r"lanes\.send: threads must be at least 1, it is 0"),
         ("lanes: 3", r"lanes: a section is expected, this is 3"),

@@ -48,6 +48,10 @@ class BackupError(StoreError):
     """A backup or a restore cannot go on. The parts that were copied stay valid."""
 
 
+class NoBackupError(BackupError):
+    """There is no backup where one is to be read."""
+
+
 class HealingRefusedError(StoreError):
     """The bytes given to heal a damaged range of the log, [start_position, end_position), are not the bytes that stood there."""
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
-from protomq_broker.store.errors import BackupError, ForeignBytesError
+from protomq_broker.store.errors import BackupError, ForeignBytesError, NoBackupError
 from protomq_broker.store.files.disk import (
     Disk,
     read_fully,
@@ -185,7 +185,7 @@ def restore(
     cut = cut or Cut()
     kept = read_manifest(backup, disk=disk)
     if kept is None:
-        raise BackupError(f"{backup} is no backup: {BACKUP_NAME} is missing")
+        raise NoBackupError(f"{backup} is no backup: {BACKUP_NAME} is missing")
     if not kept.is_complete or kept.is_restore:
         raise BackupError(
             f"{backup} is not complete: it ends at {kept.end.position}, and has to come to {kept.complete_from}: run the backup again"
