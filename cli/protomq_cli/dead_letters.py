@@ -86,7 +86,7 @@ def show(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:  # fmt: skip
-    """Show dead letters: where they come from, how often they were delivered, and what they failed of."""
+    """Show dead letters: where they come from, how often they were delivered, and why they failed."""
     from protomq.wire.topics import dead_letter_topic
 
     topic = dead_letter_topic(group)

@@ -1,6 +1,6 @@
 """The demo's group: two members in processes of their own share a topic, one is killed with SIGKILL, and nothing is lost.
 
-What a member had dealt with and not committed comes again, to the other one. Both counts are checked and printed.
+What a member had finished and not committed comes again, to the other one. Both counts are checked and printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STALL_S: Final = 30.0
 POLLS: Final = 256
 """A topic is shared out in so many polls, more or less."""
 KILLED_AFTER: Final = 8
-"""The first member is killed when it has dealt with one of so many messages."""
+"""The first member is killed when it has finished one of so many messages."""
 
 Run = tuple[str, int, int]
 """(queue, first offset, end offset)."""

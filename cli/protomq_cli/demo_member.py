@@ -1,9 +1,9 @@
 """A member of the demo's group, as a process of its own. It says what it got, and goes on when it is told to.
 
     stdout   a line for each poll: {"queues": queues that it has, "runs": [[queue, first offset, end offset], ...]}
-    stdin    a line: what was given is dealt with, commit it and poll again; the end: leave the group
+    stdin    a line: what was given is finished, commit it and poll again; the end: leave the group
 
-Between the two lines it is at work: killed then, it leaves messages that it has dealt with and not committed.
+Between the two lines it is at work: killed then, it leaves messages that it has finished and not committed.
 """
 
 from __future__ import annotations

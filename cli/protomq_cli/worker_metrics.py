@@ -12,7 +12,7 @@ from protomq_cli.worker_policy import WorkerPolicy
 
 
 class _Process(Protocol):
-    """What is told of a process."""
+    """What the page says of a process."""
 
     @property
     def is_running(self) -> bool:
@@ -45,7 +45,7 @@ class Metric(NamedTuple):
 
 
 _OF_COUNTS: Final = (
-    ("done", "protomq_worker_messages_done_total", "counter", "Messages that are dealt with, since the start of the process."),
+    ("done", "protomq_worker_messages_done_total", "counter", "Messages that are finished, since the start of the process."),
     ("refused", "protomq_worker_messages_refused_total", "counter", "Messages that failed and do not come again, since the same."),
     ("open", "protomq_worker_messages_open", "gauge", "Messages that are here and not done."),
     ("waiting", "protomq_worker_messages_waiting", "gauge", "Those of them that no listener has."),

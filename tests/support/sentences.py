@@ -43,7 +43,7 @@ def sentences_of_document(text: str) -> Iterator[Sentence]:
         if _FENCE.match(line):
             fenced = not fenced
             line = ""
-        elif fenced or (line.startswith("    ") and not lines):
+        elif line.startswith("<!--") or fenced or (line.startswith("    ") and not lines):
             line = ""
         if line.lstrip().startswith("|"):
             yield from _of_paragraph(lines)

@@ -4,7 +4,7 @@
                  whoever uses the SDK uses its public names
     clocks       read where `CLOCKS` says, random numbers drawn where `RANDOMNESS` says
     threads      started where `THREADS` says
-    words        one word for one thing (CONTRIBUTING.md), comments above the code that they are about
+    words        one word for one thing (CONTRIBUTING.md), comments above the code that they are about, sentences that end in time
     the rest     no print in libraries and services, no other programs, nothing loaded by name
 
 An entry of a table that nothing needs any more breaks its rule too.
@@ -20,6 +20,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
+
+from tests.support.sentences import (
+    WORDS_MAX,
+    Sentence,
+    docstrings_of,
+    sentences_of_docstring,
+    sentences_of_document,
+)
 
 FOLDERS: Final = {
     "protomq": "clients/python/protomq",
@@ -139,8 +147,15 @@ WORDS: Final = {
     r"\bpass(ed|es|ing)? over(?! the)\b": "skip",
     r"\bspoil(t|ed)\b": "failed, damaged",
     r"\b(at most|after|for) so (many|much|long)\b": "a number, or its name",
+    r"\bin front of\b": "before",
+    r"\bfail(s|ed)? of\b": "failed, and why",
+    r"\bdeal(s|t)? with\b": "finish, do",
+    r"\b(tells?|told) of\b": "report, say, learn",
 }
-"""Words for which the glossary of CONTRIBUTING.md has another, and that one."""
+"""Words for which there is a plainer one, or for which the glossary of CONTRIBUTING.md has another; and that one."""
+LONG_STILL: Final = {"CHANGELOG.md": "history", "docs/benchmarks.md": "a laboratory's book"}
+"""Pages whose sentences may be longer than `WORDS_MAX`, and why."""
+
 LOADERS: Final = ("eval", "exec", "os.system", "os.popen", "yaml.load")
 PROGRAM_MODULES: Final = ("subprocess", "multiprocessing", "pickle", "marshal", "shelve")
 
@@ -397,6 +412,26 @@ def comments_stand_above_the_code(modules: Modules) -> Iterator[str]:
                 yield f"{module.path}:{number}: a comment behind {match[1]!r}: put it above"
 
 
+def sentences_of_docstrings_end_in_time(modules: Modules) -> Iterator[str]:
+    """Those of every docstring; pages: `long_sentences_of_page`."""
+    for module in modules.values():
+        for line, text in docstrings_of(module.tree, private=True):
+            for sentence in sentences_of_docstring(text):
+                yield from _long(f"{module.path}:{line + sentence.line - 1}", sentence)
+
+
+def long_sentences_of_page(name: str, text: str) -> Iterator[str]:
+    """`name`: of a page of Markdown, from the root of the tree."""
+    if name not in LONG_STILL:
+        for sentence in sentences_of_document(text):
+            yield from _long(f"{name}:{sentence.line}", sentence)
+
+
+def _long(place: str, sentence: Sentence) -> Iterator[str]:
+    if sentence.words > WORDS_MAX:
+        yield f"{place}: {sentence.words} words, {WORDS_MAX} at most: make two sentences of {sentence.text!r}"
+
+
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +463,7 @@ RULES: Final[tuple[Rule, ...]] = (
     threads_are_started_in_their_place,
     one_word_names_one_thing,
     comments_stand_above_the_code,
+    sentences_of_docstrings_end_in_time,
     libraries_and_services_do_not_print,
     services_start_no_programs_and_load_nothing_by_name,
 )

@@ -52,6 +52,7 @@ def test_what_the_tables_name_is_there() -> None:
     assert not {*CLOCKS, *RANDOMNESS, *THREADS, *tidy_rules.LATE_IMPORTS} - set(TREE)
 
 
+LONG = " ".join(["word"] * tidy_rules.WORDS_MAX)
 PLANTED = (
     (tidy_rules.packages_point_one_way, "protomq_broker.x", "from protomq_cli import main"),
     (tidy_rules.packages_point_one_way, "protomq_runtime.x", "def f():\n    import protomq_broker.store"),
@@ -86,6 +87,14 @@ PLANTED = (
     (tidy_rules.one_word_names_one_thing, "protomq.x", "# The index is made anew."),
     (tidy_rules.one_word_names_one_thing, "protomq_broker.store.x", "text = 'damage is passed over'"),
     (tidy_rules.one_word_names_one_thing, "protomq_cli.x", "text = 'Give up after so long.'"),
+    (tidy_rules.one_word_names_one_thing, "protomq.x", "text = 'a minus in front of a number'"),
+    (tidy_rules.one_word_names_one_thing, "protomq_ha.x", "# What a delivery failed of."),
+    (tidy_rules.one_word_names_one_thing, "protomq_broker.x", "# Its messages are dealt with."),
+    (tidy_rules.one_word_names_one_thing, "protomq_broker.x", "# The listener is told of the queue."),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq.x", f'"""Says {LONG}."""'),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_broker.x", f'def _f():\n    """Short.\n\n    - {LONG}\n      and on.\n    """'),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_cli.x", f'class A:\n    b: int = 1\n    """Says {LONG}: (`code` too)."""'),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_spark.x", f'async def f():\n    """Short. {LONG}!"""'),
     (tidy_rules.comments_stand_above_the_code, "protomq.x", "a = (\n    1\n)  # One."),
     (tidy_rules.comments_stand_above_the_code, "protomq_runtime.x", "if (\n    True\n):  # Always.\n    pass"),
     (tidy_rules.comments_stand_above_the_code, "protomq_spark.x", "def f():  # Nothing.\n    pass"),
@@ -107,6 +116,7 @@ BESIDE = {
     "protomq_broker.a": "if TYPE_CHECKING:\n    from .b import x",
     "protomq_broker.b": "def f():\n    from . import a",
     "protomq.z": "a = (\n    1,  # One.\n)  # noqa: RUF100\n# Once more, a pass over the rows; so far, so many rows.",
+    "protomq.w": f'"""{LONG}. {LONG}!\n\n    {LONG} code\n    row  {LONG}\n\n- {LONG}\n- {LONG}: `{LONG} {LONG}`."""',
     "protomq_spark.y": "import time, random, subprocess\nprint(eval('1'))",
     "protomq.__main__": "from protomq_cli.main import main\nprint(main)",
 }
@@ -131,8 +141,39 @@ def test_a_rule_finds_what_breaks_it(rule: Rule, name: str, text: str, tmp_path:
     assert all(name.rpartition(".")[2] in line for line in found), found
 
 
+FOLDERS_OF_PAGES = ("docs", "services", "deploy", "examples", "clients", "cli")
+PAGES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS_OF_PAGES for path in (ROOT / folder).rglob("*.md"))])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sentences_of_a_page_end_in_time(page: Path) -> None:
+    assert not list(tidy_rules.long_sentences_of_page(str(page.relative_to(ROOT)), page.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"{LONG}. {LONG}.\n\n# {LONG} {LONG}\n\n```\n{LONG} {LONG}\n```\n\n    {LONG} {LONG}\n", 0),
+        (f"[{LONG}](docs/{LONG.replace(' ', '_')}) `{LONG} {LONG}`", 1),
+        (f"{LONG} more.", 1),
+        (f"- {LONG}\n  more\n- {LONG}", 1),
+        (f"| {LONG} | {LONG} |\n|---|---|\n| {LONG} more | e.g. {LONG} |", 2),
+        (f"{LONG} · {LONG}; more", 1),
+        (f"<!-- {LONG} -->\n{LONG}.", 0),
+    ],
+)
+def test_a_long_sentence_of_a_page_is_found(text: str, count: int) -> None:
+    assert len(list(tidy_rules.long_sentences_of_page("docs/x.md", text))) == count
+    assert not list(tidy_rules.long_sentences_of_page("CHANGELOG.md", text))
+
+
+def test_pages_with_long_sentences_are_there_and_have_some() -> None:
+    for name in tidy_rules.LONG_STILL:
+        assert list(tidy_rules.long_sentences_of_page(f"./{name}", (ROOT / name).read_text())), name
+
+
 def test_documents_and_the_contract_say_one_word_for_one_thing() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("proto/**/*.proto"), *ROOT.glob("services/**/*.md")]
+    pages = [*PAGES, *ROOT.glob("proto/**/*.proto")]
     assert len(pages) > 20
     history = ROOT / "CHANGELOG.md"
     assert not [line for page in pages if page != history for line in tidy_rules.words_with_others(page, page.read_text())]

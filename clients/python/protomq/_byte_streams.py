@@ -5,7 +5,7 @@ transports for that: `AsyncConnection` relies on nothing that a transport with T
 
 - A wait ends with BlockingIOError when the time-out is over. Time-outs are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one system call to wait
   and read, where Python's own need two.
-- A stream may have received more than it was asked for: those bytes no selector tells of (`has_received_ahead`).
+- A stream may have received more than it was asked for: those bytes no selector reports (`has_received_ahead`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BlockingStream(Protocol):
 
     @property
     def has_received_ahead(self) -> bool:
-        """Whether there are bytes to receive that a selector does not tell of."""
+        """Whether there are bytes to receive that a selector does not report."""
         ...
 
     def fileno(self) -> int:

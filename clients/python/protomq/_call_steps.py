@@ -23,7 +23,7 @@ def retried(
     decide: Callable[[ProtomqError], float | None],
     first_error: ProtomqError | None = None,
 ) -> Steps[_T]:
-    """What an attempt returns. `decide` is told of each failure, and says how many seconds to wait before the next; None: it was the last.
+    """What an attempt returns. `decide` takes each failure, and says how many seconds to wait before the next; None: it was the last.
 
     `first_error`: of an attempt that was made already.
     """

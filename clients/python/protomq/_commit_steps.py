@@ -65,7 +65,7 @@ class CommitSteps:
         is_last: bool = False,
         of: Collection[MessageQueue] | None = None,
     ) -> Steps[ProtomqError | None]:
-        """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one.
+        """Commits what was finished; a failure is logged, the next commit makes up for it, unless this is the last one.
 
         `of`: of these queues only. Returns the first error.
         """

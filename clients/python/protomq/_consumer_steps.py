@@ -2,10 +2,10 @@
 
     subscribe, assign ──▶ queues ──▶ where to begin ──▶ PullState (_pull_logic.py): what to pull, what to hand out
                                                               │
-    commit ◀── CommitSteps (_commit_steps.py) ◀── what was dealt with
+    commit ◀── CommitSteps (_commit_steps.py) ◀── what was finished
 
 The flavours differ in how pulls are in flight, and in nothing else: a selector over connections for threads, tasks for coroutines. A push
-consumer stands on the same steps: it takes what `PullState` hands out, gives it to listeners, and says what was dealt with.
+consumer stands on the same steps: it takes what `PullState` hands out, gives it to listeners, and says what was finished.
 
 One thread at a time, or coroutines of one loop.
 """
@@ -74,7 +74,7 @@ class ConsumerSteps:
         state: PullState | None = None,
         member: MemberDriver | None = None,
     ) -> None:
-        """`state`: of a consumer that has another idea of what was dealt with."""
+        """`state`: of a consumer that has another idea of what was finished."""
         self.options = options
         self.clock = clock
         self.state = state or PullState(options.pull_options())
@@ -216,7 +216,7 @@ class ConsumerSteps:
     def _change_queues(self, limits: Limits, *, park: bool = False) -> Steps[list[MessageQueue]]:
         """Gives away the queues that are not wanted any more, and takes those that are. The new ones, whose position is to be found.
 
-        Where another change is under way (of another task, or of the listener that is told of it), that one takes this one along.
+        Where another change is under way (of another task, or of the listener that is called for it), that one takes this one along.
         """
         if self._is_changing:
             self._changes_again = True
@@ -262,7 +262,7 @@ class ConsumerSteps:
         lost = yield from self.locks.follow(self._share.queues(self.subscriptions), limits)
         lost = [queue for queue in lost if queue in self.state.queues]
         if lost:
-            text = "group %s: the locks of %d queues are lost: what was dealt with and not committed comes again"
+            text = "group %s: the locks of %d queues are lost: what was finished and not committed comes again"
             logger.warning(text, self.options.group, len(lost))
             yield from self._lose(lost)
 
@@ -278,7 +278,7 @@ class ConsumerSteps:
         }
 
     def _give_away(self, queues: Sequence[MessageQueue], limits: Limits) -> Steps[None]:
-        """What comes before queues go: the listener is told, and what was dealt with is committed."""
+        """What comes before queues go: the listener is told, and what was finished is committed."""
         if not queues:
             return
         if self._listener is not None:
@@ -574,6 +574,6 @@ class ConsumerSteps:
             yield from self._tell(self._listener.on_revoked, self.state.queues)
 
     def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
-        """What was dealt with, when nothing comes after. The first error."""
+        """What was finished, when nothing comes after. The first error."""
         limits = self._limits._replace(retries=LAST_COMMIT)
         return self._commits.commit_dealt_with(when, limits, ends_s=ends_s, is_last=True)

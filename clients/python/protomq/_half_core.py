@@ -82,7 +82,7 @@ class HalfCore(SendCore):
         group = options.group.encode()
         field = b"\x1a" + encode_varint(len(group)) + group
         self._group_field = b"\x2a" + encode_varint(len(field)) + field
-        """Attributes.producer_group; another occurrence of `attributes` in front of it is merged with it."""
+        """Attributes.producer_group; another occurrence of `attributes` before it is merged with it."""
 
     def prepare(
         self,

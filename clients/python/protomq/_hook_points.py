@@ -143,7 +143,7 @@ class HookPoints:
         self._after(self.receive, "after_receive", context)
 
     def before_settle(self, operation: str, messages: Sequence[Message]) -> SettleContext:
-        """Brokers are to be told of these."""
+        """These go to brokers."""
         context = SettleContext(self.group, operation, messages, self.client_id)
         context.notes[_BEGAN] = time.perf_counter()
         for hook in self.settle:

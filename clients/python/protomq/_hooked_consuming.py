@@ -66,13 +66,13 @@ class HandedOut:
         self._context: ConsumeContext | None = None
 
     def gave(self, messages: Sequence[Message]) -> None:
-        """The messages go to the program now; those before them were dealt with."""
+        """The messages go to the program now; those before them were finished."""
         self.came_back()
         if messages:
             self._context = self._hooks.before_consume(messages)
 
     def came_back(self, failure: str | None = None) -> None:
-        """What was given has been dealt with; `failure`: why it has not."""
+        """What was given has been finished; `failure`: why it has not."""
         context, self._context = self._context, None
         if context is not None:
             self._hooks.after_consume(context, [failure] * len(context.messages))

@@ -1,6 +1,6 @@
 """Lines: where concurrent sends gather while a request is on its way. One kind for threads, one for coroutines.
 
-A line stands in front of a queue, or of all queues of a topic for messages that may go to any. While it is idle, a message
+A line belongs to a queue, or of all queues of a topic for messages that may go to any. While it is idle, a message
 goes out at once, alone: there is no linger. While it is busy, messages gather, and what has gathered goes out as one request when
 a request returns. So a line grows its batches exactly as fast as its callers outrun the broker.
 

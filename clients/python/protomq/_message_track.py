@@ -56,7 +56,7 @@ class MessagePlace:
         queue_offset: its offset there; None: it is in no queue yet.
         store_time: when it was stored there (UTC).
         attempt: how often it had been handed out before.
-        last_error: what the delivery before it failed of.
+        last_error: why the delivery before it failed.
         group: whose retry or dead letter it is.
         groups: what the groups that consume the topic have done with it.
         check_count: how often its producer was asked about its transaction, while that is open.

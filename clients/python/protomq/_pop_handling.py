@@ -8,7 +8,7 @@
 Rules:
 - A renewal that fails, for a broker is away, is tried again; one that is refused never is: somebody else has the message. Its handler is
   told (`Hold.is_lost`), and what it says in the end counts no more.
-- Messages may wait for a handler, renewed like those that are handled: as many as handlers have lately dealt with in AHEAD_S. So quick
+- Messages may wait for a handler, renewed like those that are handled: as many as handlers have lately finished in AHEAD_S. So quick
   handlers need not wait for a broker, and slow ones keep nothing from other members.
 - A receipt is good until somebody else has the message, also behind its time. So an end is always told to the broker, which knows, except
   where a renewal was refused before.
@@ -252,7 +252,7 @@ class Ahead:
         return holds
 
     def _pace(self, now_s: float) -> int:
-        """Messages that handlers have lately dealt with in AHEAD_S, as far as they may wait."""
+        """Messages that handlers have lately finished in AHEAD_S, as far as they may wait."""
         if now_s - self._window_s >= 2 * AHEAD_S:
             return 0
         return min(max(self._ended_count, self._ended_before), self._options.ahead)

@@ -310,7 +310,7 @@ class PopSteps:
     def change_invisible(
         self, messages: Message | Iterable[Message], invisible_s: float, error: str | BaseException = ""
     ) -> Steps[list[Message]]:
-        """Holds for another time; those that were not held any more. `error`: what they failed of, if they are given back for that."""
+        """Holds for another time; those that were not held any more. `error`: why they failed, if they are given back for that."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 

@@ -158,7 +158,7 @@ class HandlerTasks:
         return results[0]
 
     async def _acknowledge(self, hold: Hold) -> None:
-        """With all others that have returned meanwhile: who comes first tells of those that come while it does."""
+        """With all others that have returned meanwhile: who comes first reports those that come while it does."""
         self._returned.append(hold)
         if self._is_acknowledging:
             return

@@ -132,7 +132,7 @@ class HandlerThreads:
             logger.exception("the end of a message that %s has handled could not be told", handling.name)
 
     def _acknowledge(self, hold: Hold) -> None:
-        """With all others that have returned meanwhile: who comes first tells of those that come while it does."""
+        """With all others that have returned meanwhile: who comes first reports those that come while it does."""
         with self._changed:
             self._returned.append(hold)
             if self._is_acknowledging:

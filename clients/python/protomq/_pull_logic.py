@@ -15,7 +15,7 @@ Rules:
 - A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others.
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
-  for more (`user_came_back`): then those messages have been dealt with.
+  for more (`user_came_back`): then those messages are finished.
 - Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
   pulled is dropped, and the queue goes on where the group was reset to.
 - Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages before the offset
@@ -365,7 +365,7 @@ class PullState:
                 state.in_flight, state.generation = False, next(self._generations)
 
     def rewind(self) -> None:
-        """Everything begins again behind what was dealt with: for the user whose `poll` was interrupted half-way."""
+        """Everything begins again behind what was finished: for the user whose `poll` was interrupted half-way."""
         for queue, state in self._queues.items():
             if state.safe_position is not None:
                 self.seek(queue, state.safe_position)
@@ -517,7 +517,7 @@ class PullState:
     # -- messages --------------------------------------------------------------------------------------------------------
 
     def user_came_back(self) -> None:
-        """What the last `take` handed out has been dealt with."""
+        """What the last `take` handed out has been finished."""
         for state in self._handed_out:
             state.safe_position = state.position
         self._handed_out.clear()
@@ -660,7 +660,7 @@ class PullState:
                 self._pull_again(queue, state, state.position)
 
     def _pull_again(self, queue: MessageQueue, state: _Queue, queue_offset: int) -> None:
-        """From there on, without saying anything about what has been dealt with."""
+        """From there on, without saying anything about what has been finished."""
         self._drop_answers(queue, state)
         state.position = state.pull_offset = queue_offset
 
@@ -677,7 +677,7 @@ class PullState:
         if self.options.offset_reset == "error":
             state.paused_until_s = now_s + BACKOFF_MIN_S
             raise OffsetIllegalError(
-                f"{ticket.queue}: messages in front of offset {ticket.queue_offset} were taken back, from {answer.next_offset} on: seek",
+                f"{ticket.queue}: messages before offset {ticket.queue_offset} were taken back, from {answer.next_offset} on: seek",
                 metadata={
                     "queue_offset": str(ticket.queue_offset),
                     "diverging_offset": str(answer.next_offset),
@@ -735,7 +735,7 @@ def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
 
 
 def _pass_over(state: _Queue) -> None:
-    """There is nothing between the position and the next pull; that is dealt with if what stands before it is."""
+    """There is nothing between the position and the next pull; that is finished if what stands before it is."""
     if not state.waiting:
         if state.safe_position == state.position:
             state.safe_position = state.pull_offset

@@ -3,7 +3,7 @@
     add(back)                failures, as they come
     begin(now)               a BackCall: up to 256 of one broker, or one; None: nothing is due
     done(call)               the broker has them
-    failed(call, error, now) what is to be told of it: the broker will never take these
+    failed(call, error, now) what to report: the broker will never take these
 
 Rules:
 - One call to a broker at a time; the brokers are independent of each other.
@@ -134,7 +134,7 @@ class BackLine:
         broker.pause_s = PAUSE_MIN_S
 
     def failed(self, call: BackCall, error: ProtomqError, now_s: float) -> Sequence[Back]:
-        """Those that will never be taken: they are dealt with."""
+        """Those that will never be taken: they are finished."""
         broker = self._brokers[call.broker_name]
         broker.is_under_way = False
         is_missing = isinstance(error, TopicNotFoundError | QueueNotFoundError)

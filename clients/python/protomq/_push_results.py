@@ -32,7 +32,7 @@ BATCH_SIZE_MAX: Final = 1024
 class Retry:
     """The message comes again: after `delay` (a timedelta, seconds or a DelayLevel), else as the group's settings say.
 
-    `error`: what it failed of. In an orderly consumer the queue waits for the delay, and goes on with this message.
+    `error`: why it failed. In an orderly consumer the queue waits for the delay, and goes on with this message.
     """
 
     delay: Delay | None = None
@@ -45,7 +45,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The message is a dead letter at once. `error`: what it failed of."""
+    """The message is a dead letter at once. `error`: why it failed."""
 
     error: str = ""
 
@@ -55,7 +55,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: what it failed of."""
+    """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: why it failed."""
 
     delay_ms: int
     error: str = ""
@@ -114,7 +114,7 @@ class Failure(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What it failed of."""
+        """Why it failed."""
         return str(self.fields.get("error", ""))
 
 

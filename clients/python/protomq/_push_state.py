@@ -281,7 +281,7 @@ class PushState:
     # -- what was given back ---------------------------------------------------------------------------------------------
 
     def given_back(self, backs: Iterable[Back]) -> None:
-        """The broker has them again, or will never take them: they are dealt with."""
+        """The broker has them again, or will never take them: they are finished."""
         for back in backs:
             work = self._works.get(back.message.queue)
             if work is not None and work is back.work:

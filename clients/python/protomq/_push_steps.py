@@ -74,7 +74,7 @@ class SaidSeldom:
 
 
 class ListenedPulls(PullState):
-    """Pulls of a push consumer: what is dealt with is said by its listeners, not by the next `poll`."""
+    """Pulls of a push consumer: what is finished is said by its listeners, not by the next `poll`."""
 
     def __init__(self, options: PullOptions) -> None:
         super().__init__(options)
@@ -91,7 +91,7 @@ class ListenedPulls(PullState):
             self.moved(queue)
 
     def follow_fork(self, queue: MessageQueue, queue_offset: int, log_epoch: int) -> None:
-        """See PullState.follow_fork; what is here of the queue is forgotten, and what is open in front of the fork comes again."""
+        """See PullState.follow_fork; what is here of the queue is forgotten, and what is open before the fork comes again."""
         position, lowest = self.position(queue), self.lowest_open(queue)
         assert position is not None
         offset = queue_offset if lowest is None else min(queue_offset, lowest)

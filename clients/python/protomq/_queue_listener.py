@@ -1,4 +1,4 @@
-"""QueueListener: what a program is told of the queues that its consumer gets and gives away."""
+"""QueueListener: how a program learns which queues its consumer gets and gives away."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QueueListener:
     def on_revoked(self, queues: Sequence[MessageQueue]) -> Awaitable[None] | None:
         """These queues go when this returns, to another member or because nobody wants them any more: the last chance to commit.
 
-        With `auto_commit`, what was dealt with is committed after it.
+        With `auto_commit`, what was finished is committed after it.
         """
 
     def on_lost(self, queues: Sequence[MessageQueue]) -> Awaitable[None] | None:

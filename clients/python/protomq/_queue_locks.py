@@ -113,7 +113,7 @@ class QueueLocks:
         return lost
 
     def release(self, queues: Iterable[MessageQueue], limits: Limits) -> Steps[None]:
-        """These queues go; what was dealt with is committed."""
+        """These queues go; what was finished is committed."""
         for queue in queues:
             if self._tokens.pop(queue, NO_TOKEN) != NO_TOKEN:
                 self._going.add(queue)

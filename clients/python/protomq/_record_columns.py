@@ -221,7 +221,7 @@ def _locate_equal(
         if limit > front:
             fronts = _gather(raw, np.dtype(f"V{limit - front}"), field_starts + (front - start))
             crcs = without_end(crcs, fronts.view(np.uint8).reshape(len(ends), limit - front))
-        # What the same octets in front of a body do to its CRC is the same for all bodies of one size.
+        # What the same octets before a body do to its CRC is the same for all bodies of one size.
         zeros = bytes(body_size)
         of_head = extend_crc32c(crc32c(raw[record:body_start]), zeros) ^ crc32c(zeros)
         crcs = crcs ^ np.uint32(of_head)

@@ -100,7 +100,7 @@ UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
 
 
 class CallRetries:
-    """The tries of one call: told of each failure, it decides whether there is another. One thread or task."""
+    """The tries of one call: it takes each failure and decides whether there is another. One thread or task."""
 
     __slots__ = ("_clock", "_deadline_s", "_fixed_address", "_pause_s", "_retries", "_tries")
 
@@ -159,7 +159,7 @@ class NextStep(Enum):
 
 
 class RetryPlan:
-    """The attempts of one request: told of each failure, it decides the next step. One thread or task."""
+    """The attempts of one request: it takes each failure and decides the next step. One thread or task."""
 
     __slots__ = ("_asked_again", "_policy", "_retries_left", "outcome_unknown")
 

@@ -67,7 +67,7 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def error_text(error: object) -> str:
-    """What a message failed of: a text, or an exception with its name."""
+    """Why a message failed: a text, or an exception with its name."""
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
     if not isinstance(error, str):

@@ -25,7 +25,7 @@ class MessageOrigin(NamedTuple):
 class MessageTransit(NamedTuple):
     """What the broker says of a message that it moved.
 
-    `attempt`: how often it was handed out before; `last_error`: what that failed of. `replayed_group`: it is a dead letter of this group
+    `attempt`: how often it was handed out before; `last_error`: why that failed. `replayed_group`: it is a dead letter of this group
     that was replayed; "": it is none.
     """
 

@@ -43,7 +43,7 @@ class UnusualRecordError(ValueError):
 
 class Located(NamedTuple):
     """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where they end: there stands the topic, or what the broker
-    writes in front of it. A record is damaged if it does not begin with a body that fits, or lacks a transit that it should have. Then its
+    writes before it. A record is damaged if it does not begin with a body that fits, or lacks a transit that it should have. Then its
     body counts from the record's start.
     """
 
@@ -141,7 +141,7 @@ def _front_limits(
 
 
 def _transit_starts(data: NDArray[np.uint8], records: Positions, topics: Positions) -> Positions:
-    """Where the transit of each record stands that ends in front of its topic; where there is none that does: the record's start.
+    """Where the transit of each record stands that ends before its topic; where there is none that does: the record's start.
 
     Field by field, of all records at a time.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fork_answer(store: Store, request: PullRequest, incarnation: int) -> bytes | None:
-    """Returns the encoded answer that says where the logs part. None if they do not part in front of the request's offset.
+    """Returns the encoded answer that says where the logs part. None if they do not part before the request's offset.
 
     Raises StoreError where the queue is being healed.
     """
@@ -28,7 +28,7 @@ def fork_answer(store: Store, request: PullRequest, incarnation: int) -> bytes |
     if shared_end is None or request.queue_offset <= shared_end:
         return None
     min_offset, end_offset = store.queue_range(request.topic, request.queue_id)
-    # In front of an epoch's first confirmed message the end may be lower for a moment: the pull waits there.
+    # Before an epoch's first confirmed message the end may be lower for a moment: the pull waits there.
     return encode_fork(
         max(shared_end, min_offset), store.last_epoch, min_offset, end_offset, incarnation
     )

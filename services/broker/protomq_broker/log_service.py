@@ -58,7 +58,7 @@ class LogService:
             if getattr(request, field) < 0:
                 raise invalid_argument(field, "must be 0 or above")
         store = self._store
-        # Read the start before the end: then the record that tells of the log's start is in front of the end.
+        # Read the start before the end: then the record that reports the log's start is before the end.
         first = store.min_position
         end = min(store.readable_position, store.flushed_position)
         header = ReadLogResponse(

@@ -240,7 +240,7 @@ LOCKS: Final = Table(
         Metric("protomq.lock.freed", "{lock}", "freed", "Locks of members that were gone, since the start", Kind.COUNTER),
         Metric(
             "protomq.lock.commits_refused", "{commit}", "commits refused",
-            "Commits without the token of their queue's lock: what was dealt with comes again, to the owner", Kind.COUNTER,
+            "Commits without the token of their queue's lock: what was finished comes again, to the owner", Kind.COUNTER,
         ),
     ),
 )  # fmt: skip

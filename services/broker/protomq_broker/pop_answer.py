@@ -15,7 +15,7 @@ from .pop_receipts import Receipt, encode_receipt
 
 
 def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[bytes, int]:
-    """Encodes the fields of a PopResponse that stand in front of the regions. Returns them and the total size of the regions in bytes."""
+    """Encodes the fields of a PopResponse that stand before the regions. Returns them and the total size of the regions in bytes."""
     request, topic = answer.order.request, answer.topic
     size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
     response = PopResponse(

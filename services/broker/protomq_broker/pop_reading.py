@@ -263,7 +263,7 @@ def octets_of(result: ReadResult) -> bytes:
 
 
 def _within(result: ReadResult, end: int) -> ReadResult:
-    """Returns only the records in front of an offset."""
+    """Returns only the records before an offset."""
     offsets = offsets_of(result)
     if offsets[-1] < end:
         return result

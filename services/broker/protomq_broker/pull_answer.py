@@ -32,7 +32,7 @@ class Found(NamedTuple):
 def encode_header(
     result: ReadResult, topic_incarnation: int, log_epoch: int, other_member: str = ""
 ) -> bytes:
-    """Encodes the fields of a PullResponse that stand in front of the regions. It copies packed arrays without visiting their items."""
+    """Encodes the fields of a PullResponse that stand before the regions. It copies packed arrays without visiting their items."""
     response = PullResponse(
         status=_STATUS[result.status],
         next_offset=result.next_offset,

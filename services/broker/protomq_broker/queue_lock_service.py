@@ -1,7 +1,7 @@
 """QueueLockService: locks queues for members of groups that consume in order. One member at a time has a queue.
 
 `queue_locks.py` decides who gets a lock; `store/state/locks.py` has the locks that are appended. This module has calls and records. It
-decides on the send lane, the only writer, so a lock's record stands in front of all later commits.
+decides on the send lane, the only writer, so a lock's record stands before all later commits.
 """
 
 from __future__ import annotations

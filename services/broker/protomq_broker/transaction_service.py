@@ -61,7 +61,7 @@ _TAKEN_HEAD: Final = (
     bytes((EndTransactionResponse.RESULTS_FIELD_NUMBER << 3 | 2, len(_ID_HEAD) + MESSAGE_ID_LENGTH))
     + _ID_HEAD
 )
-"""What stands in front of the message's id in the result of a decision that was taken: two fields with a length each."""
+"""What stands before the message's id in the result of a decision that was taken: two fields with a length each."""
 
 M = TypeVar("M", bound=Message)
 

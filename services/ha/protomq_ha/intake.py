@@ -1,14 +1,14 @@
 """Joins the parts that a slave was sent, in any order, into one run of bytes that continues its log.
 
 Answers to fetches that are under way together may come in any order, and may end within an append. Those that do not continue the run wait
-for those in front of them.
+for those before them.
 """
 
 from __future__ import annotations
 
 
 class Intake:
-    """Attribute: position: the bytes in front of it are in the log."""
+    """Attribute: position: the bytes before it are in the log."""
 
     def __init__(self, position: int) -> None:
         self.position = position

@@ -34,12 +34,12 @@ class ByteStream(Protocol):
 
     @property
     def is_direct(self) -> bool:
-        """Whether the poll's events mean what they say, and tell of all bytes that can be received."""
+        """Whether the poll's events mean what they say, and report all bytes that can be received."""
         ...
 
     @property
     def has_received_ahead(self) -> bool:
-        """Whether `recv_into` would give bytes that the poll does not tell of."""
+        """Whether `recv_into` would give bytes that the poll does not report."""
         ...
 
     def fileno(self) -> int:

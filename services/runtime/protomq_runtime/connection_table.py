@@ -42,7 +42,7 @@ class ConnectionTable:
         self.by_descriptor: dict[int, Connection] = {}
         """Changed by `add` and `close` only."""
         self.resumable: list[Connection] = []
-        """Connections with frames of before, or with bytes that no poll tells of, which may be served again. Perhaps closed since."""
+        """Connections with frames of before, or with bytes that no poll reports, which may be served again. Perhaps closed since."""
         self._expected_count = 0
         """Counted by the acceptor, the next one by the lane."""
         self._added_count = 0

@@ -159,7 +159,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
 
 
 class ServiceError(Exception):
-    """A refusal that the caller is told of. Never holds a trace or anything else that is not meant for the caller.
+    """A refusal that goes to the caller. Never holds a trace or anything else that is not meant for the caller.
 
     The metadata say whether it is definite: as RULES has it, or as `definite` says. If a peer's answer is passed on, as the peer said.
     """

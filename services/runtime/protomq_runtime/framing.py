@@ -4,7 +4,7 @@ The owner reads with `recv_into(reader.target(shared))` and passes the count to 
 buffer for all connections of a lane, so an idle connection owns no buffer. Three states:
 
     empty    the next byte begins a frame; the shared buffer is read into from its start
-    rest     the start of a small frame was left over and is kept; it is put in front of what comes
+    rest     the start of a small frame was left over and is kept; it is put before what comes
     large    a frame longer than LARGE_SIZE_BYTES is under way and has a bytearray of its own, into which the socket writes
 
 Behind a large frame the next one is probably large as well. Then only its header is read into the shared buffer, and its payload goes
@@ -34,7 +34,7 @@ LARGE_STEP_BYTES: Final = 1 << 20
 LENGTH_MIN: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 
 assert LARGE_SIZE_BYTES + HEADER_SIZE_BYTES < SHARED_BUFFER_SIZE_BYTES, (
-    "a rest must fit in front of the shared buffer"
+    "a rest must fit before the shared buffer"
 )
 
 Frame: TypeAlias = tuple[int, int, int, int, "bytes | bytearray"]

@@ -1,4 +1,4 @@
-"""A server: one dispatch table, its lanes, and the two transports in front of them.
+"""A server: one dispatch table, its lanes, and the two transports that feed them.
 
 Start: the server takes both ports first, so that a service learns them and a taken port fails at once. Then the lanes run, then the
 services' `start(server)` hooks, and only then does anybody get in. Late lanes run when they are told to: what comes for them waits

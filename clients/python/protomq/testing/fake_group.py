@@ -57,7 +57,7 @@ DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
 
 
 class DeadLetter(NamedTuple):
-    """A message that became one: as its listener got it last, and what that failed of."""
+    """A message that became one: as its listener got it last, and why that failed."""
 
     message: Message
     error: str
@@ -135,7 +135,7 @@ class FakeGroup:
             self._next_commit_ms = now_ms - now_ms % self._commit_interval_ms + self._commit_interval_ms
 
     def commit(self) -> None:
-        """The member commits what it has dealt with, as it does when it stops: a crash repeats nothing of it."""
+        """The member commits what it has finished, as it does when it stops: a crash repeats nothing of it."""
         self._uncommitted.clear()
 
     def crash(self) -> list[Message]:

@@ -51,8 +51,8 @@ class QueueOffset(_message.Message):
     token of that lock only, and a token that is not the lock's is refused, with QUEUE_NOT_OWNED. Answers leave it out.
     """
     log_epoch: _builtins.int
-    """In a commit, the `log_epoch` of the answer that gave the messages in front of the offset; 0: not checked. If the log of this broker parted
-    from that one in front of the offset, the broker stores the offset up to which they agree, and the next pull is answered DIVERGED. Answers
+    """In a commit, the `log_epoch` of the answer that gave the messages before the offset; 0: not checked. If the log of this broker parted
+    from that one before the offset, the broker stores the offset up to which they agree, and the next pull is answered DIVERGED. Answers
     leave it out.
     """
     def __init__(

@@ -243,7 +243,7 @@ class FailedMessage(_message.Message):
     less. Absent: as Transit.attempt says.
     """
     error: _builtins.str
-    """What it failed of; of more than 512 octets the first are kept."""
+    """Why it failed; of more than 512 octets the first are kept."""
     delay_level: _builtins.int
     """After one of the broker's delay levels, from 1."""
     delay_ms: _builtins.int

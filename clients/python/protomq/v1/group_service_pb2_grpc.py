@@ -89,7 +89,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendBack(self, request, context):
-        """SendBack tells of messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
+        """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
         the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

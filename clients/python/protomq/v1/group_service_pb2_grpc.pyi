@@ -42,7 +42,7 @@ class GroupServiceStub:
     ListGroupSettings: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.ListGroupSettingsRequest, _group_service_pb2.ListGroupSettingsResponse]
     """ListGroupSettings lists the groups that were set up."""
     SendBack: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.SendBackRequest, _group_service_pb2.SendBackResponse]
-    """SendBack tells of messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
+    """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
     the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
     """
     CreateRetryTopic: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]
@@ -62,7 +62,7 @@ class GroupServiceAsyncStub(GroupServiceStub):
     ListGroupSettings: _aio.UnaryUnaryMultiCallable[_group_service_pb2.ListGroupSettingsRequest, _group_service_pb2.ListGroupSettingsResponse]  # type: ignore[assignment]
     """ListGroupSettings lists the groups that were set up."""
     SendBack: _aio.UnaryUnaryMultiCallable[_group_service_pb2.SendBackRequest, _group_service_pb2.SendBackResponse]  # type: ignore[assignment]
-    """SendBack tells of messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
+    """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
     the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
     """
     CreateRetryTopic: _aio.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _group_service_pb2.SendBackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.SendBackResponse, _abc.Awaitable[_group_service_pb2.SendBackResponse]]:
-        """SendBack tells of messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
+        """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
         the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
         """
 

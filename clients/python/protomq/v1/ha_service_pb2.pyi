@@ -101,7 +101,7 @@ Global___OrderKind: _TypeAlias = OrderKind  # noqa: Y015
 
 @_typing.final
 class LogPoint(_message.Message):
-    """LogPoint is the end of an append: two logs that have the same point are the same in front of it."""
+    """LogPoint is the end of an append: two logs that have the same point are the same before it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -82,7 +82,7 @@ class HaServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompareLog(self, request, context):
-        """CompareLog tells of the master's log what a slave needs to find the last point at which both agree.
+        """CompareLog returns what a slave needs of the master's log to find the last point at which both agree.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,7 +77,7 @@ class MemberTopic(_message.Message):
     """Which messages of it, as people read it: empty: all."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The queues at this broker that the member has: it consumes them, or still deals with messages of theirs."""
+        """The queues at this broker that the member has: it consumes them, or still works on messages of theirs."""
 
     def __init__(
         self,

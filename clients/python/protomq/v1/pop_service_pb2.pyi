@@ -351,7 +351,7 @@ class ChangeInvisibleRequest(_message.Message):
     invisible_ms: _builtins.int
     """From now on, in milliseconds: 0 (anybody may have them at once) to 43,200,000."""
     error: _builtins.str
-    """What their processing failed of; their dead letters tell the last one that was given. The first 512 octets are kept. Empty: nothing is said, and what
+    """Why their processing failed; their dead letters have the last text that was given. The first 512 octets are kept. Empty: nothing is said, and what
     was said before stays.
     """
     @_builtins.property

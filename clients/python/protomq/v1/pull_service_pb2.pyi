@@ -75,7 +75,7 @@ class _PullStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PullStatus
     PULL_STATUS_OFFSET_RESET: _PullStatus.ValueType  # 5
     """The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
     PULL_STATUS_DIVERGED: _PullStatus.ValueType  # 6
-    """An unclean promotion, or a power cut under ASYNC_FLUSH, took messages in front of queue_offset back, and others may stand there now:
+    """An unclean promotion, or a power cut under ASYNC_FLUSH, took messages before queue_offset back, and others may stand there now:
     continue at next_offset, up to which the logs agree. Only for requests that name a log_epoch.
     """
 
@@ -95,7 +95,7 @@ PULL_STATUS_OFFSET_ILLEGAL: PullStatus.ValueType  # 4
 PULL_STATUS_OFFSET_RESET: PullStatus.ValueType  # 5
 """The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
 PULL_STATUS_DIVERGED: PullStatus.ValueType  # 6
-"""An unclean promotion, or a power cut under ASYNC_FLUSH, took messages in front of queue_offset back, and others may stand there now:
+"""An unclean promotion, or a power cut under ASYNC_FLUSH, took messages before queue_offset back, and others may stand there now:
 continue at next_offset, up to which the logs agree. Only for requests that name a log_epoch.
 """
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
@@ -173,7 +173,7 @@ class PullRequest(_message.Message):
     """
     log_epoch: _builtins.int
     """The `log_epoch` of the last answer that told where this queue goes on; 0: not checked. If the log of this broker parted from the one that
-    gave that answer in front of queue_offset, the answer is DIVERGED, and commit_offset is not taken.
+    gave that answer before queue_offset, the answer is DIVERGED, and commit_offset is not taken.
     """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

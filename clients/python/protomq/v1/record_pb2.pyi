@@ -58,7 +58,7 @@ Global___RecordBatch: _TypeAlias = RecordBatch  # noqa: Y015
 class Record(_message.Message):
     """Record is one message. Fields 1 to 5 are the producer's, and `crc32c` covers them. Fields 6 and up are the trailer: 7 and 9 to 21 are
     always present on disk and always in the order of their numbers, so that each stands at a constant distance from the record's end.
-    Since in protobuf the last occurrence of a field wins, nothing in front of the trailer can override it. A client that writes records
+    Since in protobuf the last occurrence of a field wins, nothing before the trailer can override it. A client that writes records
     by hand may leave the whole trailer out: the broker fills it in.
     """
 

@@ -70,7 +70,7 @@ class OffsetsRecord(_message.Message):
 
     @_builtins.property
     def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Groups that were deleted: what the log has of them in front of this record no longer counts. Apply them before the commits of this record."""
+        """Groups that were deleted: what the log has of them before this record no longer counts. Apply them before the commits of this record."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class TopicsRecord(_message.Message):
 
     @_builtins.property
     def deleted_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of topics that are deleted: what the log has of them in front of this record belongs to no topic."""
+        """Names of topics that are deleted: what the log has of them before this record belongs to no topic."""
 
     @_builtins.property
     def earlier_deletions(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlierDeletion]:
@@ -199,7 +199,7 @@ class EarlierDeletion(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     end_position: _builtins.int
-    """What the log has of the topic in front of this position belongs to no topic."""
+    """What the log has of the topic before this position belongs to no topic."""
     def __init__(
         self,
         *,
@@ -456,7 +456,7 @@ class ReplayedDeadLetters(_message.Message):
     consumer_group: _builtins.str
     """The group."""
     topic_incarnation: _builtins.int
-    """Incarnation of %DLQ%group: what was told of another one counts no more."""
+    """Incarnation of %DLQ%group: what was said of another one counts no more."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Runs of offsets in queue 0: first, one past the last, first, ..."""
@@ -596,7 +596,7 @@ class PoppedQueue(_message.Message):
 
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PopError]:
-        """What open messages failed of, as their last holder said."""
+        """Why open messages failed, as their last holder said."""
 
     def __init__(
         self,
@@ -630,7 +630,7 @@ Global___PoppedQueue: _TypeAlias = PoppedQueue  # noqa: Y015
 
 @_typing.final
 class PopError(_message.Message):
-    """PopError is what messages failed of."""
+    """PopError is why messages failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

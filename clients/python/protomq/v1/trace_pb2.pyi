@@ -30,7 +30,7 @@ class _TraceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TraceKind.V
     TRACE_KIND_SENT: _TraceKind.ValueType  # 1
     """It sent it, or tried to."""
     TRACE_KIND_CONSUMED: _TraceKind.ValueType  # 2
-    """It got it, and came back for more: the message was dealt with."""
+    """It got it, and came back for more: the message was finished."""
 
 class TraceKind(_TraceKind, metaclass=_TraceKindEnumTypeWrapper):
     """TraceKind says what a client has done with a message."""
@@ -40,7 +40,7 @@ TRACE_KIND_UNSPECIFIED: TraceKind.ValueType  # 0
 TRACE_KIND_SENT: TraceKind.ValueType  # 1
 """It sent it, or tried to."""
 TRACE_KIND_CONSUMED: TraceKind.ValueType  # 2
-"""It got it, and came back for more: the message was dealt with."""
+"""It got it, and came back for more: the message was finished."""
 Global___TraceKind: _TypeAlias = TraceKind  # noqa: Y015
 
 @_typing.final

@@ -123,7 +123,7 @@ FLAG_KIND_COPY: Final = 0x0200
 FLAG_KIND_STATE: Final = 0x0300
 """A state of the broker, in a system topic."""
 FLAG_TRANSIT: Final = 0x0800
-"""The broker's: `transit` stands in front of the topic."""
+"""The broker's: `transit` stands before the topic."""
 
 SEAL: Final = struct.Struct("<BBBIBQBQBIBQBQBI")
 """A whole seal field: tag, length 51, then epoch, start_position, size_bytes, record_count, store_time_ms, synced_position, crc32c."""

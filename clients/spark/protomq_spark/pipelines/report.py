@@ -216,7 +216,7 @@ def show_tasks(spark: SparkSession) -> Iterator[None]:
 
 
 def end_of(progress: Any) -> float:
-    """When a micro-batch ended, in seconds since 1970: Spark tells of several at once, later."""
+    """When a micro-batch ended, in seconds since 1970: Spark reports several at once, later."""
     began_at = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
     return began_at + float(progress["durationMs"]["triggerExecution"]) / 1000
 

@@ -7,7 +7,7 @@ class FilterError(Exception):
     """A filter that cannot be used.
 
     Attributes:
-        position: characters in front of the place that is wrong.
+        position: characters before the place that is wrong.
         line, column: of that place, from 1.
         expected: what could have stood there, as a reader would write it; empty where that is not the matter.
     """

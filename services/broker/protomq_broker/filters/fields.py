@@ -52,7 +52,7 @@ _OTHER_TEXTS: Final[Mapping[str, Callable[[Record], str]]] = {
     ),
 }
 OWN_FIELDS: Final = frozenset((TAGS, KEYS, SIZE, *_NUMBERS_AT, *_OTHER_TEXTS))
-"""What a message has besides properties. A property of the same name goes first, except in front of TAGS and KEYS, which are RocketMQ's."""
+"""What a message has besides properties. A property of the same name goes first, except before TAGS and KEYS, which are RocketMQ's."""
 
 _ARRAYS_COUNT_MIN: Final = 24
 """From this number of records on numpy saves more than its fixed cost."""

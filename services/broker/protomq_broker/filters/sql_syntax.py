@@ -2,7 +2,7 @@
 
 What would be read in two ways, or never match, is refused:
 - `NOT a = 'x'`: SQL means NOT (a = 'x'), RocketMQ means (NOT a) = 'x'. It wants brackets here.
-- A minus in front of anything but a number, and CONTAINS on what is no property: RocketMQ takes them, and they never match.
+- A minus before anything but a number, and CONTAINS on what is no property: RocketMQ takes them, and they never match.
 - A text, TRUE or FALSE where numbers are compared, as RocketMQ refuses it.
 
 Taken here, though RocketMQ refuses it: 0.0. Pure; any thread.
@@ -195,7 +195,7 @@ def _operand(part: _Part) -> Node:
     """The part where something is compared."""
     if part.is_bare_not:
         raise _WrongError(
-            "SQL and RocketMQ read NOT differently in front of a comparison: put what it negates into brackets",
+            "SQL and RocketMQ read NOT differently before a comparison: put what it negates into brackets",
             part.at,
             ("NOT (...)",),
         )
@@ -225,7 +225,7 @@ def _property(part: _Part, keyword: str) -> Property:
     node = _operand(part)
     if isinstance(node, Property):
         return node
-    raise _WrongError(f"a property is expected in front of {keyword}", part.at, ("a property",))
+    raise _WrongError(f"a property is expected before {keyword}", part.at, ("a property",))
 
 
 def _text_of(token: Token) -> bytes:

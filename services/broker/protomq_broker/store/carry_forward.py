@@ -100,7 +100,7 @@ class CarryForward:
         self._on_writer = on_writer
 
     def forward(self, cut: int) -> None:
-        """Appends again what is alive in front of `cut`, and syncs it. Then it appends, durably, the record that the log begins at `cut`.
+        """Appends again what is alive before `cut`, and syncs it. Then it appends, durably, the record that the log begins at `cut`.
 
         Raises StoreError if that fails; then nothing may be deleted.
         """
@@ -123,7 +123,7 @@ class CarryForward:
                 for carry in machine.carry(0):
                     self._carry(machine.topic, carry)
         except StoreError as error:
-            # Carrying forward appends these states before the segments go that still tell of them.
+            # Carrying forward appends these states before the segments go that still report them.
             log.warning("some states have no record yet: %s", error)
 
     def _carry(self, topic: str, carry: Carrier) -> None:
@@ -138,7 +138,7 @@ class CarryForward:
             raise StoreError(f"what was appended up to position {position} could not be synced")
 
     def _carry_pending(self, cut: int) -> None:
-        """Appends copies of the delayed messages that stand in front of `cut`."""
+        """Appends copies of the delayed messages that stand before `cut`."""
         store = self._store
         with store.timer.watch() as watch:
             for rows in store.pending.below(cut):
@@ -177,7 +177,7 @@ class CarryForward:
         store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
 
     def _carry_halves(self, cut: int) -> None:
-        """Appends again the half messages in front of `cut` that are open."""
+        """Appends again the half messages before `cut` that are open."""
         store = self._store
         while halves := store.transactions.below(cut)[:CARRIED_COUNT]:
             first = first_halves(halves, copied_size_max_bytes(store.append_size_max_bytes))

@@ -55,7 +55,7 @@ class Derived(Protocol):
         """Called at a start. `positions`: for each deleted topic the position up to which its records are deleted. The records behind it
         come next.
 
-        The state from `load` already knows deletions in front of its position.
+        The state from `load` already knows deletions before its position.
         """
 
     def truncate(self, end_position: int) -> None:

@@ -68,7 +68,7 @@ class LogFollowers:
         if not topics:
             return self._apply(block, 0, records.count)
         states = np.flatnonzero(np.isin(records.topic_indexes, topics))
-        # An append with state records is applied alone: first what stands in front of it, then the states, then what stands behind.
+        # An append with state records is applied alone: first what stands before it, then the states, then what stands behind.
         ends = np.array([seal.end_position for seal in block.appends.seals], np.int64)
         appends = np.unique(np.searchsorted(ends, records.positions[states], "right"))
         starts = np.array([seal.start_position for seal in block.appends.seals], np.int64)
@@ -187,7 +187,7 @@ class Follower:
         return commit_log.tail.position
 
     def deletable_below(self) -> int:
-        """The confirmed start of the leader's log: segments in front of it may be deleted here, too."""
+        """The confirmed start of the leader's log: segments before it may be deleted here, too."""
         confirmed = min(self._positions.readable, self._positions.flushed)
         starts = self._followers.leader_starts
         return max((start for position, start in starts if position < confirmed), default=0)

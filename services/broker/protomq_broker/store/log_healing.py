@@ -1,7 +1,7 @@
 """Heals a damaged range of the log with the bytes that a replica has there, while the store is open.
 
 Replicas have the same log, byte by byte, and the store knows the CRC of the chain of seals on both sides of a range. So it proves the bytes
-before it writes any. From the CRC in front of the range, each seal must lead to the next, and the last one to the CRC behind the range.
+before it writes any. From the CRC before the range, each seal must lead to the next, and the last one to the CRC behind the range.
 Bytes of another past or epoch, or with a flipped bit, do not lead there.
 
     prove  ->  write at the same positions, sync  ->  doubt what readers believed there  ->  take the range out of quarantine
@@ -51,7 +51,7 @@ def prove_healing(
 ) -> list[WalkedBlock]:
     """Returns the appends in `data`, segment by segment, if they are those of the damaged range. Raises HealingRefusedError otherwise.
 
-    `crc_before`: CRC of the seal in front of the range; None: unknown, then the range must begin with the head of a segment.
+    `crc_before`: CRC of the seal before the range; None: unknown, then the range must begin with the head of a segment.
     """
 
     def refuse(position: int, reason: str) -> HealingRefusedError:
@@ -149,7 +149,7 @@ class LogHealer:
         write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
         try:
             self._disk.fsync(segment.fd)
-        except OSError as error:  # it may tell of appends: nobody is told twice
+        except OSError as error:  # it may report appends: nobody is told twice
             self._log.fail(f"an fsync of {segment.path} failed: {error}")
             raise
 

@@ -38,7 +38,7 @@ def written_position(disk: Disk, root: str) -> int:
 
 
 def forget_unused_segments(disk: Disk, root: str, folder: SegmentFolder) -> None:
-    """Forgets segments in which nothing was ever written, if a file says that there were segments in front of them.
+    """Forgets segments in which nothing was ever written, if a file says that there were segments before them.
 
     Retention deletes nothing behind the checkpoint, and never the segment being written. So if only the segment made in advance is left,
     somebody has removed the log; retention has not shortened it.

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_CHECK_SIZE_BYTES: Final = 64 << 20
-"""Bytes in front of the checkpoint that a start checks: 40 ms if they are in the page cache."""
+"""Bytes before the checkpoint that a start checks: 40 ms if they are in the page cache."""
 
 
 def make_folders(disk: Disk, root: str) -> None:
@@ -145,7 +145,7 @@ def recover_store(
             disk, folder, config_folder, config, checkpoint, queues, derived, epochs, same_cache, deleted, positions, boundaries, on_walked,
         )  # fmt: skip
     except CorruptLogError:
-        if queues.known_ends:  # the files that told of them are cut
+        if queues.known_ends:  # the files that had them are cut
             save_ends(disk, config_folder, queues.known_ends)
         raise
     replay.finish(recovered.tail.position)
@@ -244,14 +244,14 @@ def _recover(
 def _boundary_before(
     checkpoint: Checkpoint, boundaries: Sequence[tuple[int, int]]
 ) -> StartPoint | None:
-    """Returns the last boundary that is at least START_CHECK_SIZE_BYTES in front of the checkpoint; None if there is none."""
+    """Returns the last boundary that is at least START_CHECK_SIZE_BYTES before the checkpoint; None if there is none."""
     end = checkpoint.replay_position - START_CHECK_SIZE_BYTES
     found = [StartPoint(position, crc) for position, crc in boundaries if position <= end]
     return found[-1] if found else None
 
 
 def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:
-    """Returns where the check in front of the checkpoint begins: at the segment that ends with the checkpoint or contains it."""
+    """Returns where the check before the checkpoint begins: at the segment that ends with the checkpoint or contains it."""
     return choose_start(
         folder, replace(checkpoint, replay_position=1 << 62), checkpoint.replay_position - 1
     )

@@ -62,7 +62,7 @@ class PopCarrier:
         self._size_max_bytes = min(MOVED_SIZE_MAX_BYTES, append_size_max_bytes // 4)
 
     def move_below(self, cut: int) -> None:
-        """Moves the open messages whose record stands in front of `cut`. Raises what an append raises."""
+        """Moves the open messages whose record stands before `cut`. Raises what an append raises."""
         for known in self._popped.queues():
             while self._is_known(known) and (places := self._places_below(known, cut)):
                 self._move(known, self._first(places))

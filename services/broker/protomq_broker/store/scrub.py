@@ -1,6 +1,6 @@
 """Reads old segments again, slowly, so that it finds damage before a consumer does.
 
-A start proves only the log behind the checkpoint. The scrub walks the part in front of it, a little at a time and round by round, and
+A start proves only the log behind the checkpoint. The scrub walks the part before it, a little at a time and round by round, and
 checks seals, structure and file sizes. It puts a part that fails twice in a row into quarantine: readers get an error, and continue behind
 it.
 
@@ -56,7 +56,7 @@ class Scrubber:
         self._credit_bytes = 0
 
     def step(self, now_ms: int, end_position: int) -> None:
-        """Walks on as far as the rate allows. Everything in front of `end_position` is synced. `now_ms`: monotonic time."""
+        """Walks on as far as the rate allows. Everything before `end_position` is synced. `now_ms`: monotonic time."""
         passed_ms = 0 if self._at_ms is None else now_ms - self._at_ms
         self._at_ms = now_ms
         if self._next is None:

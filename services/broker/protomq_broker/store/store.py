@@ -1212,7 +1212,7 @@ class Store:
         return position >= self.topics.deleted.get(topic, 0)
 
     def _times(self, position: int) -> tuple[int, int]:
-        """Returns the store time of the last record in front of `position`, where a segment ends, and of the last record of the log."""
+        """Returns the store time of the last record before `position`, where a segment ends, and of the last record of the log."""
         end_ms = self.positions.tail.store_time_ms
         seal = seal_at_end(self._folder.at(position - 1))
         return (end_ms if seal is None else seal.store_time_ms), end_ms

@@ -4,8 +4,8 @@
 
 An open follower writes the intent, durably, and takes no more bytes. The start that finds it does these steps in order, each durably:
 
-    1   what was derived from the log, and snapshots of states: those that may tell of something behind the point go
-    2   the checkpoint, if it tells of more than the point: it says that the log is synced up to there, and nothing of what is derived
+    1   what was derived from the log, and snapshots of states: those that may report something behind the point go
+    2   the checkpoint, if it reports more than the point: it says that the log is synced up to there, and nothing of what is derived
     3   the epochs behind the point, ranges in quarantine behind it, and ends of queues in such ranges
     4   the log behind the point: later segments go, the rest of its segment reads as zeros
     5   the intent

@@ -10,7 +10,7 @@ Rules:
   topic's.
 - If the index was rebuilt with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`). Then each
   message that the topic has lost there may be the wanted one.
-- What `protomq log repair` has taken out is gone for look-ups, as if it had never been: no error tells of it.
+- What `protomq log repair` has taken out is gone for look-ups, as if it had never been: no error reports it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two logs agree at a point if an append of the same epoch ends there in both, with the same CRC of the chain. Then they are the same
 before that point. Each epoch has one writer. So of an epoch that both have, one log has the beginning of what the other has: they
-agree where the shorter part ends. Where they do not, an epoch was begun twice, and the one in front of it is asked.
+agree where the shorter part ends. Where they do not, an epoch was begun twice, and the one before it is asked.
 
 Pure logic: who asks the other store is not its business.
 """
@@ -24,7 +24,7 @@ START: Final = LogPoint(0, 0, 0)
 
 
 class LogView(Protocol):
-    """What a log tells of itself."""
+    """What a log says about itself."""
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
         """(the last epoch not above `epoch` that the log has, where it ends there); None if it has none."""

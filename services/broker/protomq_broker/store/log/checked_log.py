@@ -108,7 +108,7 @@ class CheckedLog:
         self.next_note = tail.position
 
     def note_append(self, tail: LogTail) -> None:
-        """The writer goes on at `tail`, in front of an append, which is at `next_note` or behind."""
+        """The writer goes on at `tail`, before an append, which is at `next_note` or behind."""
         self._appended.append((tail.position, tail.crc32c))
         size = self._folder.segment_size_bytes
         self.next_note = min(tail.position + PIECE_SIZE_BYTES, tail.position // size * size + size)

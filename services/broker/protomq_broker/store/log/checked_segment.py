@@ -4,7 +4,7 @@
     piece      from one boundary to the next; behind the last one is a piece too, of which nobody knows yet how it is divided
 
 Boundaries are remembered where somebody came by: a walk, or the writer. By them a piece deep inside a segment is proved without all that
-stands in front of it.
+stands before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protomq.wire.log_walk import WalkedBlock
 
 
 class Stretch(NamedTuple):
-    """Appends that were walked and hold: [start, end), and the CRC of the chain in front of them and behind them."""
+    """Appends that were walked and hold: [start, end), and the CRC of the chain before them and behind them."""
 
     start_position: int
     previous_crc32c: int | None
@@ -75,7 +75,7 @@ class CheckedSegment:
     """See the module's docstring. Any thread.
 
     Attributes:
-        doubt_count: how often something was doubted: who has walked bytes in front of a doubt has not shown that they hold behind it.
+        doubt_count: how often something was doubted: who has walked bytes before a doubt has not shown that they hold behind it.
         base_position, end_position: of the segment.
         pieces: what is known.
         written_ns: when the file had last been written to, as of the last look.

@@ -172,7 +172,7 @@ class CommitLog:
             self.tail = LogTail(position, 0, 0)
 
     def take_back(self, tail: LogTail, reason: str) -> None:
-        """Undoes the last append, before anybody was told of it, and stops the log for good; `tail` is what stood before."""
+        """Undoes the last append, before anybody learned of it, and stops the log for good; `tail` is what stood before."""
         segment = self._segment
         assert segment is not None
         assert segment.base_position <= tail.position <= self.tail.position

@@ -6,13 +6,13 @@ A row goes from its start to that of the next one. The epoch of an append stands
 
 Rules:
 - Every opening to lead begins a new epoch: a row, durable before the first append of the epoch.
-- A seal's synced position tells of the disk of the store that wrote it. It counts where this store led; what was written for another
+- A seal's synced position is that of the disk of the store that wrote it. It counts where this store led; what was written for another
   leader is as durable as this store's own marks say. One of them is `synced_position`: the log below it was on stable storage here when
   the file was written.
 - If another store led an epoch, its row may be written late, with the next checkpoint. So this store did not lead an epoch without a
   row.
 - Without a file that holds, every synced position counts. So a start may refuse a torn tail of another leader's bytes, but cuts nothing
-  that was stored safely. Then the rows are found again by the seals, and tell of none that this store led.
+  that was stored safely. Then the rows are found again by the seals, and none counts as led by this store.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Epochs:
     is_known: bool = True
 
     def row_at(self, position: int) -> EpochRow | None:
-        """The row in which a position lies; None in front of the first."""
+        """The row in which a position lies; None before the first."""
         index = bisect_right(self.rows, position, key=_start_of)
         return self.rows[index - 1] if index else None
 

@@ -49,7 +49,7 @@ class Positions:
         replicated: position below which all is on the replicas that count, or confirmed by the leader.
         readable: position below which all may be given.
         on_appended: told where the log ends now. The writer.
-        on_arrival: told of the queues that got readable messages.
+        on_arrival: called with the queues that got readable messages.
         on_flushed: told the flushed position when it has moved, and when it never will again, because the log has failed.
     """
 

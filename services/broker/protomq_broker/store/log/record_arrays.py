@@ -63,7 +63,7 @@ def topic_field_of(topic_bytes: bytes) -> bytes:
 
 def sameness_mask(topic_bytes: bytes, has_due_time: bool) -> NDArray[np.uint64]:
     """What must be the same in all trailers of a request, as words that end where the trailer does. These are all constant parts,
-    producer id and epoch, whether there is a due time, and the flags that are not a producer's. Octets in front of the trailer do not
+    producer id and epoch, whether there is a due time, and the flags that are not a producer's. Octets before the trailer do not
     count.
     """
     return _sameness_mask(len(topic_bytes) + 2, has_due_time)

@@ -9,7 +9,7 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     or an entry of a consume queue for a record behind P
     a segment at or behind P begins with the head of another one    corruption too: files have changed places
 
-In front of the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
+Before the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
 `synced` is the largest position below which everything had been synced, by the word of something durable. That is the checkpoint, a
 derived structure, the table of epochs, or a seal that holds and that this store wrote (`epochs.py`). To find seals behind P the bytes are

@@ -59,7 +59,7 @@ def chain_holds(
         start = seal_at - values[7]
         if start < 0 or values[5] != base_position + start:
             return False
-        # In front of it stands the seal of the append before, which ends in its CRC.
+        # Before it stands the seal of the append before, which ends in its CRC.
         before = data[start - 4 : start] if start >= 4 else previous_crc32c.to_bytes(4, "little")
         covered_end = seal_at + SEAL_COVERED_BYTES
         is_small = covered_end - start < _COPIED_SIZE_MAX_BYTES

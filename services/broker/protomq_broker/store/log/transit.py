@@ -1,4 +1,4 @@
-"""The field `transit` of a copy: where the message stood first, and what its deliveries failed of. Pure: values in, bytes out."""
+"""The field `transit` of a copy: where the message stood first, and why its deliveries failed. Pure: values in, bytes out."""
 
 from __future__ import annotations
 

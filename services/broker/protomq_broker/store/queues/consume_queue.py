@@ -45,7 +45,7 @@ _ENTRY_STRUCT: Final = struct.Struct("<QIq")
 assert _ENTRY_STRUCT.size == ENTRY_SIZE_BYTES
 NO_FOLDER: Final = -2
 NEW_FOLDER: Final = -1
-"""Values of `synced_offset` in front of the first sync."""
+"""Values of `synced_offset` before the first sync."""
 _CAPACITY_MIN: Final = 4
 _NO_BUFFER: Final = (0, bytearray())
 _NO_LAST: Final = (-1, 0)
@@ -396,7 +396,7 @@ class ConsumeQueue:
     def entries(self, queue_offset: int, count_max: int) -> NDArray[Any]:
         """The entries from `queue_offset` on, at most `count_max`; none if `queue_offset` is outside [min_offset, end_offset).
 
-        The result may be a view of the buffer: read it, do not keep it. Less than there is comes in front of an entry that does not
+        The result may be a view of the buffer: read it, do not keep it. Less than there is comes before an entry that does not
         hold; ConsumeQueueDamagedError if that is the first.
         """
         # Before the buffer: see the rules above.

@@ -84,7 +84,7 @@ class ConsumeQueueTable:
         log_start: first position that the log still has.
         damage: after `load`: why its files were not taken over; "" if they were.
         known_ends: after `load`: how far queues went where that is more than they have now.
-        keep_known_ends: called before files that tell of `known_ends` are cut or removed: a start may be killed at any time.
+        keep_known_ends: called before files that report `known_ends` are cut or removed: a start may be killed at any time.
     """
 
     outlives_topics = False
@@ -163,7 +163,7 @@ class ConsumeQueueTable:
         return self.find(queue.topic, queue.queue_id) is queue
 
     def watch_damage(self, on_met: Callable[[], None]) -> None:
-        """From now on damage is healed: `on_met` is told of each file in which some is met, on any thread."""
+        """From now on damage is healed: `on_met` is called with each file in which some is met, on any thread."""
         self._home.on_met = on_met
 
     # Writer thread.
@@ -386,7 +386,7 @@ class ConsumeQueueTable:
             self.flush()
 
     def pass_over(self, start_position: int, end_position: int) -> None:
-        """Nothing to do: offsets that are missing later on tell of the loss."""
+        """Nothing to do: offsets that are missing later on report the loss."""
 
     def note_carried(
         self, topic: str, queue_id: int, min_offset: int, end_offset: int, position: int
@@ -398,7 +398,7 @@ class ConsumeQueueTable:
     def keep_ends(
         self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int
     ) -> None:
-        """Gives queues entries for messages that the log has lost and that only `known_ends` tell of: no offset is given twice, and
+        """Gives queues entries for messages that the log has lost and that only `known_ends` report: no offset is given twice, and
         readers are told. The log ends at `end_position`, and is synced.
         """
         kept = self._keep_beginnings(damaged, deleted)
@@ -429,11 +429,11 @@ class ConsumeQueueTable:
             kept = True
         self.known_ends = []
         self.begin_carried()
-        if kept:  # for good: the files that told of them are cut
+        if kept:  # for good: the files that had them are cut
             self.checkpoint(end_position)
 
     def _keep_beginnings(self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int]) -> bool:
-        """Queues that begin later than they should, at 0 or where `note_carried` says: what stood in front of their first entry is lost.
+        """Queues that begin later than they should, at 0 or where `note_carried` says: what stood before their first entry is lost.
         Whether there are any."""
         if not damaged:
             return False

@@ -55,7 +55,7 @@ class LogState(NamedTuple):
     """What the healer asks of the store.
 
     Attributes:
-        end_position: end of the log; all in front of it is written.
+        end_position: end of the log; all before it is written.
         flushed_position: end of what is on stable storage.
         deleted: topics that were deleted, and where the log ended then.
         quarantine: ranges in quarantine.

@@ -1,7 +1,7 @@
 """The entries of one consume queue file while it is healed: which hold, where the log must have the others, and what was found.
 
     survey     which entries hold: their check bits are right, and they stand in order, within the log
-    spans      where in the log the others must stand: behind the entry before them, in front of the one after
+    spans      where in the log the others must stand: behind the entry before them, before the one after
     take       puts in entries of the records that were read there
     fill_lost  puts in entries of lost records, as a start does (`consume_queue_table.py`), for what the log does not have
 
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
     """What is known around the entries.
 
     Attributes:
-        before: where the record of the entry in front of the first one ends; 0 if there is none, or it is unknown.
+        before: where the record of the entry before the first one ends; 0 if there is none, or it is unknown.
         after: where the record of the entry behind the last one starts, or the log ends.
     """
 

@@ -194,7 +194,7 @@ class LogReader:
         return self._store_time(position, size)
 
     def position_at_time(self, topic: str, time_ms: int) -> int:
-        """A position of the log in front of which nothing of the topic stands that was stored at `time_ms` or later."""
+        """A position of the log before which nothing of the topic stands that was stored at `time_ms` or later."""
         positions = [
             queue.entry(offset)[0]
             for queue, offset in self._offsets_at_time(topic, time_ms)

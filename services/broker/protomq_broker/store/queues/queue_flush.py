@@ -19,9 +19,9 @@ TOGETHER_SIZE_BYTES: Final = 256 << 10
 def flush_together(
     queues: Sequence[ConsumeQueue], on_written: Callable[[ConsumeQueue], None]
 ) -> None:
-    """As `ConsumeQueue.flush` of each, in this order; `on_written` is told of each queue that is done.
+    """As `ConsumeQueue.flush` of each, in this order; `on_written` is called with each queue that is done.
 
-    After an OSError nothing is lost: what `on_written` was not told of is still in memory.
+    After an OSError nothing is lost: queues without a call of `on_written` are still in memory.
     """
     group: list[tuple[ConsumeQueue, Unwritten]] = []
     size_bytes = 0

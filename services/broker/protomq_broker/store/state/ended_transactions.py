@@ -18,7 +18,7 @@ ENDED_ROW: Final = np.dtype(
         ("position", "<u8"),
     ]
 )
-"""As it stands in the state file. `position`: of the record that tells of the ending."""
+"""As it stands in the state file. `position`: of the record that reports the ending."""
 _ROW: Final = struct.Struct("<QIQBQ")
 """The same for one row: an item of an array costs several times as much to read and to write."""
 assert _ROW.size == ENDED_ROW.itemsize
@@ -53,7 +53,7 @@ class EndedTransactions:
         self._endings[key] = ending
 
     def forget_below(self, position: int) -> None:
-        """Forgets what is told by records in front of `position`."""
+        """Forgets what is told by records before `position`."""
         while self._endings and self._rows[self._start]["position"] < position:
             self._forget_first()
 

@@ -59,7 +59,7 @@ class GroupTable:
     Attributes:
         writer: how changes get into the log; set before the first one.
         disabled: groups that may not consume; replaced, never changed.
-        replay_from: after the construction: the records in front of this position are in it already.
+        replay_from: after the construction: the records before this position are in it already.
     """
 
     topic = GROUPS_TOPIC
@@ -196,13 +196,13 @@ class GroupTable:
     # Parts.
 
     def _carried(self, names: Sequence[str], cut: int) -> bytes:
-        """A record that says again those of the groups whose newest record stands in front of `cut`. The writer."""
+        """A record that says again those of the groups whose newest record stands before `cut`. The writer."""
         alive = [name for name in names if self._positions.get(name, cut) < cut]
         messages = [group_to_message(self._settings[name]) for name in alive]
         return GroupsRecord(settings=messages).SerializeToString()
 
     def _carried_keys(self, keys: Sequence[int], cut: int) -> bytes:
-        """A record that says again those of the requests whose newest record stands in front of `cut`. The writer."""
+        """A record that says again those of the requests whose newest record stands before `cut`. The writer."""
         times_ms = self._sent_back.times_of(keys, cut)
         return GroupsRecord(
             sent_back=times_ms.keys(), sent_back_times_ms=times_ms.values()

@@ -35,7 +35,7 @@ class HalfCopies(NamedTuple):
 
 
 def copied_size_max_bytes(append_size_max_bytes: int) -> int:
-    """Of the half messages that are copied together: their copies, which are larger, and the record that tells of them are one append."""
+    """Of the half messages that are copied together: their copies, which are larger, and the record that reports them are one append."""
     return min(SIZE_MAX_BYTES, append_size_max_bytes // 4)
 
 

@@ -73,7 +73,7 @@ class HalfMessages:
             self._replayed.append(records.select(chosen))
 
     def open_replayed(self, position: int | None = None) -> None:
-        """Opens those in front of a position; all of them without one: the start is done."""
+        """Opens those before a position; all of them without one: the start is done."""
         kept: list[ScannedRecords] = []
         for records in self._replayed:
             if position is not None and int(records.positions[-1]) >= position:
@@ -131,7 +131,7 @@ class HalfMessages:
 class TransactionState:
     """Implements `StateMachine`.
 
-    Attributes: replay_from: what the log has in front of this position is in the state already.
+    Attributes: replay_from: what the log has before this position is in the state already.
     """
 
     topic = TRANSACTIONS_TOPIC
@@ -154,7 +154,7 @@ class TransactionState:
         return ()
 
     def end_replay(self) -> None:
-        """There are no more records: what the log told of the past is not counted."""
+        """There are no more records: what the log said about the past is not counted."""
         self._halves.open_replayed()
         self._transactions.start_counting()
 
@@ -222,7 +222,7 @@ def _halves_of(records: ScannedRecords) -> list[HalfMessage]:
 
 
 def _without(records: ScannedRecords, topic: str, end_position: int) -> ScannedRecords:
-    """The records but those of a topic in front of a position."""
+    """The records but those of a topic before a position."""
     if topic not in records.topics:
         return records
     is_gone = records.topic_indexes == records.topics.index(topic)

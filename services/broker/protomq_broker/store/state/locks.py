@@ -63,7 +63,7 @@ class LockTable:
     """The locks. Questions: any thread; `apply`: the writer.
 
     Attributes:
-        replay_from: after the construction: the records in front of this position are in it already.
+        replay_from: after the construction: the records before this position are in it already.
     """
 
     topic = LOCKS_TOPIC
@@ -167,7 +167,7 @@ class LockTable:
             del self._groups[key.group]
 
     def _carried(self, keys: Sequence[LockKey], cut: int) -> bytes:
-        """A record that says again those of the locks whose newest record stands in front of `cut`. The writer."""
+        """A record that says again those of the locks whose newest record stands before `cut`. The writer."""
         alive = [key for key in keys if self._positions.get(key, cut) < cut]
         return locks_record((key, self._owners[key]) for key in alive)
 

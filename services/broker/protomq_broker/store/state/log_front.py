@@ -52,7 +52,7 @@ class LogFront:
         end_position: int,
         times: Callable[[int], tuple[int, int]],
     ) -> None:
-        """`times` tells the store time of the last record in front of a position, and that of the last one of all."""
+        """`times` tells the store time of the last record before a position, and that of the last one of all."""
         self.replay_from = end_position
         self._queues = queues
         self._repeated = repeated
@@ -90,7 +90,7 @@ class LogFront:
         return LogRecord(start=LogStart(position=position, crc32c=crc32c or 0)).SerializeToString()
 
     def is_told(self, start: int, end_position: int, reader: LogReader) -> bool:
-        """Whether a log that begins at `start` says so in front of `end_position`: only then all that is alive stands in it up to there."""
+        """Whether a log that begins at `start` says so before `end_position`: only then all that is alive stands in it up to there."""
         if not start:
             return True
         queue = self._queues.find(LOG_TOPIC, 0)

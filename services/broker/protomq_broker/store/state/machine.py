@@ -37,8 +37,8 @@ class Snapshot(NamedTuple):
     """What a machine knows at one moment.
 
     Attributes:
-        end_position: it tells of no record at or behind it: nothing is saved before the log is synced up to there.
-        save: writes it down; every record in front of the position that it is given is in the snapshot. Raises OSError.
+        end_position: it reports no record at or behind it: nothing is saved before the log is synced up to there.
+        save: writes it down; every record before the position that it is given is in the snapshot. Raises OSError.
     """
 
     end_position: int
@@ -50,7 +50,7 @@ class StateMachine(Protocol):
 
     Attributes:
         topic: the system topic; its records stand in queue 0.
-        replay_from: at a start: what the log has in front of this position is in the state already.
+        replay_from: at a start: what the log has before this position is in the state already.
     """
 
     topic: str
@@ -61,9 +61,9 @@ class StateMachine(Protocol):
         checked before it was appended."""
 
     def carry(self, cut: int) -> Sequence[Carrier]:
-        """What is alive and has its newest record in front of `cut`, in slices of a few milliseconds; any thread.
+        """What is alive and has its newest record before `cut`, in slices of a few milliseconds; any thread.
 
-        Of what is known without any record, from a file of an earlier version say, that is in front of everything.
+        Of what is known without any record, from a file of an earlier version say, that is before everything.
         """
 
     def unsaved(self) -> Snapshot | None:

@@ -7,7 +7,7 @@
 Rules:
 - The records are the truth. `apply` takes them in the order of the log: those just appended, and at a start those read back. The same
   records make the same offsets.
-- The file is a cache (`snapshots.py`). Every record in front of its `position` is in it.
+- The file is a cache (`snapshots.py`). Every record before its `position` is in it.
 - An offset belongs to one incarnation of its topic, and is not found with another one.
 - Before a segment goes, what is alive in it is carried forward. So the log has the offsets of a group that commits no more, however old.
   An offset's `position` is where its newest record stands.
@@ -80,7 +80,7 @@ class ConsumerOffsets:
     """The committed offsets of all groups. `apply` and `record_of`: the writer thread; everything else: any thread.
 
     Attributes:
-        replay_from: after the construction: the records in front of this position are in it already.
+        replay_from: after the construction: the records before this position are in it already.
     """
 
     topic = OFFSETS_TOPIC
@@ -130,7 +130,7 @@ class ConsumerOffsets:
         ]
 
     def keys_below(self, position: int) -> list[OffsetKey]:
-        """The offsets whose newest record stands in front of `position`."""
+        """The offsets whose newest record stands before `position`."""
         with self._lock:
             return [
                 OffsetKey(group, topic, queue_id)
@@ -141,7 +141,7 @@ class ConsumerOffsets:
             ]
 
     def record_of(self, keys: Iterable[OffsetKey], position: int) -> bytes:
-        """The body of a record that says again those of `keys` whose newest record still stands in front of `position`; b"": none does."""
+        """The body of a record that says again those of `keys` whose newest record still stands before `position`; b"": none does."""
         commits: dict[str, CommitOffsetsRequest] = {}
         for group, topic, queue_id in keys:
             known = self._groups.get(group, _NO_TOPICS).get(topic)
@@ -231,7 +231,7 @@ class ConsumerOffsets:
     def incarnations(self, deleted: Mapping[str, int]) -> dict[str, int]:
         """The incarnation of each topic that the newest commit in it names.
 
-        `deleted`: topics that were deleted, and where the log ended then; a commit in front of that tells nothing of the topic of today.
+        `deleted`: topics that were deleted, and where the log ended then; a commit before that tells nothing of the topic of today.
         """
         newest: dict[str, tuple[int, int]] = {}
         with self._lock:

@@ -43,7 +43,7 @@ class PopState:
     """`apply`, and what `carry` gives: the writer thread. Everything else: any thread, with `lock` where it says so.
 
     Attributes:
-        replay_from: after the construction: the records in front of this position are in it already.
+        replay_from: after the construction: the records before this position are in it already.
         time_ms: newest pop time that a record tells; 0: none does.
         handed_out_count, acked_count, dead_count, lost_count: messages, since the start.
     """

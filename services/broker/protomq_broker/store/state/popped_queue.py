@@ -26,7 +26,7 @@ from protomq.v1.state_pb2 import HandOut, PopError, PoppedQueue
 OPEN_MAX: Final = 10_000
 """Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
 ERRORS_MAX: Final = 1_000
-"""Open messages of one queue and group of which it is known what they failed of: of more, what was said first is forgotten. So a statement
+"""Open messages of one queue and group of which it is known why they failed: of more, what was said first is forgotten. So a statement
 of the queue stays well below what a record takes."""
 _LONG_RUN: Final = 8
 """Messages of a run from which it is cheaper to settle it as one."""
@@ -77,7 +77,7 @@ class OpenMessages:
         moved: of open messages whose segment is gone: where the copy stands in the group's retry topic.
         errors: of open messages that failed: what a holder said of it last.
         since: position of the first record that is needed for knowing all this.
-        until: what records in front of this position say is in it.
+        until: what records before this position say is in it.
     """
 
     __slots__ = (

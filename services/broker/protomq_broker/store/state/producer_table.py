@@ -231,7 +231,7 @@ class ProducerTable:
     # Snapshots.
 
     def freeze(self) -> None:
-        """From now on `take` tells of this moment."""
+        """From now on `take` reports this moment."""
         self._frozen = _Frozen(len(self.ids), self.forgotten_ms, self.runs_forgotten_ms, [0], {})
         self.is_frozen = True
 

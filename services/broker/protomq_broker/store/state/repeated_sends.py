@@ -68,7 +68,7 @@ from .sent_runs import (
 from .sent_snapshot import SnapshotHead, path_in, read_snapshot, write_snapshot
 
 RUNS_TOLD_MAX: Final = 1_024
-"""Older runs of one producer that a record of the log tells of; what is older is refused where only that record is left."""
+"""Older runs of one producer that a record of the log reports; what is older is refused where only that record is left."""
 
 _Claim = tuple[int, int, list[tuple[int, int]]]
 """Of a producer in the group that is being made: its epoch, the end of all sequences that are stored or claimed, the ranges claimed."""
@@ -123,7 +123,7 @@ class RepeatedSends:
         self._looked_for_room_ms = NEVER_MS
         self._covered_position = 0
         self._claimed_position = 0  # by the snapshot on the disk: the log is durable up to there
-        self._snapshot_end = 0  # it tells of nothing behind
+        self._snapshot_end = 0  # it reports nothing behind
         self._frozen: SnapshotHead | None = None
 
     # Writer thread.
@@ -295,7 +295,7 @@ class RepeatedSends:
         """Nothing to do between checkpoints: the log has all of it."""
 
     def freeze(self) -> int:
-        """The next `checkpoint` tells of this moment; up to where the log was in the table then."""
+        """The next `checkpoint` reports this moment; up to where the log was in the table then."""
         with self._lock:
             table = self._table
             table.freeze()
@@ -415,7 +415,7 @@ class RepeatedSends:
     def take_told(
         self, told: KnownProducers, position: int, is_gone: Callable[[str], bool]
     ) -> None:
-        """A replay has come to the record at `position` that tells of producers: what it says counts, and is all that is known of them.
+        """A replay has come to the record at `position` that reports producers: what it says counts, and is all that is known of them.
 
         `is_gone`: whether a topic was deleted since.
         """

@@ -71,7 +71,7 @@ class ReplayedLetters:
         return known.runs if known is not None and known.incarnation == incarnation else _NONE
 
     def note(self, told: ReplayedDeadLetters, position: int) -> None:
-        """The record at `position` tells of these. Readers see the runs as they were, or as they are then."""
+        """The record at `position` reports these. Readers see the runs as they were, or as they are then."""
         known = self._groups.get(told.consumer_group)
         if known is None or known.incarnation != told.topic_incarnation:
             known = _Replayed(told.topic_incarnation)
@@ -85,11 +85,11 @@ class ReplayedLetters:
         self._groups.pop(group, None)
 
     def below(self, position: int) -> list[str]:
-        """Groups whose newest record stands in front of `position`."""
+        """Groups whose newest record stands before `position`."""
         return [group for group, known in self._groups.items() if known.position < position]
 
     def told(self, groups: Iterable[str], position: int) -> list[ReplayedDeadLetters]:
-        """What is known of those of `groups` whose newest record still stands in front of `position`, to be said again."""
+        """What is known of those of `groups` whose newest record still stands before `position`, to be said again."""
         return [
             ReplayedDeadLetters(
                 consumer_group=group,

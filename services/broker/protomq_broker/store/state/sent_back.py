@@ -20,7 +20,7 @@ _ROW: Final = np.dtype([("key", "<u8"), ("time_ms", "<u8"), ("position", "<u8")]
 class SentBackRequest(NamedTuple):
     """A request that was done.
 
-    Attributes: time_ms: when, by log time; position: where the newest record stands that tells of it.
+    Attributes: time_ms: when, by log time; position: where the newest record stands that reports it.
     """
 
     time_ms: int
@@ -42,7 +42,7 @@ class SentBackRequests:
         return len(self._known)
 
     def note(self, keys: Iterable[int], times_ms: Iterable[int], position: int) -> None:
-        """The record at `position` tells of these."""
+        """The record at `position` reports these."""
         known = self._known
         for key, time_ms in zip(keys, times_ms, strict=False):
             known.pop(key, None)
@@ -56,11 +56,11 @@ class SentBackRequests:
             del known[key]
 
     def below(self, position: int) -> list[int]:
-        """Keys of those whose newest record stands in front of `position`."""
+        """Keys of those whose newest record stands before `position`."""
         return [key for key, request in self._known.items() if request.position < position]
 
     def times_of(self, keys: Sequence[int], position: int) -> dict[int, int]:
-        """When those of `keys` were done that are still told in front of `position`."""
+        """When those of `keys` were done that are still told before `position`."""
         found = ((key, self._known.get(key)) for key in keys)
         return {
             key: request.time_ms

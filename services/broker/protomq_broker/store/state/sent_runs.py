@@ -26,8 +26,8 @@ RUNS_MAX: Final = 1 << 20
 """32 MB for all producers together, and 190 bytes for each that has any."""
 IDLE_MAX_MS: Final = 24 * 3_600_000
 IDLE_STEP_MS: Final = 3_600_000
-"""At each full hour of the log's time the table forgets producers that have sent nothing for a day, all at once, by one look at
-the times."""
+"""At each full hour of the log's time the table forgets producers that have sent nothing for a day. That is one look at the
+times."""
 SWEEP_STEP_MS: Final = 1_000
 """Interval, in the log's time, at which a full table is searched for room: a search of a million producers takes 3 ms."""
 

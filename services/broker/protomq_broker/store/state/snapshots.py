@@ -4,7 +4,7 @@
     config/<name>.json.previous   the snapshot before
 
 Rules:
-- Every record in front of `position` is in a snapshot, and nothing is in it that was not synced as a record.
+- Every record before `position` is in a snapshot, and nothing is in it that was not synced as a record.
 - One that is lost, damaged, ahead of the log or older than its beginning is ignored. Then the one before counts. Else the log is read
   from its beginning, which has all that is alive.
 """
@@ -70,7 +70,7 @@ class SnapshotFiles:
             content = read_json_file(self._disk, path)
             if content is None:
                 return None
-            # Without a position it is of an earlier version: no record tells of what it says.
+            # Without a position it is of an earlier version: no record reports what it says.
             is_told = "position" in content
             position = int(content["position"]) if is_told else 0
             if position > position_max:

@@ -8,7 +8,7 @@ Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A topic's `position` is where its newest record stands.
 - All changes are made on the writer thread, in the turn that appends their record. The caller waits until the change is stored, as for a
   send.
-- A topic that is made by its first message gets its record in the same turn (`add`). Where the log takes no record, its messages tell of
+- A topic that is made by its first message gets its record in the same turn (`add`). Where the log takes no record, its messages report
   it, and the next start appends the record.
 - A topic has an incarnation: a number that it gets when it is created and keeps until it is deleted. The number is random; if its first
   message creates the topic, it is a hash with the store's random number in it. What clients remember of a topic, offsets above all, belongs
@@ -58,7 +58,7 @@ INCARNATION_MAX: Final = (1 << 63) - 1
 CARRIED_COUNT: Final = 500
 """Topics in a slice of what is carried forward."""
 NOWHERE: Final = -1
-"""Position of the record of a topic of which no record tells yet: in front of everything."""
+"""Position of the record of a topic of which no record tells yet: before everything."""
 
 
 class InvalidNameError(StoreError):
@@ -172,7 +172,7 @@ class TopicTable:
     Attributes:
         writer: how changes get into the log; set before the first one.
         on_change: called after each change, on the thread that asked for it.
-        replay_from: after the construction: the records in front of this position are in it already.
+        replay_from: after the construction: the records before this position are in it already.
     """
 
     topic = TOPICS_TOPIC
@@ -205,14 +205,14 @@ class TopicTable:
         self._version = TopicsVersion(0, 0)
         self._snapshot: TopicsSnapshot | None = None  # made when somebody asks for it
         self._deleted: Mapping[str, int] = {}
-        self._untold: dict[str, int] = {}  # deletions that a file of an earlier version tells of
+        self._untold: dict[str, int] = {}  # deletions that a file of an earlier version reports
         self._change_count = self._saved_count = 0
         self._end_position = 0  # behind the start of the last record that was applied
         self.replay_from = self._files.load(self._load, self._log_start, end_position)
         self.forget_deleted(self._log_start)
 
     def believe(self, end_position: int) -> bool:
-        """The log ends there: whether the cache told of no more than it has. If it did, it is ignored."""
+        """The log ends there: whether the cache has no more than the log. If it did, it is ignored."""
         if self.replay_from <= end_position:
             _warn_of_unreadable_queues(self._by_name.values())
             return True
@@ -327,7 +327,7 @@ class TopicTable:
         return found
 
     def forget_deleted(self, log_start: int) -> None:
-        """The log has nothing in front of `log_start` any more: earlier deletions need not be known."""
+        """The log has nothing before `log_start` any more: earlier deletions need not be known."""
         self._deleted = {
             name: position for name, position in self._deleted.items() if position > log_start
         }
@@ -356,7 +356,7 @@ class TopicTable:
         return gone
 
     def carry(self, cut: int) -> Sequence[Carrier]:
-        """See `StateMachine`. The first record has the deletions that only a file of an earlier version tells of."""
+        """See `StateMachine`. The first record has the deletions that only a file of an earlier version reports."""
         with self._lock:
             names = [name for name, position in self._positions.items() if position < cut]
         slices = [
@@ -413,7 +413,7 @@ class TopicTable:
         ).SerializeToString()
 
     def _carried(self, names: Sequence[str], cut: int) -> bytes:
-        """A record that says again those of the topics whose newest record stands in front of `cut`. The writer."""
+        """A record that says again those of the topics whose newest record stands before `cut`. The writer."""
         topics = [self._by_name[name] for name in names if self._positions.get(name, cut) < cut]
         if not topics and not self._untold:
             return b""
@@ -471,14 +471,14 @@ class TopicTable:
         self._by_name = {topic.name: topic for topic, _ in entries}
         self._positions = {topic.name: position for topic, position in entries}
         self._version, self._deleted = version, deleted
-        if "position" not in content:  # of an earlier version: no record tells of it
+        if "position" not in content:  # of an earlier version: no record reports it
             self._untold = {
                 name: position for name, position in deleted.items() if position > self._log_start
             }
 
 
 def deletions_in(record: TopicsRecord, position: int) -> Iterable[tuple[str, int]]:
-    """What the record at `position` deletes: a topic, and in front of where what the log has of it is gone."""
+    """What the record at `position` deletes: a topic, and before where what the log has of it is gone."""
     for deletion in record.earlier_deletions:
         yield deletion.topic, deletion.end_position
     for name in record.deleted_topics:

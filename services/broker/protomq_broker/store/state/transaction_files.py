@@ -3,7 +3,7 @@
     transactions/open.bin   state file (`side_files.py`): position u64, end position u64, open u32, topics u32, octets of their names u32,
                             names (UTF-8, one a line), open transactions (`OPEN_ROW`), ended ones (`ENDED_ROW`), the oldest first
 
-Every record in front of `position` is in it, none at or behind the end position, which may be further.
+Every record before `position` is in it, none at or behind the end position, which may be further.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _FILE_NAME: Final = "open.bin"
 
 
 class Saved(NamedTuple):
-    """What a file holds. `position`: every record in front of it is in `known`."""
+    """What a file holds. `position`: every record before it is in `known`."""
 
     known: Known
     position: int
 
 
 def save_transactions(disk: Disk, folder: str, known: Known, position: int) -> None:
-    """Replaces the file, durably. Every record in front of `position` is in `known`. Raises OSError."""
+    """Replaces the file, durably. Every record before `position` is in `known`. Raises OSError."""
     numbers: dict[str, int] = {}
     rows = np.array(
         [

@@ -119,7 +119,7 @@ class OpenTransaction(NamedTuple):
 
 
 class Known(NamedTuple):
-    """All that is known at one moment. `end_position`: it tells of no record at or behind it."""
+    """All that is known at one moment. `end_position`: it reports no record at or behind it."""
 
     open: list[OpenTransaction]
     ended: NDArray[Any]
@@ -201,7 +201,7 @@ class Transactions:
         return ()
 
     def forget_topic(self, topic: str, end_position: int | None = None) -> None:
-        """The topic is deleted: its half messages in front of `end_position` are nobody's; all of them without one."""
+        """The topic is deleted: its half messages before `end_position` are nobody's; all of them without one."""
         with self._lock:
             gone = [
                 known
@@ -298,7 +298,7 @@ class Transactions:
         return None
 
     def below(self, position: int) -> list[HalfMessage]:
-        """The open ones that stand in front of `position`, which are to be carried forward before the log is cut there."""
+        """The open ones that stand before `position`, which are to be carried forward before the log is cut there."""
         return [
             known.half for known in self.open_transactions() if known.half.position < position
         ]

@@ -1,6 +1,6 @@
 """What is pending: delayed messages that are not delivered yet, by the time at which they fall due. Derived from the log.
 
-    noted     what the writer has told of and nobody has looked at      arrays as they came
+    noted     what the writer has noted and nobody has looked at      arrays as they came
     fresh     rows that came lately, of any due time                    memory, unordered, few
     near      the rows that fall due next                               memory, in order
     ------------------------------------------------------------------- horizon: a key; all rows up to it are in memory
@@ -106,7 +106,7 @@ class PendingTimers:
 
     Attributes:
         entries_from, removals_from: after `load`: what the log has below these positions is in it already.
-        rows_from: no row stands in front of this position: what the log says of earlier ones is of segments that are gone.
+        rows_from: no row stands before this position: what the log says of earlier ones is of segments that are gone.
         damage: after `load`: why its files were not taken over; "" if they were.
         met_damage: why the files have to be rebuilt while others use them; "" if they hold, as far as is known.
         is_rebuilding: not everything is here yet.
@@ -177,7 +177,7 @@ class PendingTimers:
         end_position: int,
         kind: int = MESSAGE,
     ) -> None:
-        """Records with due times were appended; all up to `end_position` are told of."""
+        """Records with due times were appended; all up to `end_position` are noted."""
         rows = make_rows(due_times_ms, positions, sizes, kind)
         with self._note_lock:
             self._noted.append(rows)
@@ -192,7 +192,7 @@ class PendingTimers:
         end_position: int,
         sizes: NDArray[Any],
     ) -> None:
-        """These, which are pending, are no more; by a record that stands in front of `end_position`."""
+        """These, which are pending, are no more; by a record that stands before `end_position`."""
         is_here = positions >= np.uint64(self.rows_from)
         if not is_here.all():
             due_times_ms, positions, sizes = due_times_ms[is_here], positions[is_here], sizes[is_here]
@@ -279,7 +279,7 @@ class PendingTimers:
             near["kind"][np.isin(near["position"], rows["position"])] = ASIDE
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
-        """The rows of records in front of `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
+        """The rows of records before `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
         with self._lock:
             self._require_all()
             self._take_notes()
@@ -324,7 +324,7 @@ class PendingTimers:
         self.is_rebuilding = False
 
     def freeze(self) -> int:
-        """The next `checkpoint` tells of this moment; up to where the log was taken in by then."""
+        """The next `checkpoint` reports this moment; up to where the log was taken in by then."""
         with self._lock:
             with self._note_lock:  # the two positions and what was noted belong together
                 entries_up_to, removals_up_to = self.entries_from, self.removals_from
@@ -478,7 +478,7 @@ class PendingTimers:
             self._far_count += len(rows)
 
     def _load(self) -> int:
-        """Brings the next rows behind the horizon into memory; how many rows in front of `near` were given up for that."""
+        """Brings the next rows behind the horizon into memory; how many rows before `near` were given up for that."""
         far = merge_rows(self._far, keep_removals=True)
         rows, far, self._horizon = take_through(self._cursors, far, keep_removals=False)
         self._loaded = max(self._loaded, self._horizon)

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 SLICE_SIZE_BYTES: Final = 64 << 20
 BLOCK_SIZE_BYTES: Final = 256 << 10
 RECORDS_PER_SLICE: Final = 1_000
-"""Of %SYS%TIMER; each tells of 4,096 messages at most, mostly of 512."""
+"""Of %SYS%TIMER; each reports 4,096 messages at most, mostly of 512."""
 RETRY_INTERVAL_MS: Final = 60_000
 
 

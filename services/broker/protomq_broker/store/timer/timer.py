@@ -3,7 +3,7 @@
     TimerEntries    derived: a record with a due time that is no half message is pending from its append on
     TimerState      the machine of %SYS%TIMER: a TimerRecord says of which records that is over
 
-Both lead to the same rows (`pending.py`). An entry stands in front of the record that ends it, so a start takes all entries first.
+Both lead to the same rows (`pending.py`). An entry stands before the record that ends it, so a start takes all entries first.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class TimerEntries:
 class TimerState:
     """Implements `StateMachine`.
 
-    Attributes: replay_from: what the log has in front of this position is in the state already.
+    Attributes: replay_from: what the log has before this position is in the state already.
     """
 
     topic = TIMER_TOPIC

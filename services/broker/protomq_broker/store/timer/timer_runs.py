@@ -155,7 +155,7 @@ class RunWriter:
 
 
 class Cursor:
-    """Where the reading of one run stands: the rows in front of `index` are taken."""
+    """Where the reading of one run stands: the rows before `index` are taken."""
 
     def __init__(self, run: Run, index: int = 0) -> None:
         self.run = run

@@ -495,7 +495,7 @@ class _Copy:
         self._fd, self._base = self._disk.open(path), base
 
     def _finish_segment(self) -> None:
-        """Makes durable what was written, and then what the manifest tells of it."""
+        """Makes durable what was written, and then the manifest that lists it."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:

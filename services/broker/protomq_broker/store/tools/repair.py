@@ -70,7 +70,7 @@ class Repair:
 
 
 class _Chain(NamedTuple):
-    """What the seals in front of a place say: what is written there goes on with it.
+    """What the seals before a place say: what is written there goes on with it.
 
     What repair writes proves nothing of what stands in front: `synced_position` is what others knew to be synced.
     """
@@ -183,7 +183,7 @@ def _take_out(
 
 
 def _forget_below(store: OfflineStore, first_position: int) -> list[Repair]:
-    """Takes ranges in front of the log's first segment off the list: there is nothing left of them that could be filled."""
+    """Takes ranges before the log's first segment off the list: there is nothing left of them that could be filled."""
     gone = [damage for damage in store.damaged if damage.end_position <= first_position]
     if gone:
         store.damaged = [damage for damage in store.damaged if damage not in gone]
@@ -278,7 +278,7 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
 
 
 def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
-    """As `_fill`, for a range that ends with the head of a segment: the padding in front of the head makes its CRC right."""
+    """As `_fill`, for a range that ends with the head of a segment: the padding before the head makes its CRC right."""
     position = damage.end_position - SEAL_SIZE_BYTES
 
     def head_behind(crc: int) -> bytes:

@@ -235,7 +235,7 @@ class _Verification:
             self._report(
                 FindingKind.WRONG_STAMP,
                 int(records.positions[row]),
-                "stored before the record in front of it",
+                "stored before the record before it",
             )
         self._store_time_ms = int(times[-1])
         for name, position in deletions_in_block(block, records):
