@@ -52,7 +52,7 @@ def test_what_the_tables_name_is_there() -> None:
     assert not {*CLOCKS, *RANDOMNESS, *THREADS, *tidy_rules.LATE_IMPORTS} - set(TREE)
 
 
-LONG = " ".join(["word"] * tidy_rules.WORDS_MAX)
+LONG = "Word" + " word" * (tidy_rules.WORDS_MAX - 1)
 PLANTED = (
     (tidy_rules.packages_point_one_way, "protomq_broker.x", "from protomq_cli import main"),
     (tidy_rules.packages_point_one_way, "protomq_runtime.x", "def f():\n    import protomq_broker.store"),
@@ -92,9 +92,9 @@ PLANTED = (
     (tidy_rules.one_word_names_one_thing, "protomq_broker.x", "# Its messages are dealt with."),
     (tidy_rules.one_word_names_one_thing, "protomq_broker.x", "# The listener is told of the queue."),
     (tidy_rules.sentences_of_docstrings_end_in_time, "protomq.x", f'"""Says {LONG}."""'),
-    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_broker.x", f'def _f():\n    """Short.\n\n    - {LONG}\n      and on.\n    """'),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_broker.x", f'def _f():\n    """Short.\n\n    - {LONG}\n      and.\n    """'),
     (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_cli.x", f'class A:\n    b: int = 1\n    """Says {LONG}: (`code` too)."""'),
-    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_spark.x", f'async def f():\n    """Short. {LONG}!"""'),
+    (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_spark.x", f'async def f():\n    """Short. {LONG} more!"""'),
     (tidy_rules.comments_stand_above_the_code, "protomq.x", "a = (\n    1\n)  # One."),
     (tidy_rules.comments_stand_above_the_code, "protomq_runtime.x", "if (\n    True\n):  # Always.\n    pass"),
     (tidy_rules.comments_stand_above_the_code, "protomq_spark.x", "def f():  # Nothing.\n    pass"),
@@ -116,7 +116,7 @@ BESIDE = {
     "protomq_broker.a": "if TYPE_CHECKING:\n    from .b import x",
     "protomq_broker.b": "def f():\n    from . import a",
     "protomq.z": "a = (\n    1,  # One.\n)  # noqa: RUF100\n# Once more, a pass over the rows; so far, so many rows.",
-    "protomq.w": f'"""{LONG}. {LONG}!\n\n    {LONG} code\n    row  {LONG}\n\n- {LONG}\n- {LONG}: `{LONG} {LONG}`."""',
+    "protomq.w": f'"""{LONG}. {LONG}!\n\n    {LONG} code\n    row  {LONG}\n\n- {LONG}\n- `{LONG} {LONG}`."""',
     "protomq_spark.y": "import time, random, subprocess\nprint(eval('1'))",
     "protomq.__main__": "from protomq_cli.main import main\nprint(main)",
 }
