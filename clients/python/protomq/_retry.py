@@ -33,7 +33,7 @@ A send is tried again within its total time-out (3 s), by these rules:
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
   server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered, or a
   broker that is stopping: its master comes back, or another one is elected.
-- While all brokers that had the topic are away, by what the name server says, the route is asked for again until the time is over.
+- While the name server says that all brokers of the topic are away, the route is asked for again until the time is over.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
 
 An error that ends a send is `definite` only if every attempt was.

@@ -64,8 +64,8 @@ class _Run(NamedTuple):
 class PieceSize:
     """How many records a filter is asked about at once, by what the pieces before took.
 
-    A filter has a cost for each piece, and one for each record. Where a smaller piece takes hardly less time, most of it is the first one:
-    then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large.
+    A filter has a cost for each piece, and one for each record. If a smaller piece takes hardly less time, most of the time is a fixed
+    cost. Then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large.
 
     Attributes: count: of the next piece.
     """
