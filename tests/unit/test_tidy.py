@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import tidy_rules
+from tests.support.sentences import WORDS_MAX
 from tests.support.tidy_rules import CLOCKS, FOLDERS, RANDOMNESS, RULES, THREADS, Rule, modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ def test_what_the_tables_name_is_there() -> None:
     assert not {*CLOCKS, *RANDOMNESS, *THREADS, *tidy_rules.LATE_IMPORTS} - set(TREE)
 
 
-LONG = "Word" + " word" * (tidy_rules.WORDS_MAX - 1)
+LONG = "Word" + " word" * (WORDS_MAX - 1)
 PLANTED = (
     (tidy_rules.packages_point_one_way, "protomq_broker.x", "from protomq_cli import main"),
     (tidy_rules.packages_point_one_way, "protomq_runtime.x", "def f():\n    import protomq_broker.store"),
