@@ -115,11 +115,15 @@ def goes_on_after_a_stop() -> Any:
     return mock.patch.object(_Broker, "is_late", return_value=False)
 
 
+SEEDS: Final = 3
+"""A bug that needs luck is met by one of this number of runs."""
+
+
 class PlantedInGroup(NamedTuple):
-    """A bug, the seed whose members meet it, the faults of its rounds and their number, and the rules of which it breaks one."""
+    """A bug, the kind of members that meet it, the faults of its rounds and their number, and the rules of which it breaks one."""
 
     plant: Callable[[], Any]
-    seed: int
+    kind: int
     faults: tuple[str, ...]
     rules: str
     rounds: int = 3

@@ -314,7 +314,6 @@ def _woken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
                 for got in several:
                     if got.member == member and stop.end_s < got.time_s < fetched_s:
                         times[got.time_s] = f"{queue} {got.offset}"
-                        break
             counts["begun on waking"] += len(times)
             if len(times) > 1:
                 yield Violation("G7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")

@@ -1,0 +1,94 @@
+"""The checker of the campaign `groups`: what is right passes, and each rule finds what it is for. Pure: the times are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.chaos.checker.groups import GroupHistory, Span, check_group, take_overs_s
+
+GAP_S, SETTLE_S = 3.0, 1.0
+
+
+def history(*lines: str, locked: bool = True, acked: int = 3) -> GroupHistory:
+    made = GroupHistory(GAP_S, SETTLE_S, is_locked=locked, is_ordered=True)
+    for line in lines:
+        member, _, said = line.partition(" ")
+        made.note(member, said)
+    made.acked_s = {("a/0", offset): 0.0 for offset in range(acked)}
+    return made
+
+
+def broken(made: GroupHistory) -> list[str]:
+    return [violation.invariant for violation in check_group(made, Counter())]
+
+
+FIRST = (
+    "x token 1.0 a/0 7", "x fetched 1.1 a/0 -1 1.0", "x got 1.2 a/0 0", "x done 1.3 a/0 0", "x commit 1.4 1 a/0 1 7", "x committed 1.5 1 -",
+)  # fmt: skip
+SECOND = (
+    "y token 2.0 a/0 8", "y fetched 2.1 a/0 1 2.05", "y got 2.2 a/0 1", "y done 2.3 a/0 1", "y got 2.4 a/0 2", "y done 2.5 a/0 2",
+    "y commit 2.6 1 a/0 3 8", "y committed 2.7 1 -",
+)  # fmt: skip
+
+
+def test_a_queue_that_changes_hands_in_order_is_right() -> None:
+    counts: Counter[str] = Counter()
+    assert check_group(history(*FIRST, *SECOND), counts) == []
+    assert (counts["deliveries"], counts["deliveries twice"], counts["commits"]) == (3, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lines"),
+    [
+        ("G1", (*FIRST,)),
+        ("G2", (*FIRST, *SECOND[:6], "y commit 2.45 9 a/0 3 8", "y committed 2.46 9 -")),
+        ("G3", (*FIRST, "y token 2.0 a/0 8", "y fetched 2.1 a/0 0 2.05", *SECOND[2:])),
+        ("G3", (*FIRST, *SECOND[:2], "y got 2.15 a/0 0", "y done 2.16 a/0 0", *SECOND[2:])),
+        ("G3", (*FIRST, *SECOND[:2], "y got 2.2 a/0 2", "y done 2.3 a/0 2", "y got 2.4 a/0 1", "y done 2.5 a/0 1")),
+        ("G3", (*FIRST, *SECOND, "y commit 2.8 2 a/0 2 8", "y committed 2.9 2 -")),
+        ("G4", (*FIRST[:3], "x done 2.25 a/0 0", "x commit 2.26 1 a/0 1 7", "x refused 2.27 1 QUEUE_NOT_OWNED", *SECOND)),
+        ("G5", (*FIRST, "x commit 2.15 2 a/0 1 7", "x committed 2.16 2 -", *SECOND)),
+        ("G6", (*FIRST, *(line.replace(" 2.", " 22.") for line in SECOND))),
+        ("G8", (*FIRST[:4], "y token 2.0 a/0 8", "y fetched 2.1 a/0 -1 2.05", "y got 2.15 a/0 0", "y done 2.16 a/0 0", *SECOND[2:])),
+    ],
+)
+def test_each_rule_finds_what_it_is_for(rule: str, lines: tuple[str, ...]) -> None:
+    assert rule in broken(history(*lines))
+
+
+def test_a_killed_member_takes_its_uncommitted_messages_with_it_and_they_come_again() -> None:
+    again = ("y token 2.0 a/0 8", "y fetched 2.1 a/0 -1 2.05", "y got 2.15 a/0 0", "y done 2.16 a/0 0", *SECOND[2:])
+    made = history(*FIRST[:4], *again)
+    made.killed_s["x"] = 1.35
+    counts: Counter[str] = Counter()
+    assert check_group(made, counts) == []
+    assert counts["deliveries twice"] == 1
+    assert take_overs_s(made) == [pytest.approx(0.8)]
+
+
+def test_a_stopped_member_may_end_what_it_has_in_hand_and_begin_one_that_was_checked_before() -> None:
+    held = ("x got 1.6 a/0 1", "x done 9.1 a/0 1")
+    taken = tuple(line.replace(" 2.", " 6.") for line in SECOND)
+    made = history(*FIRST, *held, *taken)
+    made.stops["x"].append(Span(1.7, 9.0))
+    counts: Counter[str] = Counter()
+    assert check_group(made, counts) == []
+    assert counts["finished after waking"] == 1
+    for begun_count in (1, 2):
+        begun = [f"x got 9.{2 + number} a/0 {2 + number}" for number in range(begun_count)]
+        made = history(*FIRST, *held, *taken, *begun)
+        made.stops["x"].append(Span(1.7, 9.0))
+        assert ("G7" in broken(made)) is (begun_count > 1)
+
+
+def test_a_busy_machine_may_be_late_and_a_broker_that_is_down_silent() -> None:
+    late = tuple(line.replace(" 2.", " 9.") for line in SECOND)
+    assert broken(history(*FIRST, *late)) == ["G6"]
+    made = history(*FIRST, *late)
+    made.paces = [(5.0, 3.0)]
+    assert broken(made) == []
+    made = history(*FIRST, *late)
+    made.downs["a"].append(Span(2.0, 4.0))
+    assert broken(made) == []
