@@ -42,11 +42,6 @@ class SequenceSource:
             self._next = first + count
         return first
 
-    @property
-    def next_sequence(self) -> int:
-        """One past the last that was handed out."""
-        return self._next
-
     def renew(self) -> None:
         """Become another producer; for the child of a fork, in which no other thread runs."""
         self.producer_id = random_producer_id()

@@ -12,7 +12,7 @@ from protomq._sequence import SequenceSource
 def test_sequences_are_consecutive() -> None:
     source = SequenceSource()
     assert [source.take(), source.take(3), source.take()] == [0, 1, 4]
-    assert source.next_sequence == 5
+    assert source.take() == 5
 
 
 def test_threads_never_share_a_sequence() -> None:

@@ -43,10 +43,6 @@ class LogClock:
         self.offset_ms = wall_ms - now_ms
         return now_ms
 
-    def raise_to(self, floor_ms: int) -> None:
-        """Log time has been at `floor_ms` already."""
-        self._log_ms = max(self._log_ms, float(floor_ms))
-
     @property
     def is_off(self) -> bool:
         """Whether the wall clock is more than a second away: somebody has set it, or the machine slept."""
