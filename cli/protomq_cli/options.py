@@ -93,6 +93,12 @@ OnBroker = Annotated[
         "--broker", "-b", metavar="NAME", show_default="on all", help="On this broker only."
     ),
 ]
+OnQueues = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--queue", "-q", metavar="N", min=0, show_default="all", help="This queue only; can be repeated."
+    ),
+]
 TopicArgument = Annotated[
     str,
     typer.Argument(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import tidy_rules
+from tests.support.page_links import lost_links, targets_of
 from tests.support.sentences import WORDS_MAX
 from tests.support.tidy_rules import CLOCKS, FOLDERS, RANDOMNESS, RULES, THREADS, Rule, modules_of
 
@@ -166,6 +167,34 @@ def test_sentences_of_a_page_end_in_time(page: Path) -> None:
 def test_a_long_sentence_of_a_page_is_found(text: str, count: int) -> None:
     assert len(list(tidy_rules.long_sentences_of_page("docs/x.md", text))) == count
     assert not list(tidy_rules.long_sentences_of_page("CHANGELOG.md", text))
+
+
+def test_pages_lead_to_what_is_there() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    targets = targets_of((ROOT / "Makefile").read_text())
+    assert "test" in targets
+    assert not [line for page in PAGES for line in lost_links(page, texts, targets)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("[a](#the-log)", ""),
+        ("[a](y.md#a-b), [b](y.md), `make test`, `make soak X=1`, [c](https://example.org/#no), make it", ""),
+        ("[a](#a-log)", "no heading #a-log"),
+        ("[a](z.md)", "no z.md"),
+        ("[a](y.md#a_c)", "no heading #a_c"),
+        ("`make chaoss`", "no target chaoss"),
+        ("    make tests", "no target tests"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(text: str, lost: str, tmp_path: Path) -> None:
+    page, other = tmp_path / "x.md", tmp_path / "y.md"
+    texts = {page: f"# The log\n\n{text}\n", other: "## `A` [b](x.md)\n"}
+    for path, written in texts.items():
+        path.write_text(written)
+    found = list(lost_links(page, texts, targets_of("test: unit\n\ttrue\nsoak chaos:\n")))
+    assert [lost in line for line in found] == ([True] if lost else [])
 
 
 def test_pages_with_long_sentences_are_there_and_have_some() -> None:

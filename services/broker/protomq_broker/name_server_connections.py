@@ -8,6 +8,7 @@ OSErrors; what the name server answers is a ServiceError. A third kind, without 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -94,12 +95,8 @@ def get_cluster_info(address: Address, client_id: str) -> GetClusterInfoResponse
         connection.close()
 
 
-class RemotingConnection:
-    """Over the remoting port."""
-
-    def __init__(self, client: RemotingClient) -> None:
-        self._client = client
-        self._hold_id: int | None = None
+class _UnaryCalls(ABC):
+    """The calls that are answered at once, over either transport."""
 
     def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         return self._call("RegisterBroker", request, RegisterBrokerResponse)
@@ -112,6 +109,17 @@ class RemotingConnection:
 
     def get_cluster_info(self) -> GetClusterInfoResponse:
         return self._call("GetClusterInfo", GetClusterInfoRequest(), GetClusterInfoResponse)
+
+    @abstractmethod
+    def _call(self, method: str, request: Message, response_class: type[R]) -> R: ...
+
+
+class RemotingConnection(_UnaryCalls):
+    """Over the remoting port."""
+
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+        self._hold_id: int | None = None
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
         payload = request.SerializeToString()
@@ -136,7 +144,7 @@ class RemotingConnection:
         return response_class.FromString(payload)
 
 
-class GrpcConnection:
+class GrpcConnection(_UnaryCalls):
     """Over gRPC, with a channel of its own; grpc is not imported before it is needed."""
 
     def __init__(self, address: Address) -> None:
@@ -152,18 +160,6 @@ class GrpcConnection:
         self._channel = grpc.insecure_channel(str(address), options=options)
         self._hold: Any = None
         self._event = threading.Event()
-
-    def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
-        return self._call("RegisterBroker", request, RegisterBrokerResponse)
-
-    def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
-        return self._call("UnregisterBroker", request, UnregisterBrokerResponse)
-
-    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        return self._call("Heartbeat", request, HeartbeatResponse)
-
-    def get_cluster_info(self) -> GetClusterInfoResponse:
-        return self._call("GetClusterInfo", GetClusterInfoRequest(), GetClusterInfoResponse)
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
         call = self._multi_callable("HoldRegistration", HoldRegistrationResponse)
