@@ -61,7 +61,8 @@ GATHER_MAX_MS: Final = 500.0
 MEMBER_GATHER_MS: Final = 0.5
 """By how much longer for each member beyond SMALL_COUNT: 1,000 members' answers have 100 MB."""
 SMALL_COUNT: Final = 16
-"""Up to this number of members, one that joins is answered at once, so that a program starts quickly; in a larger group with the news."""
+"""Up to this number of members, one that joins is answered at once, so that a program starts quickly. In a larger group it is answered
+with the news."""
 ANSWERS_MAX: Final = 50
 """Most calls that a lane answers in one turn."""
 TICK_MS: Final = 500.0
