@@ -5,6 +5,7 @@ And what holds for all tests on a busy machine: Hypothesis gives no example a de
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def _turn(path: str) -> int:
     if name in SLOW_FILES:
         return 2 + SLOW_FILES.index(name)
     return 2 + len(SLOW_FILES) + path.startswith("tests/unit/")
+
+
+# What the collection leaves in memory stays until the end: to look for garbage in it, over and over, is a tenth of a run's CPU.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """From here on there is garbage. The process that only shares tests out comes here, too."""
+    gc.freeze()
+    gc.enable()
 
 
 # A shell has what it starts in the background ignore Ctrl-C, and so do the processes that this one starts: tests would wait for ever.

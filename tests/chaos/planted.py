@@ -27,7 +27,7 @@ from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.look_ups import MessageLookUps
 from protomq_broker.store.log import checkpoint as checkpoint_module
-from protomq_broker.store.log import commit_log, move, recovery
+from protomq_broker.store.log import commit_log, move, move_one, recovery
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.checked_log import CheckedLog
 from protomq_broker.store.log.checkpoint import Checkpoint
@@ -962,7 +962,14 @@ def _forgets_where_a_message_stood() -> Any:
         found["queue_offset"] = 0
         return found
 
-    return mock.patch.object(move, "_origins", origins)
+    def pack(*values: int) -> bytes:
+        return real_one.pack(*values[:3], 0, *values[4:])
+
+    real_one = move_one._ORIGIN
+    return _both(
+        mock.patch.object(move, "_origins", origins),
+        mock.patch.object(move_one, "_ORIGIN", mock.Mock(pack=pack)),
+    )
 
 
 def _shows_half_messages() -> Any:
@@ -1084,6 +1091,24 @@ PLANTED: Final[tuple[Planted, ...]] = (
 )
 
 DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))
+
+
+FIRST_SEEDS: Final = {
+    "deletes before what is carried is synced": 42,
+    "acknowledges what it has given away": 18,
+    "answers decisions before they are stored": 20,
+    "commits in two appends": 16,
+    "truncates a slave by length": 18,
+    "acknowledges before it writes": 22,
+    "answers acks before the sync": 11,
+    "counts its lease from the answer": 5,
+    "saves a cache of what is not synced": 4,
+    "compares no in-sync set": 4,
+    "does not count proposals": 3,
+    "goes on where logs do not agree": 18,
+    "believes the synced positions of another store": 15,
+}
+"""The seed that showed a bug when this was written, where all lower ones do not. `make test` tries it first, and then the others."""
 
 
 def caught_by(planted: Planted, seeds: Sequence[int]) -> tuple[int, list[Violation]] | None:

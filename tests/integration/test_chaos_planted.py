@@ -10,17 +10,22 @@ import pytest
 
 from tests.chaos import process_campaigns, process_rounds, store_campaigns
 from tests.chaos.checker import Violation
-from tests.chaos.planted import PLANTED, Planted, caught_by
+from tests.chaos.planted import FIRST_SEEDS, PLANTED, Planted, caught_by
 from tests.chaos.store_campaigns import CampaignFailed
 from tests.chaos.store_world import watch_log
 
 pytestmark = pytest.mark.chaos
 
 
+def test_the_seeds_that_are_tried_first_are_of_bugs_and_within_their_bounds() -> None:
+    seeds = {planted.name: planted.seeds for planted in PLANTED}
+    assert all(seed < seeds[name] for name, seed in FIRST_SEEDS.items())
+
+
 @pytest.mark.parametrize("planted", PLANTED, ids=[planted.name for planted in PLANTED])
 def test_the_checker_catches_a_store_that(planted: Planted) -> None:
     with watch_log():
-        caught = caught_by(planted, range(planted.seeds))
+        caught = caught_by(planted, [FIRST_SEEDS.get(planted.name, 0), *range(planted.seeds)])
         assert caught is not None, "it got away"
         seed, _ = caught
         assert planted.drill(seed) == [], f"the drill is red without the bug, too, with seed {seed}"

@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 def test_no_fault_at_any_io_of_any_operation_breaks_a_promise() -> None:
     # Between them these meet each of the signs below.
-    tally = store_campaigns.store_loops((3, 5, 6), stride=24)
-    assert tally.images >= 1_500, tally
+    tally = store_campaigns.store_loops((5, 6), stride=24)
+    assert tally.images >= 1_000, tally
     for sign in (
         "torn tail cut",
         "fsync failed",
@@ -27,7 +27,7 @@ def test_no_fault_at_any_io_of_any_operation_breaks_a_promise() -> None:
 
 
 def test_damage_is_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
-    tally = store_campaigns.store_damage(range(20))
+    tally = store_campaigns.store_damage(range(10))
     for sign in (
         "start refused",
         "started: tail cut",
