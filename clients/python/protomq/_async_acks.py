@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ._message import Message
 from ._pop_steps import PopSteps, checked_messages
 from ._pop_tasks import Runs
+from ._types import PoppedQueue
 from .errors import ProtomqError
 
 
@@ -36,6 +37,8 @@ class AckGatherer:
 
     async def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
         """See SimpleConsumer.ack."""
+        if isinstance(messages, Message) and isinstance(messages.queue, PoppedQueue):  # nearly all
+            return await self._join(messages.queue[:2], (messages,))
         by_broker: dict[tuple[str, str], list[Message]] = {}
         for message in checked_messages(messages):
             by_broker.setdefault(message.queue[:2], []).append(message)
@@ -77,6 +80,11 @@ class AckGatherer:
                         ack.stale.set_exception(error)
             else:  # One of them may be to blame alone.
                 await self._tell_alone(acks)
+            return
+        if not stale:  # nearly always
+            for ack in acks:
+                if not ack.stale.done():
+                    ack.stale.set_result([])
             return
         gone = set(map(id, stale))
         doubtful: list[_Ack] = []

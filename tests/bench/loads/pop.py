@@ -52,10 +52,19 @@ def pop_and_ack(
     return window.sample({})
 
 
-def pop_and_ack_each(
-    namesrv: str, topic: str, group: str, messages: int, count: int, callers: int, server_pids: Sequence[int]
+def pop_in_coroutines(
+    namesrv: str,
+    topic: str,
+    group: str,
+    messages: int,
+    count: int,
+    callers: int,
+    acks_alone: bool,
+    server_pids: Sequence[int],
 ) -> Sample:
-    """Coroutines that share a consumer: `count` messages a call, then an acknowledgement for each, all of a call on their way together."""
+    """Coroutines that share a consumer: `count` messages a call, then one acknowledgement for all of them; with `acks_alone` one for each,
+    all of a call on their way together.
+    """
     counters = [Counter() for _ in range(callers)]
     window = Window(counters, server_pids)
 
@@ -63,8 +72,11 @@ def pop_and_ack_each(
         while sum(each.messages for each in counters) < messages:
             begin = time.perf_counter()
             found = await consumer.receive(topic, count, invisible_s=600, hold_s=0)
-            stale = await asyncio.gather(*[consumer.ack(message) for message in found])
-            if any(stale):
+            if acks_alone:
+                stale = any(await asyncio.gather(*[consumer.ack(message) for message in found]))
+            else:
+                stale = bool(found and await consumer.ack(found))
+            if stale:
                 raise RuntimeError("a message was not held any more")
             counter.latencies_s.append(time.perf_counter() - begin)
             counter.messages += len(found)

@@ -21,8 +21,7 @@ from tests.bench.rows.pull import fill
 from tests.bench.rows.single_send import from_coroutines, from_threads
 
 _CALLERS: Final = our_transactions.CALLERS
-_POP_THREADS: Final = 16
-"""Of theirs: more or fewer make it no faster here."""
+_POP_CALLERS: Final = 16
 _POP_MEMBERS: Final = 4
 _SMALL_BYTES: Final = 128
 _KINDS: Final = 100
@@ -66,29 +65,34 @@ def pop(bench: Bench) -> Iterator[Result]:
     with running_pair(bench, proxy=True) as pair:
         pair.our_turn(lambda: fill(pair.ours, TOPIC, QUEUES, messages))
         pair.their_turn(lambda: pair.theirs.run("fill", limit=messages // 4, size=1024))
-        members = partial(popped, pair, "pop.pop_and_ack", members=_POP_MEMBERS)
-        with pair.theirs.simple_driver(threads=_POP_THREADS, count=32) as driver:
+        threads = partial(popped, pair, "pop.pop_and_ack", members=_POP_MEMBERS, acks_alone=False)
+        coroutines = partial(popped, pair, "pop.pop_in_coroutines", count=32, callers=_POP_CALLERS)
+        with pair.theirs.simple_driver(threads=_POP_CALLERS, count=32) as driver:
             samples = pair.all_against_driver(
                 {
-                    "pull": lambda: _load(pair, "sdk.consume", messages=messages),
-                    "one ack": lambda: members(4, count=32, acks_alone=False),
-                    "an ack for each": lambda: popped(
-                        pair, "pop.pop_and_ack_each", 10, count=32, callers=_POP_THREADS
-                    ),
-                    "256": lambda: members(1, count=256, acks_alone=False),
+                    "pull": partial(_load, pair, "sdk.consume", messages=messages),
+                    "one ack, coroutines": partial(coroutines, 4, acks_alone=False),
+                    "one ack, threads": partial(threads, 4, count=32),
+                    "an ack for each": partial(coroutines, 10, acks_alone=True),
+                    "256": partial(threads, 1, count=256),
                 },
                 driver,
             )
-    theirs = f"theirs: proxy in the broker's process, {_POP_THREADS} threads, 32 a call, the acks of a call together"
-    for name, case, floor, how in (
-        ("32 a call, one ack", "one ack", 15.0, f"1 KiB; ours: {_POP_MEMBERS} members, threads; {theirs}"),
-        ("32 a call, an ack for each", "an ack for each", 4.0, f"1 KiB; ours: {_POP_THREADS} coroutines, acks as theirs; {theirs}"),
-    ):  # fmt: skip
-        yield from versus(f"pop + ack, {name}", samples[case], samples[THEIRS], floor, how)
+    ours = {"coroutines": f"{_POP_CALLERS} coroutines", "threads": f"{_POP_MEMBERS} members"}
+    theirs = f"theirs: proxy in the broker's process, {_POP_CALLERS} threads, the acks of a call together"
+    for case, floor, who in (
+        ("one ack, coroutines", 15.0, ours["coroutines"]),
+        ("one ack, threads", 15.0, ours["threads"]),
+        ("an ack for each", 4.0, f"{ours['coroutines']}, the acks of a call together"),
+    ):
+        how = f"1 KiB; ours: {who}; {theirs}"
+        yield from versus(
+            f"pop + ack, 32 a call, {case}", samples[case], samples[THEIRS], floor, how
+        )
     yield rate_of("pop + ack, 256 a call: protomq", samples["256"], seen(samples["256"]))
     yield ratio_of(
         "pop + ack, 256 a call / pull consumer, both ours", samples["256"], samples["pull"], 0.3,
-        f"1 KiB; {_POP_MEMBERS} members; pull consumer: {seen(samples['pull'])}",
+        f"1 KiB; {ours['threads']}; pull consumer: {seen(samples['pull'])}",
     )  # fmt: skip
 
 
