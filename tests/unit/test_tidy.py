@@ -3,8 +3,10 @@ threads. Each rule is shown to find what breaks it, in a tree made for that."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -216,3 +218,23 @@ def test_every_rule_has_something_planted() -> None:
 def test_importing_the_sdk_does_not_import_grpc() -> None:
     code = "import sys, protomq; protomq.Producer, protomq.PullConsumer; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_server_starts_without_what_only_some_servers_need() -> None:
+    seldom = ("importlib.metadata", "http.server", "opentelemetry.sdk", "wasmtime", "pydantic")
+    code = (
+        "import sys\n"
+        "import protomq_cli.standalone\n"
+        f"sys.exit(str([name for name in {seldom} if name in sys.modules] or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert not done.stderr.strip()
+
+
+@pytest.mark.parametrize("package", ["protomq", "protomq_broker", "protomq_namesrv", "protomq_runtime", "protomq_spark"])
+def test_a_package_says_the_version_that_it_is_installed_as(package: str) -> None:
+    folder = ROOT / FOLDERS[package]
+    project = tomllib.loads((folder.parent / "pyproject.toml").read_text())
+    found = re.search(r'^__version__ = "(.+)"$', (folder / "__init__.py").read_text(), re.MULTILINE)
+    assert found is not None
+    assert found[1] == project["project"]["version"]

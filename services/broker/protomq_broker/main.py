@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protomq_runtime.addresses import Address, parse_listen_address
 from protomq_runtime.clock import Clock, SystemClock
@@ -15,13 +15,16 @@ from protomq_runtime.config import load_config
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.lifecycle import run_until_signal
 from protomq_runtime.listening import check_can_listen
-from protomq_runtime.metrics_page import MetricsPage
 from protomq_runtime.server import LaneConfig, Server
 
+from . import __version__
 from .broker import LATE_LANES, Broker, Election
 from .config import BrokerConfig
 from .name_server_connections import NameServer
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from protomq_runtime.metrics_page import MetricsPage
 
 log = logging.getLogger("protomq.broker")
 
@@ -59,7 +62,7 @@ class BrokerProcess:
         self.broker = Broker(
             config,
             clock or SystemClock(),
-            package_version(),
+            __version__,
             name_servers,
             on_truncated,
             election,
@@ -70,7 +73,7 @@ class BrokerProcess:
         self.server = Server(
             table,
             name=self.broker.name,
-            version=package_version(),
+            version=__version__,
             lanes={**(lanes or {}), **self.broker.lane_configs()},
             late_lanes=LATE_LANES,
             grpc_host=config.listen.host,
@@ -118,6 +121,8 @@ class BrokerProcess:
     def _open_metrics_page(self) -> None:
         listen = self.broker.config.metrics.listen
         if listen:
+            from protomq_runtime.metrics_page import MetricsPage
+
             title = f"protomq broker {self.broker.name}"
             read = self.broker.metrics().numbers
             page = MetricsPage(parse_listen_address(listen), title, read)
@@ -246,11 +251,3 @@ def ready_words(process: BrokerProcess, config: BrokerConfig) -> dict[str, str]:
 def metrics_words(process: BrokerProcess) -> dict[str, str]:
     """Returns the address of the metrics page, if there is one."""
     return {"metrics": process.metrics_address} if process.metrics_address else {}
-
-
-def package_version() -> str:
-    """Version of the installed package; "0" in a source tree that is not installed."""
-    try:
-        return version("protomq-broker")
-    except PackageNotFoundError:
-        return "0"

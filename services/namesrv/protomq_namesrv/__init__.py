@@ -4,3 +4,5 @@ A ladder: `route_snapshot` (immutable, what is served) < `route_table` (what cha
 holds and watchers) < `server` (both transports) < `main` (the process). `direct_connection` lets a broker of the same process
 register without a socket.
 """
+
+__version__ = "0.1.0"

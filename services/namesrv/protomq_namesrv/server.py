@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from protomq.v1 import route_service_pb2
@@ -10,6 +9,7 @@ from protomq_runtime.clock import Clock, SystemClock
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.server import LaneConfig, Server, default_lane_config
 
+from . import __version__
 from .config import NamesrvConfig
 from .route_service import LANE, RouteService
 from .route_table import RouteTable
@@ -38,7 +38,7 @@ def make_server(config: NamesrvConfig, clock: Clock | None = None) -> Server:
     return Server(
         dispatch,
         name=config.name,
-        version=package_version(),
+        version=__version__,
         lanes={LANE: lane},
         grpc_host=config.listen.host,
         grpc_port=config.listen.grpc_port,
@@ -46,11 +46,3 @@ def make_server(config: NamesrvConfig, clock: Clock | None = None) -> Server:
         remoting_port=config.listen.remoting_port,
         limits=config.connections,
     )
-
-
-def package_version() -> str:
-    """Of the installed package; "0" where it runs from a source tree that is not installed."""
-    try:
-        return version("protomq-namesrv")
-    except PackageNotFoundError:
-        return "0"

@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from protomq_runtime import telemetry_setup
 from protomq_runtime.config import ConfigError
 from protomq_runtime.telemetry_setup import set_up, wanted_exporters
 
@@ -71,7 +70,7 @@ def test_an_endpoint_that_is_no_url_is_said_at_the_start(endpoint: str) -> None:
 def test_an_exporter_that_is_not_installed_names_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(telemetry_setup, "entry_points", lambda **_: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="pip install opentelemetry-exporter-otlp-proto-http"):
         set_up("s", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1"})
 
