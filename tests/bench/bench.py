@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import sys
@@ -77,6 +78,23 @@ class Bench:
         finally:
             server.kill()
             shutil.rmtree(data, ignore_errors=True)
+
+    @contextmanager
+    def slave(self, master: Server, broker_name: str) -> Iterator[Server]:
+        """A slave of a master that `standalone` has started, on a new store."""
+        folder = self.new_folder("slave")
+        settings = {
+            "data_dir": str(folder / "store"), "broker_name": broker_name, "broker_id": 1, "broker_role": "SLAVE",
+            "namesrv": [master.values["namesrv"]], "listen": {"grpc_port": 0, "remoting_port": 0},
+        }  # fmt: skip
+        configuration = folder / "slave.yaml"
+        configuration.write_text(json.dumps(settings))  # JSON is YAML, too.
+        server = Server([program(), "broker", "-c", str(configuration)], folder / "slave.log")
+        try:
+            yield server
+        finally:
+            server.kill()
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def limit(self, *arguments: str) -> Iterator[Server]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from tests.bench.bench import Bench, Result, create_topics, program, rate_of, ratio_of
+from tests.bench.bench import Bench, Result, create_topics, rate_of, ratio_of
 from tests.bench.measure import Sample, run_load
 from tests.bench.peers.pair import THEIRS, Pair, PeerRow, latency_versus, running_pair, seen, versus
 from tests.bench.peers.rocketmq import QUEUES, TOPIC, RocketMQ
-from tests.bench.process import Server
 from tests.bench.rows import transactions as our_transactions
 from tests.bench.rows.latency import RATE, THREADS, receipt
 from tests.bench.rows.pull import fill
@@ -212,7 +209,7 @@ def _replicated(bench: Bench) -> Iterator[Pair]:
     }  # fmt: skip
     with RocketMQ({"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"}, slave=True) as theirs:
         theirs.start_broker()
-        with bench.standalone(**sync) as master, _slave(bench, master):
+        with bench.standalone(**sync) as master, bench.slave(master, "pair"):
             create_topics(master, [TOPIC], QUEUES)
             # Until the master takes sends; not one of its turns measures what comes before.
             run_load(
@@ -220,24 +217,6 @@ def _replicated(bench: Bench) -> Iterator[Pair]:
                 warm_up=0.0, seconds=1.0, server_pids=[],
             )  # fmt: skip
             yield Pair(bench, master, theirs)
-
-
-@contextmanager
-def _slave(bench: Bench, master: Server) -> Iterator[None]:
-    """A slave of ours; it goes on while theirs is measured, and has nothing to do then."""
-    folder = bench.new_folder("slave")
-    settings = {
-        "data_dir": str(folder / "store"), "broker_name": "pair", "broker_id": 1, "broker_role": "SLAVE",
-        "namesrv": [master.values["namesrv"]], "listen": {"grpc_port": 0, "remoting_port": 0},
-    }  # fmt: skip
-    configuration = folder / "slave.yaml"
-    configuration.write_text(json.dumps(settings))  # JSON is YAML, too.
-    server = Server([program(), "broker", "-c", str(configuration)], folder / "slave.log")
-    try:
-        yield
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load(pair: Pair, load: str, **parameters: Any) -> Sample:
