@@ -230,9 +230,12 @@ class ConsumerSteps:
                 revoked = self.state.missing_from(self._wanted_queues())
                 yield from self._give_away(revoked, limits)
                 before = set(self.state.queues)
-                added += self.state.assign(
-                    self._wanted_queues(), self._tags, self._filters, park=park
-                )
+                # The share may have changed while they went. Nothing goes without a word, and what comes back comes as new.
+                wanted, gone = self._wanted_queues(), frozenset(revoked)
+                going_next = [queue for queue in self.state.missing_from(wanted) if queue not in gone]
+                self._changes_again = self._changes_again or bool(going_next) or not gone.isdisjoint(wanted)
+                keeps = [queue for queue in wanted if queue not in gone] + going_next
+                added += self.state.assign(keeps, self._tags, self._filters, park=park)
                 if self._share is not None:
                     self._share.claim(set(self.state.queues).difference(self.assigned))
                 came = [queue for queue in self.state.queues if queue not in before]

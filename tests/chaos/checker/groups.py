@@ -320,6 +320,10 @@ def _woken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
 
 
 def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    unanswered_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for commit in history.commits:
+        if commit.accepted_s is None:
+            unanswered_s[commit.member, commit.queue].append(commit.sent_s)
     for queue, several in history.got.items():
         downs = history.downs[queue.partition("/")[0]]
         last: dict[int, Got] = {}
@@ -330,7 +334,6 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
                 continue
             member, span = before.member, (before.time_s - REVOKE_S, got.time_s)
             ended_s = [time_s for time_s, who in history.done[queue].get(got.offset, ()) if who == member]
-            sent = [one for one in history.commits if one.member == member and one.queue == queue and one.sent_s > before.time_s]
             # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again.
             is_excused = (
                 before.time_s <= history.killed_s.get(member, float("inf")) <= got.time_s
@@ -338,7 +341,7 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
                 or history.was_stopped(member, before.time_s - history.gap_s, got.time_s)
                 or any(down.meets(*span) for down in downs)
                 or any(span[0] <= time_s <= span[1] for time_s in history.refused_s[member])
-                or any(one.accepted_s is None for one in sent)
+                or any(sent_s > before.time_s for sent_s in unanswered_s[member, queue])
             )
             if not is_excused:
                 text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from protomq._queue_locks import QueueLocks
 from protomq.allocation import Average
 from protomq.errors import ConnectionLostError, MemberUnknownError
 from protomq.v1 import membership_service_pb2 as pb
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from tests.support.fake_driver import FakeWorld, route_of
 
 GAP_S = 25.0
@@ -164,3 +165,65 @@ def test_while_calls_fail_for_long_nothing_of_a_locked_queue_is_begun_for_its_lo
     assert node.steps.stands(A0) is not locks
     node.member.answer()
     assert node.steps.stands(A0)
+
+
+class Told(QueueListener):
+    """What is told, in order; `meanwhile` happens while queues go."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, tuple[int, ...]]] = []
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
+        self.lines.append(("came", tuple(queue.queue_id for queue in queues)))
+
+    def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+        self.lines.append(("went", tuple(queue.queue_id for queue in queues)))
+        if self.meanwhile:
+            self.meanwhile.pop()()
+
+
+def other(name: str) -> pb.GroupMember:
+    return pb.GroupMember(client_id=name, nonce=2, topics=[pb.MemberTopic(topic="T")])
+
+
+class Sharing:
+    """A member "m" with all four queues of a topic; others come and go."""
+
+    def __init__(self) -> None:
+        self.world, self.told = FakeWorld(route_of("T", "a", queues=4)), Told()
+        self.member = FakeMember(self.world)
+        self.steps = ConsumerSteps(ConsumerOptions(group="g"), self.world.now_s, self.told, member=self.member)
+        self.world.driver.run(self.steps.subscribe("T", (), NO_FILTER))
+        self.steps.state.start_all(self.steps.state.queues, dict.fromkeys(range(4), 0), {}, 7)
+        self.told.lines.clear()
+
+    def others_are(self, *names: str) -> None:
+        self.member.call()
+        self.member.answer(*map(other, names))
+
+    def poll(self) -> None:
+        self.world.driver.run(self.steps.before_poll())
+
+
+def test_a_queue_that_goes_while_others_go_is_told_and_committed_as_they_are() -> None:
+    node = Sharing()
+    for queue in node.steps.state.queues:
+        node.steps.state.seek(queue, 5)
+    node.steps.state.user_came_back()
+    node.told.meanwhile = [lambda: node.others_are("y", "z", "zz")]
+    node.others_are("z")
+    node.poll()
+    assert node.told.lines == [("went", (2, 3)), ("went", (1,))]
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0]
+    commits = [CommitOffsetsRequest.FromString(request) for _, method, request, _ in node.world.calls if method == COMMIT_OFFSETS]
+    assert [[offset.queue_id for offset in commit.offsets] for commit in commits] == [[2, 3], [1]]
+
+
+def test_a_queue_that_comes_back_while_it_goes_comes_as_a_new_one() -> None:
+    node = Sharing()
+    node.told.meanwhile = [node.others_are]
+    node.others_are("z")
+    node.poll()
+    assert node.told.lines == [("went", (2, 3)), ("came", (2, 3))]
+    assert len(node.steps.state.queues) == 4
