@@ -245,6 +245,30 @@ def test_what_a_dead_producer_left_is_settled_by_others(tmp_path: Any) -> None:
         assert received(broker, "bookings", 4) == [b"1", b"13", b"4", b"7"]
 
 
+@pytest.mark.parametrize("told_within_s", [0.2, PATIENCE_S])
+def test_decisions_that_nobody_waits_for_outlive_a_broker_that_is_killed(
+    tmp_path: Any, told_within_s: float
+) -> None:
+    """They are told again until their time is up; then the broker asks. Each message comes, and comes once."""
+    bodies = [b"%d" % number for number in range(20)]
+
+    def check(question: TransactionCheck) -> TransactionDecision:
+        assert question.message.body in bodies
+        return COMMIT
+
+    with (
+        Broker(data_dir=tmp_path, environment=checks(300, 300, 1_000)) as broker,
+        TransactionProducer("desk", check, namesrv=broker.namesrv, send_timeout_s=PATIENCE_S) as producer,
+    ):
+        producer.send("bookings", bodies[0], execute=lambda half: None)
+        begun = [producer.begin("bookings", body) for body in bodies[1:]]
+        broker.kill()
+        for transaction in begun:
+            producer._tell_end(transaction.half, COMMIT, told_within_s)
+        broker.restart()
+        assert received(broker, "bookings", len(bodies)) == sorted(bodies)
+
+
 def test_what_nobody_can_say_anything_about_expires() -> None:
     with Broker(environment=checks(100, 100, 2)) as broker:
         script = [sys.executable, "-c", textwrap.dedent(DYING_PRODUCER), broker.namesrv]

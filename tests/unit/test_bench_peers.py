@@ -91,6 +91,15 @@ def test_a_java_client_is_warmed_up_once_and_runs_in_its_turns_only(
     ]
 
 
+def test_a_java_client_that_does_nothing_is_no_row(events: list[str]) -> None:
+    class Idle(_Recorder):
+        def window(self, *_: float) -> Sample:
+            return _sample(0, errors=3)
+
+    with pytest.raises(RuntimeError, match=r"did nothing in 2\.0 s; 3 calls failed"):
+        _pair(events).against_driver(lambda: _sample(1), cast("Any", Idle("driver", events)))
+
+
 def test_rates_give_the_ratio_of_their_medians() -> None:
     ours, theirs = [_sample(n) for n in (100, 300, 200)], [_sample(n) for n in (50, 10, 60)]
     mine, peers, ratio = versus("row", ours, theirs, 4.5, "how")

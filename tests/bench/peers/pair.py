@@ -86,8 +86,16 @@ class Pair:
             finally:
                 driver.pause()
 
+        def measured() -> Sample:
+            sample = window(1.0, extent.seconds)
+            if not sample.messages:
+                raise RuntimeError(
+                    f"the Java client did nothing in {sample.seconds:.1f} s; {sample.errors} calls failed"
+                )
+            return sample
+
         self.their_turn(partial(window, warm_up, 0.5))
-        return partial(window, 1.0, extent.seconds)
+        return measured
 
 
 @contextmanager
