@@ -85,7 +85,13 @@ def main(arguments: list[str]) -> int:
 
 def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> int:
     """Until somebody ends it; the exit code."""
-    from protomq import ProtomqError, PushConsumer
+    from protomq import PushConsumer
+    from protomq.errors import (
+        ConfigurationError,
+        InvalidArgumentError,
+        ProtomqError,
+        UnsupportedError,
+    )
 
     threading.Thread(target=_tell, args=(consumer, pipe), name="protomq-worker-tells", daemon=True).start()
     try:
@@ -93,6 +99,10 @@ def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> i
             left_count = consumer.run()
         else:
             left_count = asyncio.run(consumer.run())
+    except (ConfigurationError, InvalidArgumentError, UnsupportedError) as error:
+        # A filter that is none, say: the same at the next try, as what cannot be loaded.
+        sys.stderr.write(f"worker {number}: {error}\n")
+        return ExitCode.USAGE
     except ProtomqError as error:
         sys.stderr.write(f"worker {number}: {error}\n")
         return ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILURE

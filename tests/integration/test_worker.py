@@ -247,6 +247,20 @@ def test_a_program_that_cannot_be_loaded_ends_it_with_exit_code_2(world: World, 
         assert worker.find(re.escape(text))
 
 
+def test_a_filter_that_is_none_ends_it_with_exit_code_2_and_no_restarts(world: World) -> None:
+    program = (
+        "from protomq import PushConsumer\n"
+        f"consumer = PushConsumer('filters-badly', namesrv={world.broker.namesrv!r})\n"
+        f"consumer.subscribe({world.topic!r}, print, sql='delay >')\n"
+    )
+    (world.folder / "badly.py").write_text(program)
+    with world.worker(target="badly:consumer") as worker:
+        assert worker.popen.wait(PATIENCE_S) == 2
+        worker.reader.join()
+        assert worker.find("SQL92 filter, line 1, column 8")
+        assert not worker.find("the next one starts")
+
+
 def test_a_port_that_is_taken_is_told(world: World) -> None:
     port = world.broker.remoting_address.rpartition(":")[2]
     finished = run("worker", "app:consumer", "--metrics-port", port, code=1)

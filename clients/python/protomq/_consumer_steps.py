@@ -391,7 +391,7 @@ class ConsumerSteps:
         try:
             self.state.answered(ticket, answer, self.clock())
         except ProtomqError as error:
-            self.trouble = error
+            self._take_trouble(queue, error)
 
     def take_error(
         self, ticket: Ticket, error: ProtomqError, *, by_broker: bool = True
@@ -404,9 +404,14 @@ class ConsumerSteps:
         if told is None and isinstance(error, QueueNotFoundError) and queue in self.assigned:
             told = error  # A subscription follows the route; this queue was asked for by its number.
         if told is not None:
-            self.trouble = told
+            self._take_trouble(queue, told)
         else:
             self._outages.failed(f"broker {queue.broker_name}", queue.topic, error)
+
+    def _take_trouble(self, queue: MessageQueue, error: ProtomqError) -> None:
+        """Keeps what the user is to know; what a broker has against a filter does not name the topic."""
+        error.metadata = {"topic": queue.topic, **error.metadata}
+        self.trouble = error
 
     def raise_trouble(self) -> None:
         """Raises what the user is to know, once."""

@@ -34,7 +34,14 @@ from ._retry import CALL
 from ._send_back import encode_request, retry_topic_steps
 from ._steps import Block, Steps
 from ._types import MessageQueue, Route
-from .errors import ConfigurationError, ProtomqError, TopicNotFoundError, TopicRecreatedError
+from .errors import (
+    ConfigurationError,
+    IllegalFilterError,
+    ProtomqError,
+    TopicNotFoundError,
+    TopicRecreatedError,
+    UnsupportedError,
+)
 from .wire.topics import retry_topic
 
 logger = logging.getLogger("protomq")
@@ -316,7 +323,10 @@ class PushSteps:
 
     def _say_trouble(self, error: ProtomqError, topic: str) -> None:
         if self._seldom.is_due((error.reason, topic)):
-            logger.error("group %s, topic %s: %s", self._options.group, topic or "?", error)
+            effect = ""
+            if isinstance(error, IllegalFilterError | UnsupportedError):
+                effect = "; nothing of the topic is consumed: subscribe to it with another filter"
+            logger.error("group %s, topic %s: %s%s", self._options.group, topic or "?", error, effect)
 
     # -- what goes back --------------------------------------------------------------------------------------------------
 

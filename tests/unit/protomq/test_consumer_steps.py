@@ -179,8 +179,9 @@ def test_a_filter_that_no_broker_can_read_now_is_told_by_the_pulls(world: FakeWo
     world.driver.run(consumer.steps.subscribe("T", (), MessageFilter(2, "delay >")))
     assert consumer.steps.state.queues == (A0, A1, B0, B1)
     world.failures["b"].append(BAD)
-    with pytest.raises(IllegalFilterError):
+    with pytest.raises(IllegalFilterError) as caught:
         consumer.poll()
+    assert caught.value.metadata["topic"] == "T"
 
 
 def test_tags_need_no_broker_to_be_read(world: FakeWorld, brokers: Brokers) -> None:

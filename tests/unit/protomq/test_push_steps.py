@@ -119,6 +119,14 @@ def test_trouble_is_told_once_a_minute() -> None:
     assert world.steps.take_trouble(IllegalFilterError("no", metadata={"topic": "t"})) == []
 
 
+def test_a_filter_that_a_broker_refuses_late_is_told_with_its_topic_and_what_it_means(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.steps.take_trouble(IllegalFilterError("line 1", metadata={"topic": "t"}))
+    assert "group g, topic t: line 1; nothing of the topic is consumed" in caplog.text
+
+
 def test_a_reset_of_the_groups_offset_forgets_what_is_here() -> None:
     world = World()
     world.pulls.moved = lambda queue: world.steps.lost([queue])
