@@ -71,7 +71,7 @@ class Shared:
         """For people."""
         return (
             f"group of two members: one was killed (-9) after {self.killed_after:,} messages, the other took its {self.queue_count} queues "
-            f"over in {format_ms(self.takeover_s)} ms;\n{self.message_count:,} messages handled, none lost, {self.repeat_count:,} of them "
+            f"over in {format_ms(self.takeover_s)} ms.\n{self.message_count:,} messages handled, none lost, {self.repeat_count:,} of them "
             "twice (handled by the killed one, not yet committed)"
         )
 

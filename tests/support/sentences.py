@@ -20,6 +20,7 @@ WORDS_MAX: Final = 25
 _FENCE: Final = re.compile(r"^\s*(```|~~~)")
 _ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
 _ATTRIBUTE: Final = re.compile(r"^\s*(?:Attributes:|\w+: )")
+_LOGS: Final = ("debug", "info", "warning", "error", "exception", "critical")
 _DRAWN: Final = re.compile(r"[^\s.:]  +\S")
 """A row of columns."""
 _CODE: Final = re.compile(r"``.+?``|`[^`]+`", re.DOTALL)
@@ -80,6 +81,28 @@ def sentences_of_docstring(text: str) -> Iterator[Sentence]:
 def docstrings_of(tree: ast.Module, *, private: bool = False) -> Iterator[tuple[int, str]]:
     """Line and text of each docstring: of the module, of classes and functions, and of what is assigned (the string behind it)."""
     yield from _docstrings_in(tree, private=private)
+
+
+def messages_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each message: of errors that are raised, of log lines, and of `help=`. A value that is filled in is one word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            texts: list[ast.expr] = node.exc.args
+        elif isinstance(node, ast.Call):
+            is_log = isinstance(node.func, ast.Attribute) and node.func.attr in _LOGS
+            texts = [*(node.args[:1] if is_log else ()), *(word.value for word in node.keywords if word.arg == "help")]
+        else:
+            continue
+        yield from ((text.lineno, message) for text in texts if (message := _message_in(text)))
+
+
+def _message_in(node: ast.expr) -> str:
+    """Of a literal, or of literals that are added; "" if it is none."""
+    if isinstance(node, ast.BinOp):
+        return _message_in(node.left) + _message_in(node.right)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_message_in(part) if isinstance(part, ast.Constant) else "X" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _docstrings_in(node: ast.AST, *, private: bool) -> Iterator[tuple[int, str]]:

@@ -25,6 +25,7 @@ from tests.support.sentences import (
     WORDS_MAX,
     Sentence,
     docstrings_of,
+    messages_of,
     sentences_of_docstring,
     sentences_of_document,
 )
@@ -420,6 +421,14 @@ def sentences_of_docstrings_end_in_time(modules: Modules) -> Iterator[str]:
                 yield from _long(f"{module.path}:{line + sentence.line - 1}", sentence)
 
 
+def sentences_of_messages_end_in_time(modules: Modules) -> Iterator[str]:
+    """Errors that are raised, log lines, helps of options."""
+    for module in modules.values():
+        for line, text in messages_of(module.tree):
+            for sentence in sentences_of_docstring(text):
+                yield from _long(f"{module.path}:{line}", sentence)
+
+
 def long_sentences_of_page(name: str, text: str) -> Iterator[str]:
     """`name`: of a page of Markdown, from the root of the tree."""
     if name not in LONG_STILL:
@@ -464,6 +473,7 @@ RULES: Final[tuple[Rule, ...]] = (
     one_word_names_one_thing,
     comments_stand_above_the_code,
     sentences_of_docstrings_end_in_time,
+    sentences_of_messages_end_in_time,
     libraries_and_services_do_not_print,
     services_start_no_programs_and_load_nothing_by_name,
 )

@@ -99,6 +99,10 @@ PLANTED = (
     (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_broker.x", f'def _f():\n    """Short.\n\n    - {LONG}\n      and.\n    """'),
     (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_cli.x", f'class A:\n    b: int = 1\n    """Says {LONG}: (`code` too)."""'),
     (tidy_rules.sentences_of_docstrings_end_in_time, "protomq_spark.x", f'async def f():\n    """Short. {LONG} more!"""'),
+    (tidy_rules.sentences_of_messages_end_in_time, "protomq.x", f"raise ValueError(f'{{a}}: {LONG}')"),
+    (tidy_rules.sentences_of_messages_end_in_time, "protomq_broker.x", f"raise E(1, f'Short. ' '{LONG}' + ' a', b={{}}) from e"),
+    (tidy_rules.sentences_of_messages_end_in_time, "protomq_ha.x", f"log.warning('%s: {LONG}', a)"),
+    (tidy_rules.sentences_of_messages_end_in_time, "protomq_cli.x", f"a = Option('--b', help='{LONG}, too.')"),
     (tidy_rules.comments_stand_above_the_code, "protomq.x", "a = (\n    1\n)  # One."),
     (tidy_rules.comments_stand_above_the_code, "protomq_runtime.x", "if (\n    True\n):  # Always.\n    pass"),
     (tidy_rules.comments_stand_above_the_code, "protomq_spark.x", "def f():  # Nothing.\n    pass"),
@@ -121,6 +125,7 @@ BESIDE = {
     "protomq_broker.b": "def f():\n    from . import a",
     "protomq.z": "a = (\n    1,  # One.\n)  # noqa: RUF100\n# Once more, a pass over the rows; so far, so many rows.",
     "protomq.w": f'"""{LONG}. {LONG}!\n\n    {LONG} code\n    row  {LONG}\n\n- {LONG}\n- `{LONG} {LONG}`."""',
+    "protomq.v": f"raise ValueError('{LONG}. {LONG}', f'{{a}} b')\nlog.error('{LONG}', '{LONG} {LONG}')\na = '{LONG} {LONG}'",
     "protomq_spark.y": "import time, random, subprocess\nprint(eval('1'))",
     "protomq.__main__": "from protomq_cli.main import main\nprint(main)",
 }

@@ -58,7 +58,7 @@ class LoopWatch:
             return  # Somebody else's: it has been a listener's loop for no longer than others'.
         place = traceback.extract_stack(frame)[-1]
         logger.warning(
-            "%s blocks the event loop for more than %g s, at %s:%s in %s: await there, or make the listener a plain function, which gets "
+            "%s blocks the event loop for more than %g s, at %s:%s in %s. Await there, or make the listener a plain function, which gets "
             "a thread",
             found.name, self._blocked_s, place.filename, place.lineno, place.name,
         )  # fmt: skip

@@ -431,8 +431,8 @@ class MembershipState:
     def _tell_difference(self, broker_name: str, difference: str) -> None:
         if difference:
             self._tell(
-                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}; a topic is shared by those who "
-                "consume it, and what their filters leave out is delivered to nobody"
+                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}. The members that consume a "
+                "topic share it, so nobody gets what their filters leave out"
             )
 
     def _tell(self, text: str) -> None:

@@ -229,8 +229,8 @@ def _no_name_server(server: BrokerAddress, method: MethodInfo) -> ConfigurationE
     """For a server that does not know a method of name servers."""
     name = method.path.rpartition("/")[2]
     return ConfigurationError(
-        f"{server.grpc_address} is no name server, most likely a broker (or a name server too old for {name}): "
-        "give the address of `protomq namesrv`, port 9876 or 9877, or of `protomq standalone`",
+        f"{server.grpc_address} is no name server, most likely a broker (or a name server too old for {name}). "
+        "Give the address of `protomq namesrv`, port 9876 or 9877, or of `protomq standalone`",
         metadata={"namesrv": server.grpc_address},
     )
 

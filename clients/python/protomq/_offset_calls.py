@@ -179,8 +179,8 @@ def without_gone_queues(
         return {}, error
     queue_ids = ", ".join(str(queue.queue_id) for queue in gone)
     told = QueueNotFoundError(
-        f"topic {gone[0].topic!r} has {count} queues to read at broker {gone[0].broker_name!r} now: the offset of queue {queue_ids} is "
-        "not committed, what there was of the others is",
+        f"topic {gone[0].topic!r} has {count} queues to read at broker {gone[0].broker_name!r} now. The offset of queue {queue_ids} is "
+        "not committed; those of the others are",
         metadata={**error.metadata, "queue_ids": queue_ids},
     )
     told.retriable = False  # By waiting alone no queue comes back.

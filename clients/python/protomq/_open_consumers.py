@@ -84,7 +84,7 @@ def shared_queue_text(group: str, queue: MessageQueue) -> str:
     """The warning about it."""
     return (
         f"group {group} has another consumer in this process that consumes {queue.topic}/{queue.broker_name}/{queue.queue_id} too: "
-        "both get every message of it; subscribe(), so that the group shares its queues out, or assign() each its own"
+        "both get every message of it. Call subscribe(), so that the group shares its queues, or assign() other queues to each"
     )
 
 

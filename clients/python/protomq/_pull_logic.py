@@ -446,8 +446,8 @@ class PullState:
         if answer.other_member and not self._warned_of_other:
             self._warned_of_other = True
             logger.warning(
-                "group %s has another member, %s, that consumes %s too: both get every message of it; "
-                "subscribe(), so that the group shares its queues out, or assign() each its own",
+                "group %s has another member, %s, that consumes %s too: both get every message of it. "
+                "Call subscribe(), so that the group shares its queues, or assign() other queues to each",
                 self.options.consumer_group,
                 answer.other_member,
                 ticket.queue,
@@ -714,7 +714,7 @@ class PullState:
 
 def _deleted(queue: MessageQueue) -> TopicNotFoundError:
     error = TopicNotFoundError(
-        f"topic {queue.topic!r} was deleted at broker {queue.broker_name!r} while it was read; unsubscribe or assign other queues, "
+        f"topic {queue.topic!r} was deleted at broker {queue.broker_name!r} while it was read. Unsubscribe or assign other queues, "
         "or subscribe or assign again to begin with a new topic of that name",
         metadata={"topic": queue.topic, "broker_name": queue.broker_name},
     )

@@ -163,8 +163,8 @@ class PushBase:
         check_topic(topic)
         if topic in self._wanted:
             raise ConfigurationError(
-                f"topic {topic!r} has a listener here already, and a group has one subscription of a topic: look at message.tag in one "
-                "listener, take a consumer with another group, or unsubscribe first"
+                f"topic {topic!r} has a listener here already, and a group has one subscription of a topic. Look at message.tag in one "
+                "listener, use a consumer with another group, or unsubscribe first"
             )
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)

@@ -85,8 +85,8 @@ class PushOptions:
         check_flag("broadcast", self.broadcast)
         if self.orderly and self.broadcast:
             raise ConfigurationError(
-                "orderly and broadcast are no pair: orderly holds a queue for one member, broadcast gives it to all; leave one out, "
-                "concurrency=1 keeps the order of what a broadcast brings"
+                "orderly and broadcast exclude each other: orderly holds a queue for one member, broadcast gives it to all. Leave one "
+                "out; concurrency=1 keeps the order of what a broadcast brings"
             )
         check_flag("trace", self.trace)
         check_text("offset_folder", self.offset_folder)

@@ -117,7 +117,7 @@ def _query_id(batch: DataFrame) -> str:
     query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
     if not query_id:
         raise OptionError(
-            "send_batch is for foreachBatch; where Spark does not tell the query's id (Spark Connect), give query_id=:"
+            "send_batch is for foreachBatch. If Spark does not provide the query's id (Spark Connect), give query_id=:"
             " a name that this query alone has, and keeps when it starts again"
         )
     return str(query_id)

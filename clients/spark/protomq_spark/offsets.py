@@ -242,8 +242,8 @@ def say_made_again(share: Share) -> str:
     """What happened, and what to do."""
     topic, broker_name = share
     return (
-        f"topic {topic!r} was deleted and created again at broker {broker_name}: what was not read of the old one is gone, and offsets"
-        " of it are no place in the new one. A query without a past (a stream: with a new checkpoint) reads the new one"
+        f"topic {topic!r} was deleted and created again at broker {broker_name}. What was not read of the old one is gone, and its"
+        " offsets mean nothing in the new one. A query without a past (a stream: with a new checkpoint) reads the new one"
     )
 
 

@@ -471,7 +471,7 @@ def check_read_queues(topic: TopicConfig, existing: TopicConfig | None) -> None:
         return
     if written > topic.write_queues:
         remedy = (
-            f"it has {written} write queues now: lower those first and leave {written} read queues, wait until consumers have read "
+            f"it has {written} write queues now. Lower those first and leave {written} read queues. Wait until consumers have read "
             "the queues that go, then lower the read queues"
         )
     else:

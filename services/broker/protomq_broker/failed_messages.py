@@ -130,7 +130,7 @@ def _read(
             Code.OUT_OF_RANGE,
             "OFFSET_OUT_OF_RANGE",
             f"messages[{number}]: queue {queue_id} of {topic!r} has no message {queue_offset} to be read: it begins at "
-            f"{result.min_offset} and ends at {result.end_offset}; leave that one out, nothing was sent back",
+            f"{result.min_offset} and ends at {result.end_offset}. Leave that one out; nothing was sent back",
             metadata={
                 "topic": topic,
                 "queue_id": str(queue_id),

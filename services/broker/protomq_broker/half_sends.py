@@ -56,8 +56,8 @@ class HalfSends:
             if knows(key):
                 raise ProducerIdTakenError(
                     f"sequence {key.sequence} of producer {key.producer_id:016X} with epoch {key.producer_epoch} belongs to another"
-                    " transaction: two producers have this id, or one was started again with its old epoch. Give each an id of its own,"
-                    " and who is started again a higher epoch",
+                    " transaction. Two producers have this id, or one was restarted with its old epoch. Give each an id of its own,"
+                    " and a restarted one a higher epoch",
                     *key,
                 )
 

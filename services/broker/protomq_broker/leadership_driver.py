@@ -97,7 +97,7 @@ class OrderUncertainError(OrderRefusedError):
 
 def _pending(what: str) -> OrderPendingError:
     return OrderPendingError(
-        f"another order is there ({what}): wait until it is taken; if its member is gone for good, delete the key {ORDER!r} of this name "
+        f"another order is there ({what}): wait until it is taken. If its member is gone for good, delete the key {ORDER!r} of this name "
         "in etcd; then try again"
     )
 

@@ -420,8 +420,8 @@ class MembershipService:
         text = "" if group.are_alike else difference(said, group.said())
         if text and self._said.is_due((name, text)):
             log.warning(
-                "the members of group %s are not alike: %s; a topic is shared by those who consume it, and what their filters "
-                "leave out is delivered to nobody",
+                "the members of group %s are not alike: %s. The members that consume a topic share it, so nobody gets what their "
+                "filters leave out",
                 name, text,
             )  # fmt: skip
 

@@ -125,8 +125,8 @@ class Memberships:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",
-                f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others have its queues; "
-                "give them up, and join again",
+                f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others have its queues. "
+                "Give them up, and join again",
                 metadata={"consumer_group": name, "client_id": said.client_id},
             )
         if group is None:

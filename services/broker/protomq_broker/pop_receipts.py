@@ -82,8 +82,8 @@ def stale_receipt(topic: str, queue_id: int, queue_offset: int) -> ServiceError:
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "STALE_RECEIPT",
-        f"message {queue_offset} of queue {queue_id} of {topic!r} is not held by this receipt any more: it is done, dead, or somebody else"
-        " has it; drop it. Nothing was changed",
+        f"message {queue_offset} of queue {queue_id} of {topic!r} is not held by this receipt any more. It is done, dead, or somebody else"
+        " has it: drop it. Nothing was changed",
         metadata={
             "topic": topic,
             "queue_id": str(queue_id),

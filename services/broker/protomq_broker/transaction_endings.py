@@ -147,8 +147,8 @@ def _not_found(handle: TransactionHandle) -> ServiceError:
     return ServiceError(
         Code.NOT_FOUND,
         "TRANSACTION_NOT_FOUND",
-        f"there is no open transaction of message {handle.message_id} here: there never was, its topic was deleted, or it ended longer ago"
-        " than is remembered; look whether the message was delivered",
+        f"there is no open transaction of message {handle.message_id} here. There never was, its topic was deleted, or it ended longer ago"
+        " than the broker remembers. Look whether the message was delivered",
         metadata={"message_id": handle.message_id},
     )
 

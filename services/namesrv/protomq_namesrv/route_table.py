@@ -323,8 +323,8 @@ class RouteTable:
         return ServiceError(
             Code.FAILED_PRECONDITION,
             "NAME_TAKEN",
-            f"the name {key.broker_name} (id {key.broker_id}) belongs to the broker at {address}, which has another store and {is_there}; "
-            "give this broker a broker_name of its own, or stop the other one",
+            f"the name {key.broker_name} (id {key.broker_id}) belongs to the broker at {address}, which has another store and {is_there}. "
+            "Give this broker a broker_name of its own, or stop the other one",
             metadata={
                 "broker_name": key.broker_name,
                 "broker_id": str(key.broker_id),

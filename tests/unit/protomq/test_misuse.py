@@ -434,7 +434,7 @@ def test_a_closed_admin_client_says_so(use: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
 def test_settings_of_a_push_consumer_that_exclude_each_other_are_refused(client: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"orderly and broadcast are no pair.*leave one out"):
+    with pytest.raises(ConfigurationError, match=r"orderly and broadcast exclude each other.*Leave one out"):
         client("g", orderly=True, broadcast=True, namesrv=NOWHERE)
     with pytest.raises(ConfigurationError, match=r"attempts_max is of an orderly consumer.*`protomq group set g --retries 2`"):
         client("g", attempts_max=3, namesrv=NOWHERE)

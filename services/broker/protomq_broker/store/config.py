@@ -79,6 +79,6 @@ def check_format(path: str, stored: Mapping[str, Any]) -> None:
     version = stored.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreSettingsError(
-            f"{path}: the store has format_version = {version}, this version of protomq reads and writes {FORMAT_VERSION} alone;"
-            " read it with the version that wrote it, or begin with an empty data folder"
+            f"{path}: the store has format_version = {version}, this version of protomq reads and writes {FORMAT_VERSION} alone."
+            " Read it with the version that wrote it, or begin with an empty data folder"
         )

@@ -131,7 +131,7 @@ class LogHealer:
             if damage in self._skipped:
                 self._waiting |= {damage}
                 log.warning(
-                    "positions %d to %d of the log are healed from a replica; the start had skipped them: what stands there is served"
+                    "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"
                     " after the next start", *place,
                 )  # fmt: skip
                 return

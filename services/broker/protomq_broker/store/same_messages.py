@@ -106,8 +106,8 @@ def _require_same_records(
         if not _is_same(sent, _record(data, int(starts[row]), int(ends[row]))):
             raise ProducerIdTakenError(
                 f"sequence {region.first_sequence + index + row} of producer {region.producer_id:016X} with epoch"
-                f" {region.producer_epoch} is stored here and belongs to another message: two producers have this id, or one was"
-                " started again with its old epoch. Give each an id of its own, and a restarted one a higher epoch",
+                f" {region.producer_epoch} is stored here and belongs to another message. Two producers have this id, or one was"
+                " restarted with its old epoch. Give each an id of its own, and a restarted one a higher epoch",
                 region.producer_id,
                 region.producer_epoch,
                 region.first_sequence,

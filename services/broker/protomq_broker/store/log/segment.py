@@ -116,7 +116,7 @@ class SegmentFolder:
             what = "its name is no multiple of that: give segment_size_bytes the value with which the store was made, or move the file away"
         else:
             what = (
-                f"it has {segment.stored_size_bytes()}: give segment_size_bytes the value with which the store was made; if that is"
+                f"it has {segment.stored_size_bytes()}: give segment_size_bytes the value with which the store was made. If that is"
                 f" {size}, nothing of the log stands behind it, and `truncate -s {size} {path}` takes it off"
             )
         return f"{path}: this is no segment of {size} bytes, {what}"

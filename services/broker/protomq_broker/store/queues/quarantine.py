@@ -24,11 +24,11 @@ from .queue_ends import ends_in, keep_ends_of_damage
 log = logging.getLogger(__name__)
 
 _LOST_WITH: Final = {
-    OFFSETS_TOPIC: ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to"
+    OFFSETS_TOPIC: ". Records of committed offsets stand there. Where config/consumerOffsets.json does not have them, offsets fall back to"
     " the newest record that holds, and messages are delivered again",
-    TOPICS_TOPIC: ". Records of topics stand there: where config/topics.json does not have them, topics fall back to the newest record that"
+    TOPICS_TOPIC: ". Records of topics stand there. Where config/topics.json does not have them, topics fall back to the newest record that"
     " holds, and deleted ones may come back",
-    GROUPS_TOPIC: ". Records of settings of groups stand there: where config/groups.json does not have them, settings fall back to the"
+    GROUPS_TOPIC: ". Records of settings of groups stand there. Where config/groups.json does not have them, settings fall back to the"
     " newest record that holds",
 }
 
