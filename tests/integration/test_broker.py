@@ -593,7 +593,7 @@ async def test_no_queue_is_written_that_cannot_be_read(client: Client) -> None:
     assert await failure(client.call(admin.DescribeTopicRequest(topic="new"), Message)) == (5, "TOPIC_NOT_FOUND")
     await put("s", 4, 4)
     assert "raise the read queues" in await refused("s", 8, 4, least=8)
-    assert "lower those first" in await refused("s", 2, 2, least=4)
+    assert "Lower those first" in await refused("s", 2, 2, least=4)
     described = await client.call(admin.DescribeTopicRequest(topic="s"), admin.DescribeTopicResponse)
     assert (described.topic.write_queues, described.topic.read_queues) == (4, 4)
     for write_queues, read_queues in ((4, 8), (8, 8), (2, 8), (2, 2)):  # growing, then shrinking

@@ -64,7 +64,7 @@ def test_a_second_broker_of_a_name_does_not_start(
         wait_until(lambda: routed_to(namesrv) == [first.address.remoting_address])
         told = refusal_of(tmp_path / "second", getattr(namesrv, port))
         assert f"the name {NAME} (id 0) belongs to the broker at {first.address.grpc_address}" in told
-        assert "give this broker a broker_name of its own, or stop the other one" in told
+        assert "Give this broker a broker_name of its own, or stop the other one" in told
         assert routed_to(namesrv) == [first.address.remoting_address]
         assert first.takes_sends()
 

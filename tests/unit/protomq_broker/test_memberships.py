@@ -93,7 +93,7 @@ def test_one_that_expired_is_refused_if_another_has_its_queues_and_else_comes_ba
     seen(known, member("b"))
     known.expire(120_000)
     seen(known, member("b", 0), 120_000)
-    with pytest.raises(ServiceError, match="give them up") as raised:
+    with pytest.raises(ServiceError, match="Give them up") as raised:
         seen(known, member("a", 0), 120_001, rejoins=True)
     assert raised.value.reason == "MEMBER_UNKNOWN"
     assert seen(known, member("a"), 120_002, rejoins=True), "it has given them up"
