@@ -133,6 +133,8 @@ class MembershipService:
         self._hold_max_ms = hold_max_ms
         self._lock = threading.Lock()
         self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
+        self._between: dict[MemberId, Call] = {}
+        """The last call of each member that was answered and has not called again yet."""
         self._encoded: dict[str, _Encoded] = {}
         self._questions: dict[int, _Question] = {}
         self._question_id = 0
@@ -229,6 +231,7 @@ class MembershipService:
         name, key = request.consumer_group, (request.client_id, request.nonce)
         with self._lock:
             self._end_waiter((name, key))
+            self._between.pop((name, key), None)
             if self._memberships.left(name, key, self._clock.monotonic_ms()):
                 self._tell(name)
                 self._tell_gone(name, *key)
@@ -276,6 +279,7 @@ class MembershipService:
             self._warn_of_difference(name, said, group)
         member = (name, (said.client_id, said.nonce))
         self._end_waiter(member)
+        self._between.pop(member, None)
         if request.HasField("description"):
             self._take_description(member, request.description)
             request.ClearField("description")  # It is not to stay for as long as the call is held.
@@ -294,6 +298,7 @@ class MembershipService:
             if request.hold_ms > 0:
                 self._memberships.held(*member)
                 self._memberships.answered(*member, now_ms)
+                self._between[member] = call
             call.answer(self._answer(request, question_id))
 
     def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
@@ -325,6 +330,7 @@ class MembershipService:
         waiter = self._pop_waiter(member)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
+            self._between[member] = waiter.call
             payload = self._answer(waiter.request, self._question_for(member))
             waiter.call.lane.post(partial(_answer_all, [(waiter, payload)]))
 
@@ -347,6 +353,14 @@ class MembershipService:
                 description=MemberDescription(kind=description.kind, version=description.version, is_cut=True)
             )
         question.call.lane.post(partial(_answer_question, question, response.SerializeToString()))
+
+    def _take_out_closed(self) -> None:
+        """Takes out members that died between two calls: the connection of the last one is closed. Calls of gRPC do not tell."""
+        for member in [member for member, call in self._between.items() if call.closed]:
+            del self._between[member]
+            if self._memberships.left(*member, self._clock.monotonic_ms()):
+                self._tell(member[0])
+                self._tell_gone(member[0], *member[1])
 
     def _end_waiter(self, member: MemberId) -> None:
         """Ends the previous call of a member that has called again, or leaves."""
@@ -437,8 +451,10 @@ class MembershipService:
         with self._lock:
             expired = self._memberships.expire(self._clock.monotonic_ms())
             for name, key in expired:
+                self._between.pop((name, key), None)
                 self._tell(name)
                 self._tell_gone(name, *key)
+            self._take_out_closed()
             for name in [name for name in self._encoded if self._memberships.find(name) is None]:
                 del self._encoded[name]
         if expired:
@@ -462,6 +478,7 @@ class MembershipService:
                     continue
                 self._pop_waiter((name, key))
                 self._memberships.answered(name, key, now_ms)
+                self._between[name, key] = waiter.call
                 by_lane.setdefault(waiter.call.lane, []).append((waiter, self._answer(request)))
         for lane, answers in by_lane.items():
             for start in range(0, len(answers), ANSWERS_MAX):
@@ -473,6 +490,7 @@ class MembershipService:
             if self._pop_waiter(member, waiter) is None:
                 return
             self._memberships.answered(*member, self._clock.monotonic_ms())
+            self._between[member] = waiter.call
             payload = self._answer(waiter.request)
         _answer_all([(waiter, payload)])
 

@@ -34,6 +34,7 @@ from protomq_broker.membership_service import (
     GATHER_MAX_MS,
     QUESTIONS_MAX,
     SMALL_COUNT,
+    TICK_MS,
     MembershipService,
 )
 from protomq_broker.memberships import Memberships
@@ -585,3 +586,32 @@ def test_each_of_many_hears_how_the_first_differs_from_it() -> None:
     assert odd.startswith("m000 wants all messages")
     assert len(set(texts)) == len(texts)
     assert all(text.startswith("m150 wants tags X") for text in texts)
+
+
+def test_who_dies_between_two_calls_is_gone_at_the_next_look_and_not_only_after_the_gap() -> None:
+    broker = BrokerNode("a", 4)
+    gone: list[str] = []
+    broker.service.listen_for_gone(lambda group, client_id, nonce: gone.append(client_id))
+    dies, stays = (broker.server.call(HOLD, joining(number).SerializeToString()) for number in range(2))
+    broker.advance(int(GATHER_MAX_MS))
+    assert dies.answered
+    assert stays.answered
+    dies.hang_up()
+    broker.advance(int(TICK_MS))
+    assert gone == ["m000"]
+    broker.advance(int(TICK_MS))
+    answer = broker.server.call(LIST, ListMembersRequest(consumer_group="g").SerializeToString()).answer_payload
+    assert answer is not None
+    assert [one.member.client_id for one in ListMembersResponse.FromString(answer).members] == ["m001"]
+
+
+def test_a_connection_that_ends_after_its_member_has_called_on_another_one_says_nothing() -> None:
+    broker = BrokerNode("a", 4)
+    first = broker.server.call(HOLD, joining(0).SerializeToString())
+    assert first.answered
+    broker.server.call(HOLD, joining(0).SerializeToString())
+    first.hang_up()
+    broker.advance(2 * int(TICK_MS))
+    answer = broker.server.call(LIST, ListMembersRequest(consumer_group="g").SerializeToString()).answer_payload
+    assert answer is not None
+    assert len(ListMembersResponse.FromString(answer).members) == 1
