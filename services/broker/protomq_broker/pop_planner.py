@@ -7,6 +7,7 @@ Rules:
 - A plan changes no state, and one plan is under way at a time. Until its record is appended, the last holder of a due message may still
   settle it (`pop_settling.py`). Then the plan is void.
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
+- A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
 - If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
 """
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
 """Most bytes of dead letters in one plan, so that sends can go on in between."""
+DAMAGED_RETRY_MS: Final = 60_000
+"""How long a due message that cannot be read is put off: it does not take the place of others that are due."""
 _UNLIMITED: Final = 1 << 32
 
 
@@ -213,6 +216,8 @@ class PopPlanner:
             )
             if found.lost:
                 plan.told(key, incarnation).lost_runs.extend(runs_of(found.lost))
+            if found.damaged and attempt > 1:
+                self._put_off(plan, key, incarnation, found.damaged)
             for given, result in found.results:
                 answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
                 limits = Limits(
@@ -260,11 +265,19 @@ class PopPlanner:
         if fresh.next_offset > next_offset:
             told = plan.told(key, answer.topic.incarnation)
             told.next_offset = fresh.next_offset
+            told.lost_runs.extend(runs_of(fresh.lost))
             told.waiting_runs.extend(runs_of(fresh.waiting))
             for offset, sharding_hash in fresh.grouped:
                 told.grouped_offsets.append(offset)
                 told.sharding_hashes.append(sharding_hash)
         return fresh.has_more and fresh.next_offset > next_offset
+
+    def _put_off(
+        self, plan: Plan, key: QueueOfGroup, incarnation: int, offsets: Sequence[int]
+    ) -> None:
+        """Looks at due messages again after a while."""
+        told = plan.told(key, incarnation)
+        told.changes.add(deadline_ms=plan.time_ms + DAMAGED_RETRY_MS, runs=runs_of(offsets))
 
     def _hand_out(
         self,
@@ -315,6 +328,8 @@ class PopPlanner:
                 break  # they stay as they are until the next plan
             limits = Limits(DEAD_COUNT_MAX, size_max_bytes - plan.copied_size_bytes)
             found = self._reader.open_ones(key, offsets, moved, limits)
+            if found.damaged:
+                self._put_off(plan, key, incarnation, found.damaged)
             if not found.results and not found.lost:
                 continue
             told = plan.told(key, incarnation)

@@ -3,10 +3,14 @@
 New messages are those behind the last one that any pop of the group has seen. With a filter, or in order of message groups, the reader
 opens their records, for SCAN_S at most. The pop goes on in its next turn. Open messages are read where they stand: in their queue, or in
 the retry topic.
+
+Damage of the log holds up no message that was handed out before. New ones behind it wait, since a replica may heal it. What `protomq log
+repair` has taken out is given up.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from .store.state.popped_queue import QueueOfGroup
     from .store.store import Store
 
+log = logging.getLogger("protomq.broker")
+
 SCAN_S: Final = 0.003
 """Seconds for which a pop may open records. Other pops wait for it."""
 SCAN_COUNT: Final = 512
@@ -43,6 +49,13 @@ class Limits(NamedTuple):
     size_bytes: int
 
 
+class _Gap(NamedTuple):
+    """A read met damage. The messages before `next_offset` cannot be read; `is_final`: they never can."""
+
+    next_offset: int
+    is_final: bool
+
+
 @dataclass(slots=True)
 class Fresh:
     """What was found among new messages.
@@ -52,6 +65,7 @@ class Fresh:
         results: records to hand out, and their offsets.
         waiting: offsets of those that wait for others of their message group.
         grouped: (offset, sharding hash) of those that have a message group, handed out or waiting.
+        lost: offsets that the log does not contain any more.
         has_more: the queue goes on behind next_offset.
     """
 
@@ -59,15 +73,20 @@ class Fresh:
     results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     grouped: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
     has_more: bool = False
 
 
 @dataclass(slots=True)
 class Found:
-    """Open messages that were read: offsets and records. `lost`: offsets that the log does not contain any more."""
+    """Open messages that were read: offsets and records.
+
+    `lost`: offsets that the log does not contain any more. `damaged`: offsets that cannot be read now; a replica may heal them.
+    """
 
     results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
 
 
 class PopReader:
@@ -83,8 +102,11 @@ class PopReader:
     ) -> Fresh:
         """Returns the next new messages of a queue without opening them."""
         result = self._look(key, next_offset, limits, tag_codes)
-        if result is None:
+        if result is None or (isinstance(result, _Gap) and not result.is_final):
             return Fresh(next_offset)
+        if isinstance(result, _Gap):
+            lost = list(range(next_offset, result.next_offset))
+            return Fresh(result.next_offset, lost=lost, has_more=True)
         found = Fresh(result.next_offset, has_more=result.next_offset < result.end_offset)
         if result.status is ReadStatus.FOUND:
             found.results.append((offsets_of(result), result))
@@ -112,7 +134,15 @@ class PopReader:
         while found.has_more and count > 0 and room > 0 and size_bytes > 0:
             look = Limits(min(SCAN_COUNT, room), SCAN_SIZE_BYTES)
             result = self._look(key, found.next_offset, look, tag_codes)
-            if result is None or result.next_offset <= found.next_offset:
+            if isinstance(result, _Gap) and result.is_final:
+                found.lost += range(found.next_offset, result.next_offset)
+                found.next_offset = result.next_offset
+                continue
+            if (
+                result is None
+                or isinstance(result, _Gap)
+                or result.next_offset <= found.next_offset
+            ):
                 found.has_more = False
                 break
             found.has_more = result.next_offset < result.end_offset
@@ -178,6 +208,12 @@ class PopReader:
                 result = self._look(place, at, Limits(min(end - at, count), size_bytes), tag_codes)
                 if result is None:
                     break
+                if isinstance(result, _Gap):
+                    following = min(result.next_offset, end)
+                    gone = found.lost if result.is_final else found.damaged
+                    gone += range(at + shift, following + shift)
+                    at = following
+                    continue
                 if result.status in (ReadStatus.OFFSET_ILLEGAL, ReadStatus.NO_NEW_MSG):
                     if at < result.min_offset or result.end_offset == 0:
                         lost_end = min(end, result.min_offset) if result.end_offset else end
@@ -199,12 +235,23 @@ class PopReader:
 
     def _look(
         self, key: QueueOfGroup, offset: int, limits: Limits, tag_codes: frozenset[int]
-    ) -> ReadResult | None:
-        """Returns None if the log is damaged there. Then `failure` is set, and the queue gives nothing more until the damage is repaired.
+    ) -> ReadResult | _Gap | None:
+        """Returns the gap if the log is damaged there; None if the queue is, which the broker heals at once. Sets `failure`, except where
+        `protomq log repair` has taken the damage out.
         """
         try:
             return self._store.look(key.topic, key.queue_id, offset, *limits, tag_codes)
-        except (CorruptLogError, ConsumeQueueDamagedError) as error:
+        except CorruptLogError as error:
+            gap = _Gap(max(error.next_offset, offset + 1), self._store.is_repaired(error.position))
+            if not gap.is_final:
+                self.failure = error
+                return gap
+            log.error(
+                "group %s gives up messages %d to %d of queue %d of topic %s: `protomq log repair` has taken them out of the log",
+                key.group, offset, gap.next_offset - 1, key.queue_id, key.topic,
+            )  # fmt: skip
+            return gap
+        except ConsumeQueueDamagedError as error:
             self.failure = error
             return None
 
@@ -221,7 +268,11 @@ def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
     if len(indexes) == result.record_count:
         return result
     ends = np.cumsum([region.size_bytes for region in result.regions]).tolist()
-    all_starts, all_sizes, all_offsets = result.starts.tolist(), result.sizes.tolist(), offsets_of(result)
+    all_starts, all_sizes, all_offsets = (
+        result.starts.tolist(),
+        result.sizes.tolist(),
+        offsets_of(result),
+    )
     starts: list[int] = []
     sizes: list[int] = []
     regions: list[LogRegion] = []
@@ -233,7 +284,11 @@ def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
         region = result.regions[at]
         offset = region.offset + start - (ends[at] - region.size_bytes)
         last = regions[-1] if regions else None
-        gap = offset - last.offset - last.size_bytes if last is not None and last.file is region.file else -1
+        gap = (
+            offset - last.offset - last.size_bytes
+            if last is not None and last.file is region.file
+            else -1
+        )
         if last is not None and gap in (0, SEAL_SIZE_BYTES):
             regions[-1] = LogRegion(last.file, last.offset, last.size_bytes + gap + size)
             total += gap + size

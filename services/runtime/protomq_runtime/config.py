@@ -312,7 +312,7 @@ def _convert_number(kind: type[int] | type[float], value: Any, key: str) -> int 
     if isinstance(value, str):
         if re.fullmatch(r"\s*-?[0-9_]+(\.[0-9]+)?\s*", value):
             value = float(value) if "." in value else int(value)
-        elif key.endswith("_bytes"):
+        elif key.endswith(("_bytes", "_bytes_per_s")):
             value = parse_size_bytes(value)
         elif key.endswith("_ms"):
             value = parse_time_ms(value)

@@ -23,6 +23,7 @@ from protomq.v1.pop_service_pb2 import (
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq_broker import pop_planner, pop_settling
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
@@ -728,3 +729,92 @@ def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
         group.ack([late])
         each.advance(2 * MINUTE_MS)
         assert group.pop() == []
+
+
+def filled_one_by_one(count: int) -> FakeBroker:
+    """Each message is an append of its own, so that each can be damaged alone."""
+    broker = FakeBroker()
+    for number in range(count):
+        broker.fill([b"%d" % number], tag="tag")
+    broker.store.flush()
+    return broker
+
+
+def damage(broker: FakeBroker, *offsets: int) -> None:
+    """These messages of queue 0 are found damaged."""
+    for offset in offsets:
+        (region,) = broker.store.look("topic", 0, offset, 1, 1).regions
+        start = region.file.base_position + region.offset
+        found = DamagedRange(start, start + region.size_bytes, 0, "a flipped bit")
+        broker.store._quarantine.add(found)
+
+
+def repair(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if `protomq log repair` had been run."""
+    monkeypatch.setattr(broker.store._quarantine, "is_repaired", lambda _: True)
+
+
+def bodies_past_errors(group: Group, times: int, **fields: Any) -> list[bytes]:
+    """What so many pops give, and whether they are refused or not."""
+    found: list[bytes] = []
+    for _ in range(times):
+        call = group.begin(**fields)
+        if call.error is None:
+            found += [message.body for message in messages_of(call)]
+        else:
+            assert told(call.error)[1] == "CORRUPT_LOG"
+    return found
+
+
+def test_damage_holds_up_no_message_that_was_handed_out_before() -> None:
+    broker = filled_one_by_one(6)
+    group = Group(broker)
+    assert len(group.pop()) == 6
+    damage(broker, 0, 1, 3)
+    broker.advance(MINUTE_MS)
+    # One a pop: damaged ones do not take the place of the others for long.
+    assert bodies_past_errors(group, 6, record_count_max=1) == [b"2", b"4", b"5"]
+
+
+def test_damage_that_is_repaired_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = filled_one_by_one(6)
+    group = Group(broker)
+    group.pop(record_count_max=2)
+    damage(broker, 1, 3)
+    assert bodies_past_errors(group, 3) == [b"2"]  # a replica may heal it
+    repair(broker, monkeypatch)
+    assert bodies_past_errors(group, 3) == [b"4", b"5"]
+    assert "gives up messages 3 to 3 of queue 0 of topic topic" in caplog.text
+    broker.advance(MINUTE_MS)
+    late = group.pop()
+    assert sorted(message.body for message in late) == [b"0", b"2", b"4", b"5"]
+    group.ack(late)
+    broker.advance(2 * MINUTE_MS)
+    assert bodies_past_errors(group, 2) == []
+    assert broker.store.popped.lost_count == 2
+
+
+@pytest.mark.parametrize("fields", [{"fifo": True}, {"fifo": True, "tags": ["tag"]}])
+def test_pops_that_open_records_get_past_repaired_damage(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    broker = filled_one_by_one(4)
+    group = Group(broker)
+    damage(broker, 1)
+    assert bodies_past_errors(group, 3, **fields) == [b"0"]
+    repair(broker, monkeypatch)
+    assert bodies_past_errors(group, 3, **fields) == [b"2", b"3"]
+
+
+def test_dead_letters_that_are_damaged_do_not_keep_others_from_their_end() -> None:
+    broker = filled_one_by_one(3)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    assert len(group.pop()) == 3
+    damage(broker, 0)
+    broker.advance(MINUTE_MS)
+    bodies_past_errors(group, 2, record_count_max=1)
+    broker.advance(1_000)
+    assert broker.store.popped.dead_count == 2

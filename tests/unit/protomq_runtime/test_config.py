@@ -42,6 +42,7 @@ class StoreSection:
     disk_ratio: float = 0.75
     corruption: Literal["refuse", "quarantine"] = "refuse"
     root: Path = Path("store")
+    scrub_bytes_per_s: int = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,11 @@ def test_a_field_with_named_choices_takes_one_of_them():
 
 def test_an_empty_file_is_a_file(tmp_path):
     assert load(write(tmp_path, "a.yaml", "")) == Config()
+
+
+def test_a_rate_is_a_size(tmp_path):
+    config = load(write(tmp_path, "a.yaml", "store: {scrub_bytes_per_s: 4KiB}"))
+    assert config.store.scrub_bytes_per_s == 4096
 
 
 def test_sizes_and_times_have_units():

@@ -879,6 +879,10 @@ class Store:
             topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
         )
 
+    def is_repaired(self, position: int) -> bool:
+        """Whether `protomq log repair` has taken out the damage at a position: then it never heals."""
+        return self._reader.is_repaired(position)
+
     def count_read(self, topic: str, result: ReadResult) -> None:
         """Counts records as read."""
         counters = self.counters_of(topic)
