@@ -82,6 +82,14 @@ def test_names() -> None:
     assert counts["refused starts"] >= 6
 
 
+def test_failover() -> None:
+    # Even and odd seeds differ in when they sync; one seed of three has an etcd of three members.
+    counts = process_campaigns.failover(seeds(3), rounds_each=10)
+    print(counts)
+    assert counts["acknowledged"] >= 3_000
+    assert counts["read"] >= 3_000
+
+
 def test_hostile() -> None:
     counts = process_campaigns.hostile(seeds(3))
     print(counts)
