@@ -21,7 +21,7 @@ def fill(namesrv: str, topic: str, messages: int, size: int, server_pids: Sequen
     counter = Counter()
     window = Window([counter], server_pids)
     window.begin()
-    with Producer(namesrv=namesrv, compression="none") as producer:
+    with Producer(namesrv=namesrv, compression="none", send_timeout_s=60.0) as producer:
         for first in range(0, messages, _BATCH):
             producer.send_batch(topic, [_message(topic, n, size) for n in range(first, first + _BATCH)])
             counter.messages += _BATCH
