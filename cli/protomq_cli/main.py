@@ -47,7 +47,7 @@ from protomq_cli import (
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
-from protomq_cli.output import forget_reader
+from protomq_cli.output import escape_what_cannot_be_written, forget_reader
 from protomq_cli.quick_values import convert_quickly
 
 SERVERS = "Run a server"
@@ -236,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if completion.COMPLETE_VARIABLE in os.environ:
         _complete()
+    escape_what_cannot_be_written()
     try:
         command = typer.main.get_command(build_app(arguments))
         convert_quickly(command)

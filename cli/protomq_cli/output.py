@@ -7,6 +7,7 @@ table_fit.py). A pipe gets plain columns, all of them, which cut and awk underst
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from protomq_cli.table_fit import TEXT_WIDTH_MIN, cut, fit, is_whole
 Row = Mapping[str, Any]
 
 _INDENT: Final = 2
+_ESCAPES: Final = "protomq.escapes"
 _GAP: Final = 3
 """Between two columns of a table that rich draws."""
 
@@ -87,6 +89,20 @@ def print_object(row: Row, output: OutputFormat, stream: TextIO | None = None) -
             _write(out, _json_line(row))
         case OutputFormat.YAML:
             _write(out, _yaml(row))
+
+
+def escape_what_cannot_be_written() -> None:
+    """A stdout or stderr that is not UTF-8 (LANG, PYTHONIOENCODING) gets what its encoding lacks as JSON escapes it."""
+    codecs.register_error(_ESCAPES, _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 class Discarded(io.StringIO):

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 import yaml
 
-from protomq_cli.output import OutputFormat, RowStream, colour_wanted, print_object, print_rows
+from protomq_cli.output import (
+    OutputFormat,
+    RowStream,
+    colour_wanted,
+    escape_what_cannot_be_written,
+    print_object,
+    print_rows,
+)
 
 ROWS = [
     {"topic": "flights", "queues": 8, "permission": "READ_WRITE", "extra": None},
@@ -125,3 +133,21 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert not colour_wanted(Terminal())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("output", [OutputFormat.JSON, OutputFormat.JSONL])
+def test_json_is_json_whatever_the_encoding_of_stdout(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, output: OutputFormat
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
+    escape_what_cannot_be_written()
+    row = {"body": "h\u00e9llo \u2603 \U0001f6eb", "lone": "\udcff"}
+    print_rows([row], tuple(row), output)
+    print_rows([row], tuple(row), OutputFormat.TABLE)
+    sys.stdout.flush()
+    text, table = written.getvalue().decode(encoding).split("BODY")
+    found = json.loads(text)
+    assert (found[0] if isinstance(found, list) else found) == row
+    assert ("\\u2603" in table) == (encoding != "utf-8")
