@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class FilteredPulls:
-    """See the module's docstring. `topic_of` returns the topic that a request may read, or raises ServiceError."""
+    """See the module's docstring. `topic_of` returns the topic that a request may read, or raises ServiceError. `fail` answers a pull that
+    found an error.
+    """
 
     def __init__(
         self,
@@ -44,8 +46,10 @@ class FilteredPulls:
         topic_of: Callable[[PullRequest], TopicConfig],
         modules: FilterModules,
         monotonic: Callable[[], float],
+        fail: Callable[[Call, PullRequest, ServiceError], None],
     ) -> None:
         self._store = store
+        self._fail = fail
         self._topic_of = topic_of
         self._monotonic = monotonic
         self._searches = FilterSearches(partial(compile_filter, module=modules.read))
@@ -70,7 +74,7 @@ class FilteredPulls:
                 if is_over():
                     call.fail(DEADLINE_EXCEEDED)
                 elif isinstance(found, ServiceError):
-                    call.fail(found)
+                    self._fail(call, request, found)
                 else:
                     take(found, filter_)
 

@@ -6,6 +6,7 @@ An answer is a header and regions of the log as they stand on disk. The service 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -40,6 +41,7 @@ from .pull_answer import (
 )
 from .pull_resets import reset_answer
 from .slave_gate import check_not_behind, not_master
+from .store.errors import StoreError
 from .store.log.durations import Durations
 from .store.queues.reading import ReadStatus
 from .store.state.offsets import TooManyGroupsError
@@ -102,7 +104,9 @@ class PullService:
         self._monotonic = clock.monotonic
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
-        self._filtered = FilteredPulls(store, self._topic_of, modules, clock.monotonic)
+        self._filtered = FilteredPulls(
+            store, self._topic_of, modules, clock.monotonic, self._fail
+        )
         self._stopping = False
 
     @raw
@@ -116,11 +120,27 @@ class PullService:
                     take = partial(self._take_found, call, request, tag_codes)
                     self._filtered.begin(call, request, filter_key, take)
                     return
-            found = self._look(request, request.queue_offset, tag_codes)
         except Exception as error:
             call.fail(to_service_error(error))
             return
+        try:
+            found = self._look(request, request.queue_offset, tag_codes)
+        except Exception as error:
+            self._fail(call, request, to_service_error(error))
+            return
         self._take_found(call, request, tag_codes, found)
+
+    def _fail(self, call: Call, request: PullRequest, error: ServiceError) -> None:
+        """Answers with an error; a member that stands at damage learns instead that its group was reset."""
+        answer = None
+        topic = self._store.topics.find(request.topic)
+        if topic is not None and error.reason in ("CORRUPT_LOG", "QUEUE_HEALING"):
+            with contextlib.suppress(StoreError):
+                answer = reset_answer(self._store, request, topic.incarnation)
+        if answer is None:
+            call.fail(error)
+        else:
+            call.answer(answer)
 
     def _take_found(
         self,

@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
+from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
+from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.config import LaneSizes
 from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
-from .fake_broker import ADMIN, PULL, SEND, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker, told
 
 FOUND = PullStatus.PULL_STATUS_FOUND
 NO_NEW_MSG = PullStatus.PULL_STATUS_NO_NEW_MSG
@@ -338,3 +340,31 @@ def test_a_deleted_topic_is_not_found_by_name() -> None:
     broker.store.delete_topic("topic")
     with pytest.raises(ServiceError, match="does not exist"):
         response_of(broker.call(PULL, pull()))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"filter_type": FilterType.FILTER_TYPE_SQL92, "filter": "TRUE"}]
+)
+def test_a_member_that_stands_at_damage_follows_a_reset(fields: dict[str, Any]) -> None:
+    broker = FakeBroker()
+    for number in range(4):
+        broker.fill([b"%d" % number])
+    broker.store.flush()
+    (region,) = broker.store.look("topic", 0, 1, 1, 1).regions
+    start = region.file.base_position + region.offset
+    found = DamagedRange(start, start + region.size_bytes, 0, "a flipped bit")
+    broker.store._quarantine.add(found)
+    request = pull(queue_offset=1, consumer_group="group", reset_epoch=0, **fields)
+
+    def answered() -> FakeCall:
+        call = broker.call(PULL, request)
+        while not call.answered:  # the filter is compiled on a thread of its own
+            broker.server.run()
+        return call
+
+    assert told(answered().error)[1] == "CORRUPT_LOG"  # type: ignore[arg-type]
+    reset = ResetOffsetsRequest(consumer_group="group", topic="topic", queue_ids=[0], queue_offset=2)
+    broker.call(CONSUMER + "ResetOffsets", reset).response()
+    response = response_of(answered())
+    assert response.status == PullStatus.PULL_STATUS_OFFSET_RESET
+    assert response.next_offset == 2
