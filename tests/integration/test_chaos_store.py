@@ -75,12 +75,12 @@ def test_a_transaction_ends_once_and_its_half_message_is_never_seen() -> None:
 
 
 def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused() -> None:
-    tally = store_campaigns.store_repeats(range(100))
+    tally = store_campaigns.store_repeats(range(50))
     assert tally.fired["unsynced tail rewritten"], f"no power cut lost anything; {tally}"
 
 
 def test_no_message_that_is_popped_has_two_holders_or_none() -> None:
-    tally = store_campaigns.store_pops(range(20))
+    tally = store_campaigns.store_pops(range(10))
     for sign in ("delivered", "acked", "changed", "dead", "segments", "restarts", "torn tail cut"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
@@ -125,7 +125,7 @@ def test_messages_that_fail_are_retried_and_die_as_configured_whatever_ends_the_
 
 
 def test_one_broker_leads_at_a_time_and_has_all_that_was_acknowledged() -> None:
-    tally = store_campaigns.leadership(range(100))
+    tally = store_campaigns.leadership(range(50))
     for sign in (
         "acknowledged",
         "acknowledged without a lease",
