@@ -6,6 +6,7 @@ said; the same drills say nothing without the bug.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -1117,7 +1118,7 @@ def caught_by(planted: Planted, seeds: Sequence[int]) -> tuple[int, list[Violati
         with planted.plant():
             try:
                 found = planted.drill(seed)
-            except (StoreError, OSError, AssertionError) as error:
+            except (StoreError, OSError, AssertionError, struct.error) as error:
                 found = [Violation("crash", repr(error))]
         if found:
             return seed, found

@@ -297,7 +297,7 @@ def test_the_same_write_id_writes_once(
 
 
 @pytest.mark.parametrize(
-    ("columns", "named"), [("body, 1 AS colour", "colour"), ("1 AS key", "'body'")]
+    ("columns", "named"), [("body, 1 AS colour", "colour"), ("'k' AS key", "'body'")]
 )
 def test_columns_that_cannot_be_sent_are_refused(
     spark: SparkSession, write: Callable[..., None], protomq_topic: str, columns: str, named: str

@@ -231,7 +231,7 @@ def test_a_queue_that_fell_behind_what_was_read_is_data_loss() -> None:
 
 
 OLD, NEW = {("t", "a"): 6}, {("t", "a"): 7}
-SAID = "topic 't' was deleted and created again at broker a: "
+SAID = r"topic 't' was deleted and created again at broker a\. "
 
 
 def test_a_topic_that_was_made_again_is_data_loss_and_read_from_its_beginning_if_told_so() -> None:
