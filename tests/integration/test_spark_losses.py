@@ -31,7 +31,7 @@ from tests.support.spark import (
     numbers,
     run,
 )
-from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
+from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once, stored_count
 from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
@@ -290,7 +290,7 @@ def test_queues_added_in_the_middle_of_a_stream_are_read_from_their_first_messag
     given = {"subscribe": source, "columns": "body"}
     query = copy_stream(spark, protomq_server, given, target, tmp_path / "ck").start()
     try:
-        wait_for(lambda: len(drain(protomq_server, target)) == 600)
+        wait_for(lambda: stored_count(protomq_server, target) == 600, pause_s=0.2)
         with Admin(namesrv=protomq_server.namesrv) as admin:
             admin.create_topic(source, write_queues=5, read_queues=5, update=True)
         with Producer(namesrv=protomq_server.namesrv) as producer:  # A new one: it knows all five queues.

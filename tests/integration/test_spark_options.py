@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from protomq import Admin, MessageQueue, OutgoingMessage, Producer, PullConsumer
 from protomq.testing import Broker
 from tests.support.spark import ROOT, SPARK_MARKS, copy_stream, numbers, run
-from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
+from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once, stored_count
 from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
@@ -68,14 +68,14 @@ def test_a_stream_waits_for_min_offsets_or_until_max_trigger_delay(
             query.processAllAvailable()
         assert drain(protomq_server, target) == []
         fill(protomq_producer, source, 1, first=99)
-        wait_for(lambda: len(drain(protomq_server, target)) == 100)
+        wait_for(lambda: stored_count(protomq_server, target) == 100, pause_s=0.2)
     finally:
         query.stop()
     fill(protomq_producer, source, 10, first=100)
     hasty = copy_stream(spark, protomq_server, given, target, tmp_path, maxTriggerDelay="500ms")
     query = hasty.start()
     try:
-        wait_for(lambda: len(drain(protomq_server, target)) == 110)
+        wait_for(lambda: stored_count(protomq_server, target) == 110, pause_s=0.2)
     finally:
         query.stop()
     # Trigger.AvailableNow takes what is there, however little.
