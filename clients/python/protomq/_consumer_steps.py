@@ -131,6 +131,9 @@ class ConsumerSteps:
             self._share.want(self.subscriptions, self._filter_texts())
             yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
         yield from self._reassign()
+        if self._share is not None and self._share.waits_for_answers():
+            yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
+            yield from self._reassign()
         return [route]
 
     def unsubscribe(self, topic: str) -> Steps[None]:

@@ -10,11 +10,14 @@ Rules:
   one of them is seen at another.
 - If another member still has a queue, this one waits until that member gives it up, or for CLAIM_WAIT_S. Until then the other may
   still commit its offset.
+- A queue that is free is claimed first: the broker is told, and answers with its list. The queue is this member's unless that list shows
+  another one, who was faster. A list from before does not do: a broker tells nobody when a free queue is taken.
 - What the brokers that can be reached say while all of them have just begun is incomplete: the share stays as it is.
 - Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
   member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs
   on while a process is stopped or frozen.
 - No call that comes too late renews a membership by itself: first the queues are given up (`stands`).
+- Members share out what their routes say. Where another's route has other queues, both look theirs up again.
 - A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
 
 Two threads: everything is called with the lock of its driver.
@@ -50,6 +53,8 @@ HOLD_PART: Final = 0.6
 EXPIRY_PART: Final = 0.9
 """Of that time: when the member itself counts as given up."""
 CALL_MARGIN_S: Final = 5.0
+CLAIM_HOLD_MS: Final = 1
+"""Not 0: who does not hold a call and dies is missed late."""
 CLAIM_WAIT_S: Final = 60.0
 """RocketMQ's rebalanceLockMaxLiveTime: who has not given a queue up by then does not come to it."""
 BACKOFF_MIN_S: Final = 0.1
@@ -65,6 +70,15 @@ class MemberTicket(NamedTuple):
 
     broker_name: str
     number: int
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A queue that is to be taken."""
+
+    number: int = 0
+    """Of the call that tells its broker; 0: that is still to come."""
+    is_granted: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +107,8 @@ class _Broker:
     """When the last call was sent whose forerunner was answered: calls that fail renew nothing."""
     taken: frozenset[tuple[str, int]] | None = None
     """Topic and number of each queue that another member has; None: not looked up in `members` yet."""
+    route_numbers: dict[str, set[int]] | None = None
+    """What other members say of their routes, by topic; None: not looked up in `members` yet."""
     queue_counts: dict[str, int] = field(default_factory=dict)
     question: tuple[int, bool] | None = None
     """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
@@ -124,8 +140,10 @@ class MembershipState:
         self.news = 0
         """Grows with each answer that may change the share."""
         self._filters: dict[str, str] = {}
+        self._route_numbers: dict[str, int] = {}
         self._brokers: dict[str, _Broker] = {}
         self._queues: frozenset[MessageQueue] = frozenset()
+        self._claims: dict[MessageQueue, _Claim] = {}
         self._waits_since: dict[MessageQueue, float] = {}
         self._number = 0
         self._lost: set[str] = set()
@@ -148,15 +166,21 @@ class MembershipState:
 
     # -- what it wants -------------------------------------------------------------------------------------------------------
 
-    def want(self, filters: Mapping[str, str], addresses: Mapping[str, BrokerAddress]) -> None:
-        """Topics with their filters for people, and the brokers that have queues of theirs. Brokers that are new are called."""
-        if dict(filters) != self._filters:
-            self._filters = dict(filters)
+    def want(
+        self, filters: Mapping[str, str], addresses: Mapping[str, BrokerAddress], route_numbers: Mapping[str, int]
+    ) -> None:
+        """Topics with their filters for people, the brokers that have queues of theirs, and numbers that stand for their routes.
+
+        Brokers that are new are called.
+        """
+        if (dict(filters), dict(route_numbers)) != (self._filters, self._route_numbers):
+            self._filters, self._route_numbers = dict(filters), dict(route_numbers)
             for broker in self._brokers.values():
                 broker.is_told = False
             self.news += 1
         for name in self._brokers.keys() - addresses.keys():
             del self._brokers[name]
+            self._drop_claims(name)
             self.news += 1
         for name, address in addresses.items():
             known = self._brokers.setdefault(name, _Broker(address))
@@ -165,11 +189,11 @@ class MembershipState:
 
     def claim(self, queues: Iterable[MessageQueue]) -> None:
         """The queues that it has now, of topics that are shared. Brokers for whom that is news are told."""
-        now = frozenset(queues)
-        for name in {queue.broker_name for queue in now ^ self._queues}:
-            if name in self._brokers:
-                self._brokers[name].is_told = False
-        self._queues = now
+        before = self._queues | self._claims.keys()
+        self._queues = frozenset(queues)
+        for queue in self._queues & self._claims.keys():
+            del self._claims[queue]
+        self._tell_brokers(before ^ (self._queues | self._claims.keys()))
         self._dropping = set()
 
     # -- calls -----------------------------------------------------------------------------------------------------------------
@@ -203,12 +227,16 @@ class MembershipState:
         broker.sent_s = now_s
         if not broker.failures:
             broker.heard_s = now_s
+        open_claims = [claim for queue, claim in self._claims.items() if queue.broker_name == broker_name and not claim.is_granted]
+        for claim in open_claims:
+            claim.number = claim.number or self._number
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
             member=self._said(broker_name),
-            hold_ms=int(hold_s * 1000),
-            known_version=broker.version,
+            # A claim is answered at once, with the list. The version of a group is 2 at least, and never goes back.
+            hold_ms=CLAIM_HOLD_MS if open_claims else int(hold_s * 1000),
+            known_version=broker.version - 1 if open_claims and broker.version > 1 else broker.version,
             broker_start=broker.start,
         )
         if broker.question is not None:
@@ -249,14 +277,19 @@ class MembershipState:
 
         client_id, nonce = self.key
         ids: dict[str, list[int]] = {topic: [] for topic in self._filters}
-        for queue in sorted(self._queues):
+        for queue in sorted(self._queues | self._claims.keys()):
             if queue.broker_name == broker_name and queue.topic in ids:
                 ids[queue.topic].append(queue.queue_id)
         return pb.GroupMember(
             client_id=client_id,
             nonce=nonce,
             topics=[
-                pb.MemberTopic(topic=topic, filter=self._filters[topic], queue_ids=queue_ids)
+                pb.MemberTopic(
+                    topic=topic,
+                    filter=self._filters[topic],
+                    queue_ids=queue_ids,
+                    route_number=self._route_numbers.get(topic, 0),
+                )
                 for topic, queue_ids in sorted(ids.items())
             ],
             allocation=self.allocation.name,
@@ -281,8 +314,9 @@ class MembershipState:
         broker.question = (answer.description_id, answer.wants_stacks) if answer.description_id else None
         if answer.is_unchanged and broker.members is not None:
             return
-        broker.members, broker.taken = list(answer.members), None
+        broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
         broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
+        self._judge_claims(ticket)
         self.news += 1
         self._tell_difference(ticket.broker_name, answer.difference)
 
@@ -296,6 +330,7 @@ class MembershipState:
         if isinstance(error, MemberUnknownError):
             self._forget(ticket.broker_name, broker)
             return
+        self._drop_claims(ticket.broker_name)
         broker.members = None  # Nobody knows whether it is still there; which answer it gave last, it may still know.
         broker.failures += 1
         pause_s = min(BACKOFF_MIN_S * 2 ** min(broker.failures - 1, 10), BACKOFF_MAX_S)
@@ -337,8 +372,12 @@ class MembershipState:
         return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
 
     def is_known_everywhere(self) -> bool:
-        """Whether each broker was asked once."""
-        return all(broker.was_tried for broker in self._brokers.values())
+        """Whether each broker was asked once, and has answered every claim."""
+        return all(broker.was_tried for broker in self._brokers.values()) and not self.has_open_claims()
+
+    def has_open_claims(self) -> bool:
+        """Whether an answer to a claim is still to come."""
+        return any(not claim.is_granted for claim in self._claims.values())
 
     # -- the share ---------------------------------------------------------------------------------------------------------------
 
@@ -354,16 +393,22 @@ class MembershipState:
         members = self._members(views)
         found: list[MessageQueue] = []
         waiting: dict[MessageQueue, float] = {}
+        claims, self._claims = self._claims, {}
         for topic, several in queues.items():
             here = [member for member, topics in members.values() if topic in topics]
             for queue in self.allocation.share(members[self.key][0], sorted(several), here):
-                if queue in self._queues or not self._is_taken(queue):
+                if queue in self._queues:
                     found.append(queue)
                     continue
                 since_s = waiting[queue] = self._waits_since.get(queue, now_s)
-                if now_s - since_s >= CLAIM_WAIT_S:
+                if queue in claims or not self._is_taken(queue):
+                    claim = self._claims[queue] = claims.get(queue) or _Claim(is_granted=not self._knows_groups(queue))
+                    if claim.is_granted:
+                        found.append(queue)
+                elif now_s - since_s >= CLAIM_WAIT_S:
                     found.append(queue)
         self._waits_since = waiting
+        self._tell_brokers(claims.keys() ^ self._claims.keys())
         return found
 
     def changes_in_s(self, now_s: float) -> float:
@@ -373,16 +418,33 @@ class MembershipState:
         times += [broker.told_until_s() for broker in self._brokers.values() if broker.version]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
-    def topics_with_other_counts(self, queues: Mapping[str, Sequence[MessageQueue]]) -> list[str]:
-        """Topics of which a broker says that it has more or fewer queues than these."""
-        found = []
-        for topic, several in queues.items():
-            for name, broker in self._brokers.items():
-                count = broker.queue_counts.get(topic)
-                if count is not None and count != sum(queue.broker_name == name for queue in several):
-                    found.append(topic)
-                    break
-        return found
+    def doubtful_topics(self, queues: Mapping[str, Sequence[MessageQueue]]) -> list[str]:
+        """Topics of which a broker says that it has more or fewer queues than these, or of which another member has another route."""
+        return [
+            topic
+            for topic, several in queues.items()
+            if any(
+                self._has_other_count(broker, name, topic, several) or self._has_other_route(broker, topic)
+                for name, broker in self._brokers.items()
+            )
+        ]
+
+    @staticmethod
+    def _has_other_count(broker: _Broker, name: str, topic: str, queues: Sequence[MessageQueue]) -> bool:
+        count = broker.queue_counts.get(topic)
+        return count is not None and count != sum(queue.broker_name == name for queue in queues)
+
+    def _has_other_route(self, broker: _Broker, topic: str) -> bool:
+        if broker.members is None:
+            return False
+        if broker.route_numbers is None:
+            broker.route_numbers = {}
+            for said in broker.members:
+                if (said.client_id, said.nonce) != self.key:
+                    for other in said.topics:
+                        if other.route_number:
+                            broker.route_numbers.setdefault(other.topic, set()).add(other.route_number)
+        return not broker.route_numbers.get(topic, set()) <= {self._route_numbers.get(topic, 0)}
 
     def _members(self, views: Iterable[_Broker]) -> dict[MemberKey, tuple[GroupMember, set[str]]]:
         """All members, by name, with their topics. Where two have one name, the random number stands behind it."""
@@ -398,6 +460,29 @@ class MembershipState:
             key: (GroupMember(key[0] if counts[key[0]] == 1 else f"{key[0]}#{key[1]:016x}", rooms[key]), topics[key])
             for key in sorted(topics)
         }
+
+    def _judge_claims(self, ticket: MemberTicket) -> None:
+        """Takes the list that answers a call: whether another member was faster."""
+        for queue, claim in list(self._claims.items()):
+            if queue.broker_name == ticket.broker_name and not claim.is_granted and 0 < claim.number <= ticket.number:
+                claim.is_granted = not self._is_taken(queue)
+                if not claim.is_granted:
+                    del self._claims[queue]
+                    self._tell_brokers([queue])
+
+    def _drop_claims(self, broker_name: str) -> None:
+        for queue in [queue for queue in self._claims if queue.broker_name == broker_name]:
+            del self._claims[queue]
+
+    def _tell_brokers(self, queues: Iterable[MessageQueue]) -> None:
+        """What this member has of these queues is news for their brokers."""
+        for name in {queue.broker_name for queue in queues}:
+            if name in self._brokers:
+                self._brokers[name].is_told = False
+
+    def _knows_groups(self, queue: MessageQueue) -> bool:
+        broker = self._brokers.get(queue.broker_name)
+        return broker is not None and broker.knows_groups
 
     def _is_taken(self, queue: MessageQueue) -> bool:
         """Whether another member has the queue, as far as its broker says."""
@@ -426,6 +511,7 @@ class MembershipState:
         self._lost.add(name)
         broker.version = broker.start = 0
         broker.members, broker.is_told, broker.retry_s = None, False, 0.0
+        self._drop_claims(name)
         self._queues = frozenset(queue for queue in self._queues if queue.broker_name != name)
 
     def _tell_difference(self, broker_name: str, difference: str) -> None:

@@ -356,6 +356,6 @@ def interests(said: GroupMember) -> tuple[object, ...]:
     """What other members need to know of a member, apart from its queues."""
     return (
         said.allocation,
-        sorted((topic.topic, topic.filter) for topic in said.topics),
+        sorted((topic.topic, topic.filter, topic.route_number) for topic in said.topics),
         said.machine_room,
     )

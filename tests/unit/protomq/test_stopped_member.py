@@ -11,7 +11,13 @@ from protomq import MessageQueue
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
-from protomq._membership_logic import EXPIRY_PART, HOLD_S, MembershipState, MemberTicket
+from protomq._membership_logic import (
+    CLAIM_HOLD_MS,
+    EXPIRY_PART,
+    HOLD_S,
+    MembershipState,
+    MemberTicket,
+)
 from protomq._methods import COMMIT_OFFSETS
 from protomq._queue_listener import QueueListener
 from protomq._queue_locks import QueueLocks
@@ -41,7 +47,7 @@ class FakeMember:
 
     def answer(self, *others: pb.GroupMember) -> None:
         assert self.ticket is not None
-        answer = pb.HoldMembershipResponse(version=1, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said, *others])
+        answer = pb.HoldMembershipResponse(version=2, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said, *others])
         self.state.answered(self.ticket, answer.SerializeToString(), self._world.now_s())
 
     def fail(self) -> None:
@@ -197,13 +203,19 @@ class Sharing:
         self.world.driver.run(self.steps.subscribe("T", (), NO_FILTER))
         self.steps.state.start_all(self.steps.state.queues, dict.fromkeys(range(4), 0), {}, 7)
         self.told.lines.clear()
+        self.others: tuple[pb.GroupMember, ...] = ()
 
     def others_are(self, *names: str) -> None:
+        self.others = tuple(map(other, names))
         self.member.call()
-        self.member.answer(*map(other, names))
+        self.member.answer(*self.others)
 
     def poll(self) -> None:
         self.world.driver.run(self.steps.before_poll())
+        if self.member.state.has_open_claims():
+            self.member.call()
+            self.member.answer(*self.others)
+            self.world.driver.run(self.steps.before_poll())
 
 
 def test_a_queue_that_goes_while_others_go_is_told_and_committed_as_they_are() -> None:
@@ -227,3 +239,28 @@ def test_a_queue_that_comes_back_while_it_goes_comes_as_a_new_one() -> None:
     node.poll()
     assert node.told.lines == [("went", (2, 3)), ("came", (2, 3))]
     assert len(node.steps.state.queues) == 4
+
+
+def test_a_queue_is_not_taken_before_its_broker_has_said_that_nobody_was_faster() -> None:
+    node = Sharing()
+    node.others_are("z")
+    node.poll()
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0, 1]
+    node.others_are()  # The list says that 2 and 3 are free.
+    node.world.driver.run(node.steps.before_poll())
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0, 1]
+    faster = other("z")
+    faster.topics.add(topic="T", queue_ids=[3])
+    ticket, _, request, _ = node.member.state.begin("a", node.world.now_s())
+    said = pb.HoldMembershipRequest.FromString(request)
+    assert list(said.member.topics[0].queue_ids) == [0, 1, 2, 3]
+    assert said.hold_ms == CLAIM_HOLD_MS
+    assert said.known_version == 1
+    node.member.ticket = ticket
+    node.member.answer(faster)
+    node.world.driver.run(node.steps.before_poll())
+    assert 3 not in [queue.queue_id for queue in node.steps.state.queues]
+    _, _, request, _ = node.member.state.begin("a", node.world.now_s())
+    said = pb.HoldMembershipRequest.FromString(request)
+    assert 3 not in said.member.topics[0].queue_ids
+    assert said.hold_ms > CLAIM_HOLD_MS

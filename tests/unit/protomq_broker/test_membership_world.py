@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq import MessageQueue
+from protomq._group_share import route_number
 from protomq._membership_logic import CLAIM_WAIT_S, HOLD_S, MembershipState
 from protomq._types import BrokerAddress
 from protomq.allocation import Allocation, Average, Circle, ConsistentHash
@@ -92,18 +93,21 @@ class MemberNode:
         self.calls: list[tuple[object, BrokerNode, FakeCall]] = []
         self.wanted = wanted
         self.lost_count = 0
+        self.misses: set[str] = set()
+        """Brokers that its route does not have."""
 
     def turn(self) -> None:
         """What its driver and its `poll` do."""
         world, now_s = self.world, self.world.now_s
         addresses = {name: BrokerAddress(name, name, name) for name in world.brokers}
-        self.state.want({"T": self.wanted}, addresses)
+        queues = [queue for queue in world.queues() if queue.broker_name not in self.misses]
+        self.state.want({"T": self.wanted}, addresses, {"T": route_number(queues)})
         self._take_outcomes(now_s)
         self.state.check_expiry(now_s)
         lost = self.state.take_lost()
         self.lost_count += bool(lost)
         self.queues = {queue for queue in self.queues if queue.broker_name not in lost}
-        share = self.state.share({"T": world.queues()}, now_s)
+        share = self.state.share({"T": queues}, now_s)
         if share is not None:
             self.queues = set(share)
         self.state.claim(self.queues)
@@ -261,6 +265,22 @@ def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anythin
     assert list(world.owners().values()) == [1] * 4
 
 
+def test_members_whose_routes_differ_know_of_it_until_they_agree() -> None:
+    world = World(BrokerNode("a", 4), BrokerNode("b", 4))
+    first, second = world.join("m1"), world.join("m2")
+    queues = {"T": world.queues()}
+    world.run(1_000)
+    assert [member.state.doubtful_topics(queues) for member in (first, second)] == [[], []]
+    second.misses = {"b"}
+    world.run(1_000)
+    assert first.state.doubtful_topics(queues) == ["T"]
+    assert second.state.doubtful_topics({"T": world.brokers["a"].queues()}) == ["T"]
+    second.misses = set()
+    world.run(1_000)
+    assert [member.state.doubtful_topics(queues) for member in (first, second)] == [[], []]
+    assert set(world.owners().values()) == {1}
+
+
 def test_members_of_one_name_share(caplog: pytest.LogCaptureFixture) -> None:
     world = World(BrokerNode("a", 4))
     twins = [world.join("twin"), world.join("twin")]
@@ -285,7 +305,7 @@ def test_other_subscriptions_and_strategies_are_told_on_both_sides(
 
 def test_a_broker_that_knows_no_groups_gives_everybody_everything() -> None:
     state = MembershipState("g", "m", Average())
-    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")})
+    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")}, {})
     ticket, *_ = state.begin("a", 0.0)
     state.failed(ticket, UnknownMethodError("none"), 0.0)
     queues = BrokerNode("a", 3).queues()
@@ -294,7 +314,7 @@ def test_a_broker_that_knows_no_groups_gives_everybody_everything() -> None:
 
 def test_errors_back_off_and_the_share_stays() -> None:
     state = MembershipState("g", "m", Average())
-    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")})
+    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")}, {})
     now_s, pauses = 0.0, []
     for _ in range(8):
         (name,) = state.due(now_s)

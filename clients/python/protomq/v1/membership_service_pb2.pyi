@@ -71,13 +71,18 @@ class MemberTopic(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    ROUTE_NUMBER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     filter: _builtins.str
     """Which messages of it, as people read it: empty: all."""
+    route_number: _builtins.int
+    """Stands for the queues at all brokers that the member shares out: another number where they are others. Members with different numbers would
+    compute shares that do not fit together, so they look the route up again. 0: the member does not say.
+    """
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The queues at this broker that the member has: it consumes them, or still works on messages of theirs."""
+        """The queues at this broker that the member has: it consumes them, still works on messages of theirs, or is about to take them."""
 
     def __init__(
         self,
@@ -85,10 +90,11 @@ class MemberTopic(_message.Message):
         topic: _builtins.str = ...,
         filter: _builtins.str = ...,
         queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        route_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "queue_ids", b"queue_ids", "route_number", b"route_number", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
