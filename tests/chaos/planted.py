@@ -18,8 +18,8 @@ import numpy as np
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
-from protomq_broker.store import opening
-from protomq_broker.store import store as store_module
+from protomq_broker.store import appending, opening, topic_counts
+from protomq_broker.store.appending import Appender
 from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files import disk as disk_module
@@ -48,12 +48,12 @@ from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.same_messages import SentAgain
+from protomq_broker.store.saving import Saver
 from protomq_broker.store.state.locks import LockTable
 from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.sent_runs import SentRuns
 from protomq_broker.store.state.topics import TopicTable
-from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from . import planted_follow, planted_ha, planted_leadership, planted_pops
@@ -348,10 +348,10 @@ def _ignores_a_failed_fsync() -> Any:
 
 def _swaps_records() -> Any:
     """Two records of a batch change places."""
-    real = Store._stamp
+    real = Appender._stamp
 
     def stamp(
-        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+        self: Appender, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Any, int, bool]:
         parts, count, is_plain = real(self, requests, position, store_time_ms)
         data = b"".join(map(bytes, parts))
@@ -373,7 +373,7 @@ def _swaps_records() -> Any:
                     )
         return (data,), count, is_plain
 
-    return _patch(Store, "_stamp", stamp)
+    return _patch(Appender, "_stamp", stamp)
 
 
 def _same_sizes(seed: int) -> list[Violation]:
@@ -388,7 +388,7 @@ def _gives_an_offset_twice() -> Any:
     """The second request of a group for one queue gets the offset of the first."""
 
     def stamp(
-        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+        self: Appender, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Any, int, bool]:
         count = 0
         for request in requests:
@@ -412,7 +412,7 @@ def _gives_an_offset_twice() -> Any:
                 queue.append_many(region.starts + request.physical_offset, sizes, tag_codes)
             self._dirty.add(queue)
 
-    return _both(_patch(Store, "_stamp", stamp), _patch(ConsumeQueueTable, "apply", apply))
+    return _both(_patch(Appender, "_stamp", stamp), _patch(ConsumeQueueTable, "apply", apply))
 
 
 @contextmanager
@@ -581,19 +581,19 @@ def _acknowledges_half_a_write() -> Any:
 
 def _checkpoint_ahead() -> Any:
     """The checkpoint says that everything appended was flushed."""
-    real = Store.checkpoint
+    real = Saver.checkpoint
 
-    def checkpoint(self: Store) -> None:
+    def checkpoint(self: Saver) -> None:
         with mock.patch.object(LogFlusher, "flush", lambda flusher_: flusher_._positions.appended):
             write = checkpoint_module.write_checkpoint
 
             def ahead(disk: Disk, path: str, value: Checkpoint) -> None:
                 write(disk, path, replace(value, flushed_position=value.replay_position))
 
-            with mock.patch("protomq_broker.store.store.write_checkpoint", ahead):
+            with mock.patch("protomq_broker.store.saving.write_checkpoint", ahead):
                 real(self)
 
-    return _patch(Store, "checkpoint", checkpoint)
+    return _patch(Saver, "checkpoint", checkpoint)
 
 
 def _reads_beyond_the_end() -> Any:
@@ -645,14 +645,14 @@ def _leaks_a_neighbour() -> Any:
 
 def _time_goes_back() -> Any:
     """Store times follow a clock that is set back."""
-    real = Store._stamp
+    real = Appender._stamp
 
     def stamp(
-        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+        self: Appender, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Any, int, bool]:
         return real(self, requests, position, self._clock.now_ms())
 
-    return _patch(Store, "_stamp", stamp)
+    return _patch(Appender, "_stamp", stamp)
 
 
 def _clock_set_back(seed: int) -> list[Violation]:
@@ -765,12 +765,12 @@ def _deletions_are_not_followed() -> Any:
 def _commits_are_answered_before_they_are_appended() -> Any:
     """A commit is in memory when it is answered, and in the log some time later."""
 
-    def append_state(self: Store, topic: str, bodies: Sequence[bytes], *_: Any) -> int:
+    def append_state(self: Appender, topic: str, bodies: Sequence[bytes], *_: Any) -> int:
         for body in bodies:
-            self._machine_of[topic].apply(body, self.appended_position)
-        return self.appended_position
+            self._machine_of[topic].apply(body, self._positions.appended)
+        return self._positions.appended
 
-    return _patch(Store, "append_state", append_state)
+    return _patch(Appender, "append_state", append_state)
 
 
 def _segments_deleted_in_one_go() -> Any:
@@ -788,10 +788,10 @@ def _segments_deleted_in_one_go() -> Any:
 
 def _flips_a_bit_of_a_key() -> Any:
     """Memory that forgets: a bit of a key or a tag is another when the record is written, and the seal is made of that."""
-    real = Store._stamp
+    real = Appender._stamp
 
     def stamp(
-        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+        self: Appender, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Any, int, bool]:
         parts, count, is_plain = real(self, requests, position, store_time_ms)
         data = bytearray().join(map(bytes, parts))
@@ -800,7 +800,7 @@ def _flips_a_bit_of_a_key() -> Any:
         data[body + body_size + 2] ^= 1  # the first octet behind tag and length
         return (bytes(data),), count, is_plain
 
-    return _patch(Store, "_stamp", stamp)
+    return _patch(Appender, "_stamp", stamp)
 
 
 def _varint(data: bytearray, at: int) -> tuple[int, int]:
@@ -944,14 +944,16 @@ def _moves_in_two_appends() -> Any:
     """The copies of messages are appended, and then the record that tells of it."""
 
     def append_moved(
-        self: Store, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+        self: Appender,
+        copies: Sequence[AppendRequest],
+        states: Sequence[tuple[str, Sequence[bytes]]],
     ) -> int:
         end_position = self.append(copies)
         for topic, bodies in states:
             end_position = self.append_state(topic, bodies)
         return end_position
 
-    return _patch(Store, "append_moved", append_moved)
+    return _patch(Appender, "append_moved", append_moved)
 
 
 def _forgets_where_a_message_stood() -> Any:
@@ -980,7 +982,8 @@ def _shows_half_messages() -> Any:
         return flags & FLAG_DUE_TIME == 0
 
     return _both(
-        mock.patch.object(store_module, "is_queued", is_queued),
+        mock.patch.object(appending, "is_queued", is_queued),
+        mock.patch.object(topic_counts, "is_queued", is_queued),
         mock.patch.object(consume_queue_table, "is_queued", is_queued),
     )
 

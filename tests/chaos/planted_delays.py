@@ -7,9 +7,9 @@ from typing import Any, Final
 from unittest import mock
 
 from protomq_broker.log_time_file import LogTimeFile
+from protomq_broker.store.appending import Appender
 from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.store import Store
 from protomq_broker.store.timer import rebuild
 from protomq_broker.store.timer.log_time import LogClock
 from protomq_broker.store.timer.pending import PendingTimers
@@ -49,15 +49,18 @@ def _delivers_in_two_appends() -> Patch:
     """The copies are appended, and then the record that tells of it: a crash in between delivers again."""
 
     def append_moved(
-        self: Store, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+        self: Appender,
+        copies: Sequence[AppendRequest],
+        states: Sequence[tuple[str, Sequence[bytes]]],
     ) -> int:
         end_position = self.append(copies) if copies else 0
-        self.flush()
+        for segment in self._log.folder.files.values():
+            self._log._disk.fdatasync(segment.fd)
         for topic, bodies in states:
             end_position = self.append_state(topic, bodies)
         return end_position
 
-    return _patch(Store, "append_moved", append_moved)
+    return _patch(Appender, "append_moved", append_moved)
 
 
 def _misses_recalls_meanwhile() -> Patch:

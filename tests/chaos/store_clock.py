@@ -21,7 +21,7 @@ def check_clock(seed: int) -> list[Violation]:
                 world.send([world.new_order(size=400)])
                 world.clock.advance(11_000)  # retention looks every 10 s
                 assert world.store is not None
-                world.store._keeper.turn()
+                world.store._upkeep.keeper.turn()
             found += _check_order(world)
         world = world.fork("kill", world.rng)
         world.open()

@@ -364,7 +364,7 @@ def _turns(world: StoreWorld, count: int) -> None:
     assert world.store is not None
     for _ in range(count):
         world.clock.advance(600)
-        world.store._keeper.turn()
+        world.store._upkeep.keeper.turn()
 
 
 def _read_from_files(world: StoreWorld) -> None:
@@ -646,7 +646,7 @@ def _check_scrubbed(
     assert world.store is not None
     for _ in range(4):
         world.clock.advance(1_000)
-        world.store._keeper.turn()
+        world.store._upkeep.keeper.turn()
     report.outcomes["scrubbed"] += 1
     world.scan()
     served = _places(world)

@@ -199,7 +199,7 @@ class _DelayRun:
     def heal(self) -> None:
         self.world.clock.time_ms += 60_000  # a failure is tried again after that
         for _ in range(50):
-            self.world.store._heal(self.world.clock.monotonic_ms())
+            self.world.store._upkeep.heal(self.world.clock.monotonic_ms())
 
     def damage(self) -> None:
         """Of the timer's files, all but what says where they are."""

@@ -194,7 +194,7 @@ class FollowWorld:
             topic="orders", queue_id=0, queue_offset=self.sequence, topic_incarnation=topic.incarnation
         )  # fmt: skip
         moved = []
-        result = store.look("orders", 0, max(store.queue_range("orders", 0)[1] - 2, 0), 1, 1)
+        result = store.read("orders", 0, max(store.queue_range("orders", 0)[1] - 2, 0), 1, 1)
         if result.status is ReadStatus.FOUND and self.rng.random() < 0.5:
             region = result.regions[0]
             field = region.file.read(region.offset, region.size_bytes)
@@ -447,7 +447,7 @@ def _answers(store: Store, sequences: int, floor: int) -> Iterator[tuple[str, An
 def _read(store: Store, topic: str, queue_id: int, floor: int) -> list[tuple[int, int, bytes]]:
     found: list[tuple[int, int, bytes]] = []
     offset = store.queue_range(topic, queue_id)[0]
-    while (result := store.look(topic, queue_id, offset, 50, 1 << 20)).status is ReadStatus.FOUND:
+    while (result := store.read(topic, queue_id, offset, 50, 1 << 20)).status is ReadStatus.FOUND:
         data = b"".join(r.file.read(r.offset, r.size_bytes) for r in result.regions)
         found += [
             (record.physical_offset, record.queue_offset, record.body)

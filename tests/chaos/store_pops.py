@@ -299,7 +299,7 @@ class PopWorld:
         positions = [store.appended_position]
         for queue_id in range(2):
             offset = next_offsets.get(queue_id, 0)
-            result = store.look("topic", queue_id, offset, 1, 1)
+            result = store.read("topic", queue_id, offset, 1, 1)
             if result.status is ReadStatus.FOUND:
                 region = result.regions[0]
                 positions.append(region.file.base_position + region.offset)

@@ -417,7 +417,7 @@ class StoreWorld:
         """A turn of the housekeeper, a while later."""
         assert self.store is not None
         self.clock.advance(self.rng.choice((10, 600, 1500)))
-        self.store._keeper.turn()
+        self.store._upkeep.keeper.turn()
 
     def delete_old(self, count: int = 2) -> None:
         """Retention: the oldest segments go."""

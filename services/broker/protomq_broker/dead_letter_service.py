@@ -184,7 +184,7 @@ class DeadLetterService:
             return []
         count = min(end - first, SLICE_COUNT_MAX)
         size_max_bytes = min(SLICE_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
-        result = store.look(topic.name, QUEUE_ID, first, count, size_max_bytes)
+        result = store.read(topic.name, QUEUE_ID, first, count, size_max_bytes)
         if result.status is not ReadStatus.FOUND:
             return []
         response.next_offset = min(result.next_offset, end)

@@ -124,7 +124,7 @@ def _read(
     store: Store, topic: str, queue_id: int, queue_offset: int, count: int, number: int
 ) -> list[bytes]:
     """Up to `count` record fields from an offset on, one at least. `number`: of the first in the request."""
-    result = store.look(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
+    result = store.read(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
     if result.status is not ReadStatus.FOUND or result.first_offset != queue_offset:
         raise ServiceError(
             Code.OUT_OF_RANGE,

@@ -154,7 +154,7 @@ class FilteredPulls:
             result, read_topic = read_one_incarnation(
                 self._store,
                 topic,
-                lambda topic: self._store.look(
+                lambda topic: self._store.read(
                     topic.name, request.queue_id, queue_offset, count_max, size_max_bytes, tag_codes
                 ),
             )

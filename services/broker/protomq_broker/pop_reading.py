@@ -240,7 +240,7 @@ class PopReader:
         `protomq log repair` has taken the damage out.
         """
         try:
-            return self._store.look(key.topic, key.queue_id, offset, *limits, tag_codes)
+            return self._store.read(key.topic, key.queue_id, offset, *limits, tag_codes)
         except CorruptLogError as error:
             gap = _Gap(max(error.next_offset, offset + 1), self._store.is_repaired(error.position))
             if not gap.is_final:

@@ -308,7 +308,9 @@ class PullService:
                 tag_codes,
             ),
         )
-        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
+        if result.regions_size_bytes:
+            self._store.count_read(topic.name, result)
+        elif result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
             check_not_behind(topic.name, request.queue_id, queue_offset, result.end_offset)
         return Found(result, topic.incarnation)
 

@@ -115,7 +115,7 @@ def test_a_commit_that_the_disk_loses_is_doubtful() -> None:
 
 def test_a_commit_is_taken_where_the_disk_is_too_full_for_messages() -> None:
     broker = filled()
-    broker.store._set_refusal("the disk is full")
+    broker.store._refusals.refuse("the disk is full")
     broker.call(COMMIT, commit((0, 1))).response()
     assert committed(broker) == {0: 1}
 

@@ -69,7 +69,7 @@ def test_what_is_damaged_between_two_turns_is_not_answered(
     monkeypatch.setattr("protomq_broker.filter_searches.SLICE_S", 0.0)
     for _ in range(3):
         broker.fill([bytes(300)], properties=EVEN)
-    position = broker.store.look("topic", 0, 0, 1, 1).regions[0].offset
+    position = broker.store.read("topic", 0, 0, 1, 1).regions[0].offset
     request = PullRequest(
         topic="topic", filter_type=FilterType.FILTER_TYPE_SQL92, filter="n = 2"
     )

@@ -743,7 +743,7 @@ def filled_one_by_one(count: int) -> FakeBroker:
 def damage(broker: FakeBroker, *offsets: int) -> None:
     """These messages of queue 0 are found damaged."""
     for offset in offsets:
-        (region,) = broker.store.look("topic", 0, offset, 1, 1).regions
+        (region,) = broker.store.read("topic", 0, offset, 1, 1).regions
         start = region.file.base_position + region.offset
         found = DamagedRange(start, start + region.size_bytes, 0, "a flipped bit")
         broker.store._quarantine.add(found)

@@ -350,7 +350,7 @@ def test_a_member_that_stands_at_damage_follows_a_reset(fields: dict[str, Any]) 
     for number in range(4):
         broker.fill([b"%d" % number])
     broker.store.flush()
-    (region,) = broker.store.look("topic", 0, 1, 1, 1).regions
+    (region,) = broker.store.read("topic", 0, 1, 1, 1).regions
     start = region.file.base_position + region.offset
     found = DamagedRange(start, start + region.size_bytes, 0, "a flipped bit")
     broker.store._quarantine.add(found)

@@ -149,7 +149,7 @@ def test_a_send_that_is_refused_makes_no_topic(refused: SendRequest):
 
 def test_a_send_that_the_disk_has_no_room_for_makes_no_topic():
     broker = make_broker()
-    broker.store._set_refusal("the disk is full")
+    broker.store._refusals.refuse("the disk is full")
     assert reason(broker.send(request("new"))[0]) == "DISK_FULL"
     assert broker.store.topics.find("new") is None
 

@@ -82,7 +82,7 @@ def heal(world: World, between: Callable[[], None] = lambda: None) -> int:
     """To the end; how many steps it took."""
     steps = 0
     while not steps or world.store.pending.is_rebuilding:
-        world.store._heal(world.clock.monotonic_ms())
+        world.store._upkeep.heal(world.clock.monotonic_ms())
         steps += 1
         between()
     return steps
@@ -133,7 +133,7 @@ def test_a_recall_waits_for_the_rebuild_and_no_segment_goes() -> None:
     damage(world)
     with pytest.raises(TimerDamagedError):
         world.store.pending.due(world.clock.time_ms + 200_000, 1_000)
-    world.store._heal(world.clock.monotonic_ms())
+    world.store._upkeep.heal(world.clock.monotonic_ms())
     assert world.store.pending.is_rebuilding
     (first, *_) = handles.values()
     assert reason(lambda: world.recall(first), definite=False)[0] == "QUEUE_HEALING"
@@ -193,7 +193,7 @@ def test_a_crash_in_the_middle_costs_nothing(steps: int, power: bool) -> None:
     deliver_until_damage(world, dues_ms)
     world.store.flush()
     for _ in range(steps):
-        world.store._heal(world.clock.monotonic_ms())
+        world.store._upkeep.heal(world.clock.monotonic_ms())
     disk = world.disk.crash(random.Random(steps)) if power else world.disk.killed()
     world.restart(disk)
     assert sorted(world.deliver(200_000)) == sorted(dues_ms)
@@ -212,7 +212,7 @@ def test_what_fails_is_tried_again_a_minute_later(monkeypatch: pytest.MonkeyPatc
         patch.setattr(pending, "_write_run", full)
         with pytest.raises(OSError, match="no space"):
             heal(world)
-        world.store._heal(world.clock.monotonic_ms())
+        world.store._upkeep.heal(world.clock.monotonic_ms())
         assert pending.met_damage
     world.clock.time_ms += rebuild.RETRY_INTERVAL_MS
     heal(world)

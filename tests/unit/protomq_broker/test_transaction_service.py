@@ -221,7 +221,7 @@ def test_a_damaged_half_message_is_not_committed_and_can_be_rolled_back(world: W
         data, starts, is_sound = real(positions, sizes)
         return data, starts, is_sound & (positions != at)
 
-    world.store.read_records = first_is_damaged  # type: ignore[method-assign]
+    world.store.read_records = first_is_damaged
     results = world.end((handles[0], COMMIT), (handles[1], COMMIT))
     assert [result.error_reason for result in results] == ["CORRUPT_LOG", ""]
     world.end((handles[0], ROLL_BACK))
@@ -237,7 +237,7 @@ def test_commits_are_the_same_whether_or_not_their_half_messages_are_read_again(
     monkeypatch.setattr(fresh_halves, "FRESH_SIZE_MAX_BYTES", kept_bytes)
     handles = [world.half(b"%d" % n * 100, queue_id=n % 2) for n in range(6)]
     reading = Mock(side_effect=world.store.read_records)
-    world.store.read_records = reading  # type: ignore[method-assign]
+    world.store.read_records = reading
     world.end(*[(handle, COMMIT) for handle in (handles if forwards else handles[::-1])])
     assert world.delivered(queue_id=0) == [b"%d" % n * 100 for n in (0, 2, 4)]
     assert world.delivered(queue_id=1) == [b"%d" % n * 100 for n in (1, 3, 5)]
@@ -463,7 +463,7 @@ def test_a_wall_clock_that_is_set_neither_stops_nor_repeats_checks(
 def test_what_is_damaged_is_asked_about_by_nobody_and_does_not_expire(world: World) -> None:
     world.half(b"x" * 100)
     half = world.store.transactions.open_transactions()[0].half
-    world.store.read_records = lambda positions, sizes: (  # type: ignore[method-assign]
+    world.store.read_records = lambda positions, sizes: (
         b"",
         positions,
         positions < 0,
@@ -539,7 +539,7 @@ def test_what_is_damaged_where_its_segment_goes_expires(
         data, starts, _ = real(positions, sizes)
         return data, starts, positions < 0
 
-    world.store.read_records = damaged  # type: ignore[method-assign]
+    world.store.read_records = damaged
     fill(world, 3 * SEGMENT)
     cut_front(world)
     assert "are lost with their segment" in caplog.text

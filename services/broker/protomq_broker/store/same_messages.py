@@ -1,4 +1,4 @@
-"""Checks that the log has a send's messages under its producer id and sequences: two producers may have been given one id.
+"""Finds where a send is stored already, and checks that its messages are the stored ones: two producers may have been given one id.
 
 The table of repeated sends knows producers and sequences, not their messages. So before the broker answers that a send is stored, it
 compares its messages with the stored ones. Rules:
@@ -20,23 +20,90 @@ from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.record import CRC32C_AT, encode_record_field
 
 from .errors import CorruptLogError
-from .log.append import RecordRegion
+from .log.append import AppendRequest, RecordRegion
 from .log.kinds import NO_OFFSET
+from .log.positions import Positions
+from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.log_reader import LogReader
-from .queues.reading import ReadResult, ReadStatus
-from .state.send_errors import ProducerIdTakenError, RepeatedSend, SequenceExpiredError
+from .queues.reading import ReadResult, ReadStatus, StoredPlace
+from .state.repeated_sends import RepeatedSends
+from .state.send_errors import (
+    PartlyStoredError,
+    ProducerIdTakenError,
+    RepeatedSend,
+    SequenceExpiredError,
+)
 
 READ_SIZE_BYTES: Final = 1 << 20
 """Bytes of the log that are read at a time."""
 
 
-class SentAgain:
-    """Compares sends with what is stored. Writer thread."""
+class Appended:
+    """Lets a reader read up to the end of the log: messages that are not synced are compared too. Nobody receives them."""
 
-    def __init__(self, reader: LogReader, end_position: Callable[[], int]) -> None:
-        """`end_position`: where the log ends. Messages that are not synced are compared too; nobody receives them."""
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+
+    @property
+    def readable(self) -> int:
+        """The end of the log."""
+        return self._positions.appended
+
+
+class SentAgain:
+    """See the module's docstring. Writer thread."""
+
+    def __init__(
+        self,
+        repeated: RepeatedSends,
+        queues: ConsumeQueueTable,
+        reader: LogReader,
+        next_store_time_ms: Callable[[], int],
+    ) -> None:
+        """`reader` reads up to the end of the log. `next_store_time_ms`: the store time of an append that is made now."""
+        self._repeated = repeated
+        self._queues = queues
         self._reader = reader
-        self._end_position = end_position
+        self._next_store_time_ms = next_store_time_ms
+
+    def find(
+        self, request: AppendRequest, previous_sequence: int | None = None
+    ) -> StoredPlace | None:
+        """Returns where this send is stored already; None if it is new: then the caller must append it next.
+
+        `previous_sequence`: a sequence of the producer that must be stored here.
+
+        Raises what `RepeatedSends.admit` raises, such as SendInFlightError if the same send is in the group not yet appended. Raises
+        ProducerIdTakenError if other messages have its sequences, SequenceExpiredError if nobody can tell any more.
+        """
+        region = request.region
+        if not region.producer_id:
+            return None
+        try:
+            found = self._repeated.admit(
+                region.producer_id,
+                region.producer_epoch,
+                region.first_sequence,
+                region.count,
+                topic=region.topic,
+                previous_sequence=previous_sequence,
+                now_ms=self._next_store_time_ms,
+            )
+        except PartlyStoredError as error:
+            index = error.first_known - region.first_sequence
+            self.require_same(region, error.part, index, error.count)
+            raise
+        if found is None:
+            return None
+        self.require_same(region, found, 0, region.count)
+        if found.queue_offset == NO_OFFSET:
+            position = self._reader.position_behind(found.position, found.ahead)
+            return StoredPlace(found.topic, found.queue_id, NO_OFFSET, position)
+        queue = self._queues.find(found.topic, found.queue_id)
+        position = 0
+        if queue is not None and queue.known_min_offset <= found.queue_offset < queue.end_offset:
+            position = queue.entry(found.queue_offset)[0]
+        return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
 
     def require_same(
         self, region: RecordRegion, stored: RepeatedSend, index: int, count: int
@@ -76,12 +143,7 @@ class SentAgain:
         reason = f"message {offset} of queue {stored.queue_id} of topic {stored.topic} is deleted"
         try:
             found = self._reader.read(
-                stored.topic,
-                stored.queue_id,
-                offset,
-                count - done,
-                READ_SIZE_BYTES,
-                end_position=self._end_position(),
+                stored.topic, stored.queue_id, offset, count - done, READ_SIZE_BYTES
             )
             is_whole = found.queue_offsets is None and found.first_offset == offset
             if found.status is ReadStatus.FOUND and is_whole:

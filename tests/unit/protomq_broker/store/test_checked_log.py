@@ -189,7 +189,7 @@ def test_no_queue_ends_early_where_only_its_files_tell_of_lost_messages(
 ) -> None:
     disk = SimDisk()
     store = filled_store(disk)
-    for derived in store._derived:
+    for derived in store._files.derived:
         derived.flush()
     end = store.appended_position
     disk = disk.killed()
@@ -212,7 +212,7 @@ def test_no_queue_ends_early_where_only_its_files_tell_of_lost_messages(
 def test_no_queue_ends_early_where_the_start_that_set_it_aside_was_killed_at_any_step() -> None:
     disk = SimDisk()
     store = filled_store(disk)
-    for derived in store._derived:
+    for derived in store._files.derived:
         derived.flush()
     end = store.appended_position
     disk = disk.killed()
@@ -412,7 +412,7 @@ def test_the_scrub_reads_what_is_synced_of_the_newest_segment_too() -> None:
     end = store.appended_position
     disk.flip_bit(newest(disk), (end % SEGMENT - 100) * 8)
     for _ in range(3):
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
         clock.time_ms += 1000
     (damage,) = store.damaged_ranges
     assert damage.end_position == end
@@ -596,7 +596,7 @@ def test_an_entry_that_holds_and_leads_to_another_message_is_not_believed(how: s
         store.read("topic", 0, 10, 1, 1 << 20)
     for _ in range(3):
         clock.time_ms += 1000
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
     check_nothing_wrong(store, lost_some=False)
     assert store.healed_file_count == 1
 

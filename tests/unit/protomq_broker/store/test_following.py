@@ -375,7 +375,7 @@ def test_a_checkpoint_of_a_follower_that_begins_to_lead_meanwhile_takes_nothing_
     follower.checkpoint()
     fill(leader, 2, 80)
     follow(leader, follower)
-    first = follower._derived[0]
+    first = follower._files.derived[0]
     checkpoint = first.checkpoint
 
     def lead_meanwhile(position: int) -> None:

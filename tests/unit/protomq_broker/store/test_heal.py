@@ -59,7 +59,7 @@ def whole_files(disk: SimDisk) -> dict[str, bytes]:
 def turns(store: Store, clock: ManualClock, count: int = 3) -> None:
     for _ in range(count):
         clock.time_ms += 500
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
 
 
 def meet(store: Store, topic: str = "topic", queue_id: int = 0) -> bool:
@@ -212,10 +212,10 @@ def test_segments_may_go_while_a_queue_is_healed(
     disk.overwrite(path_of(), 0, bytes(len(disk.content(path_of()))))
     meet(store)
     for _ in range(steps):
-        store._healer.step(clock.monotonic_ms())
+        store._upkeep.queue_healer.step(clock.monotonic_ms())
     assert store.delete_segments_below(3 * SEGMENT) == 3 * SEGMENT
     for _ in range(40):
-        store._healer.step(clock.monotonic_ms())
+        store._upkeep.queue_healer.step(clock.monotonic_ms())
     assert store.damaged_files == []
     start, end = store.queue_range("topic", 0)
     assert 0 < start < end == len(expected)
@@ -330,7 +330,7 @@ def test_a_full_disk_is_an_obstacle_until_there_is_space() -> None:
     disk.cut(path_of(), 20)
     meet(store)
     capacity, disk.capacity_bytes = disk.capacity_bytes, 0
-    store._healer.step(clock.monotonic_ms())  # a whole turn would delete segments
+    store._upkeep.queue_healer.step(clock.monotonic_ms())  # a whole turn would delete segments
     (met,) = store.damaged_files
     assert "space" in met.obstacle
     disk.capacity_bytes = capacity

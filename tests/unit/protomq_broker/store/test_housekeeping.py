@@ -40,7 +40,7 @@ def fill(store: Store, segments: int) -> None:
 
 
 def turn(store: Store) -> None:
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
 
 
 def replay_position(disk: SimDisk) -> int:

@@ -211,7 +211,8 @@ def test_the_same_send_in_one_group_with_another_is_recognised_by_its_position()
 def test_a_wrong_stamp_of_a_record_that_enters_no_queue_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("protomq_broker.store.store.is_queued", lambda flags: True)
+    monkeypatch.setattr("protomq_broker.store.appending.is_queued", lambda flags: True)
+    monkeypatch.setattr("protomq_broker.store.topic_counts.is_queued", lambda flags: True)
     monkeypatch.setattr(
         "protomq_broker.store.queues.consume_queue_table.is_queued", lambda flags: True
     )
@@ -295,7 +296,7 @@ def test_a_damaged_queue_file_is_healed_with_the_entries_of_visible_records_alon
     store = open_store(world.disk)
     with pytest.raises(ConsumeQueueDamagedError):
         read_all(store, "a", 0)
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
     assert [body for _, body in read_all(store, "a", 0)] == bodies
     assert store.healed_file_count == 1
     store.close()

@@ -449,7 +449,7 @@ def test_a_disk_that_is_too_full_for_messages_takes_commits_and_can_be_freed() -
     commit(store, "idle", "topic", 0, 5)
     fill_segments(store, 3)
     store.checkpoint()
-    store._set_refusal("the disk is 95 % full")
+    store._refusals.refuse("the disk is 95 % full")
     with pytest.raises(DiskFullError):
         store.append([make_request([b"x"])])
     commit(store, "group", "topic", 0, 9)

@@ -28,7 +28,7 @@ def filled_store(disk: SimDisk, clock: ManualClock) -> Store:
 
 def scrub(store: Store, clock: ManualClock, *, turns: int = 4) -> None:
     for _ in range(turns):
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
         clock.time_ms += 1000
 
 
@@ -88,22 +88,22 @@ def test_a_log_that_holds_is_walked_once_a_round_and_no_faster_than_allowed() ->
         return data
 
     full = store.flushed_position // SEGMENT * SEGMENT
-    store._scrubber._size_bytes_per_s = SEGMENT
+    store._upkeep.scrubber._size_bytes_per_s = SEGMENT
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimDisk, "pread", lambda self, *args: pread(*args))
         for _ in range(full // SEGMENT + 3):
             before = sum(reads)
-            store._scrub(clock.time_ms)
+            store._upkeep.scrub(clock.time_ms)
             assert sum(reads) - before <= 2 * SEGMENT
             clock.time_ms += 1000
         once = sum(reads)
         assert full <= once < 2 * full
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
         assert sum(reads) == once
         clock.time_ms += ROUND_INTERVAL_MS
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
         clock.time_ms += 1000
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
         assert sum(reads) > once
     assert not store.damaged_ranges
 
@@ -111,9 +111,9 @@ def test_a_log_that_holds_is_walked_once_a_round_and_no_faster_than_allowed() ->
 def test_old_segments_may_go_while_they_are_walked() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = filled_store(disk, clock)
-    store._scrubber._size_bytes_per_s = SEGMENT // 2
+    store._upkeep.scrubber._size_bytes_per_s = SEGMENT // 2
     for number in range(12):
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
         clock.time_ms += 1000
         if number % 3 == 2:
             store.delete_segments_below((number // 3 + 1) * SEGMENT)
@@ -131,9 +131,9 @@ def test_a_disk_that_does_not_read_ends_the_round() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimDisk, "pread", lambda self, *args: pread(*args))
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
         clock.time_ms += 1000
-        store._scrub(clock.time_ms)
+        store._upkeep.scrub(clock.time_ms)
     assert not store.damaged_ranges
     store.close()
 

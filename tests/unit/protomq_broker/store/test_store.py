@@ -425,7 +425,7 @@ def test_a_group_in_parts_and_a_group_copied_together_give_the_same_log(
 ) -> None:
     logs = []
     for parts_max in (0, 512):
-        monkeypatch.setattr("protomq_broker.store.store._PARTS_MAX", parts_max)
+        monkeypatch.setattr("protomq_broker.store.appending._PARTS_MAX", parts_max)
         disk = SimDisk()
         store = open_store(disk, segment=1 << 20)
         store.append([make_request([bytes((turn,)) * 20_000], queue_id=turn) for turn in range(3)])
@@ -734,13 +734,13 @@ def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
     for _ in range(3):
         with pytest.raises(DiskFullError):
             store.append([make_request([bytes(300)])])
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
     assert "space" in store.write_refusal
     assert [r.getMessage() for r in caplog.records if "writes: refused" in r.getMessage()]
     assert len([r for r in caplog.records if r.getMessage().startswith("writes: ")]) == 1
     disk.capacity_bytes = 1 << 40
     with caplog.at_level("WARNING", "protomq_broker"):
-        store._keeper.turn()
+        store._upkeep.keeper.turn()
     assert store.write_refusal == ""
     assert "accepted again" in caplog.records[-1].getMessage()
     store.append([make_request([bytes(300)])])
@@ -756,11 +756,11 @@ def test_a_disk_that_is_smaller_than_a_segment_is_said_once(
         for _ in range(3):
             with pytest.raises(DiskFullError):
                 store.append([make_request([b"a"])])
-            store._keeper.turn()
+            store._upkeep.keeper.turn()
     assert store.write_refusal
     assert len([r for r in caplog.records if r.getMessage().startswith("writes: ")]) == 1
     disk.capacity_bytes = 1 << 40
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
     assert store.write_refusal == ""
     store.append([make_request([b"a"])])
 
@@ -773,7 +773,7 @@ def test_a_folder_that_goes_under_a_running_broker_ends_the_writes(
     config = StoreConfig(segment_size_bytes=SEGMENT)
     store = Store.open(root, config, clock=ManualClock(), background=False)
     store.append([make_request([b"before"])])
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
     assert not store.write_refusal
     if how == "removed":
         shutil.rmtree(root)
@@ -784,14 +784,14 @@ def test_a_folder_that_goes_under_a_running_broker_ends_the_writes(
         (root / "commitlog" / ("0" * 20)).write_bytes(bytes(SEGMENT))
     failures: list[str] = []
     store.positions.on_flushed.append(lambda _: failures.append(store.log_failure))
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
     assert f"{root}/commitlog/{0:020d} is gone" in store.write_refusal
     assert failures == [store.write_refusal]
     assert [r.getMessage() for r in caplog.records if r.levelname == "CRITICAL"] == failures
     with pytest.raises(StoreFailedError, match="is gone"):
         store.append([make_request([b"after"])])
     assert read_all(store) == [(0, b"before")]
-    store._keeper.turn()
+    store._upkeep.keeper.turn()
     store.close()
     assert root.exists() == (how == "replaced"), "nothing is rebuilt in its place"
     assert len([r for r in caplog.records if r.levelname == "CRITICAL"]) == 1

@@ -454,7 +454,7 @@ def killed_without_its_newest_segment() -> tuple[SimDisk, int]:
     store = open_store(disk)
     for index in range(60):
         store.append([make_request([bytes([index]) * 150], queue_id=index % 2)])
-    for structure in store._derived:
+    for structure in store._files.derived:
         structure.flush()
     after = disk.killed()
     assert not after.exists("/s/checkpoint")

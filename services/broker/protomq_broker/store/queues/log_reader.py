@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from protomq.wire.record import STORE_TIME_MS_AT, encode_record_field
 from protomq_broker.store.errors import CorruptLogError, LostMessage
 from protomq_broker.store.log.checked_log import CheckedLog
-from protomq_broker.store.log.positions import Positions
 from protomq_broker.store.log.record_scan import record_field_at
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
@@ -47,6 +46,14 @@ _FIRST_READ_SIZE_BYTES: Final = 2048
 _UNBOUNDED: Final = 1 << 62
 
 
+class ReadBound(Protocol):
+    """Up to where a reader may give the log."""
+
+    @property
+    def readable(self) -> int:
+        """Nothing at or beyond this position is given."""
+
+
 class LogReader:
     """Reads through the derived structures."""
 
@@ -55,9 +62,10 @@ class LogReader:
         folder: SegmentFolder,
         queues: ConsumeQueueTable,
         checked: CheckedLog,
-        positions: Positions,
+        positions: ReadBound,
         quarantine: Quarantine,
     ) -> None:
+        """`positions`: those of the log (`positions.py`). Another bound than theirs is for the broker's own eyes alone."""
         self._checked = checked
         self._quarantine = quarantine
         self._folder = folder
@@ -72,15 +80,14 @@ class LogReader:
         record_count_max: int,
         size_max_bytes: int,
         tag_codes: frozenset[int] = NO_TAGS,
-        end_position: int | None = None,
     ) -> ReadResult:
         """The records of a queue from `queue_offset` on; at least one if there is one that matches, however large.
 
-        `end_position`: nothing at or beyond it is given; None: the readable position. More is for the broker's own eyes alone.
+        They are not counted as read; see `TopicCounts.count_read`.
 
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        readable = self._positions.readable if end_position is None else end_position
+        readable = self._positions.readable
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             status = ReadStatus.OFFSET_ILLEGAL if queue_offset else ReadStatus.NO_NEW_MSG
@@ -110,13 +117,7 @@ class LogReader:
         if damage is not None:
             self._quarantine.add(damage)
             return self.read(
-                topic,
-                queue_id,
-                queue_offset,
-                record_count_max,
-                size_max_bytes,
-                tag_codes,
-                end_position,
+                topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
             )
         regions: list[LogRegion] = []
         for position, size_bytes in selection.regions:
@@ -127,13 +128,7 @@ class LogReader:
                         self._folder.path_at(position), position, "the segment file is missing"
                     )
                 return self.read(
-                    topic,
-                    queue_id,
-                    queue_offset,
-                    record_count_max,
-                    size_max_bytes,
-                    tag_codes,
-                    end_position,
+                    topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
                 )
             regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
         if not queue.is_compared(selection.first_offset, selection.next_offset):
@@ -152,7 +147,9 @@ class LogReader:
         )
 
     def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
-        """As `Store.regions_hold`."""
+        """Whether regions of an earlier answer are still valid: they may have been damaged since. If not, the next `read` will find the
+        damage.
+        """
         damage = self._checked.find_damage(
             (region.file.base_position + region.offset, region.size_bytes) for region in regions
         )

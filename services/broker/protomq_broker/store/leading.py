@@ -1,0 +1,173 @@
+"""Whether a store leads or follows, and how its log agrees with the logs of other stores.
+
+A follower's log is its leader's: it stores the bytes that the leader gives (`following.py`). It is truncated where the two logs differ
+(`truncation.py`). It becomes the leader from the end of its log on, in a new epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from .errors import DiskFullError, LogForkError, NotFollowingError, StoreFailedError
+from .following import Follower
+from .log.agreement import START, LogPoint
+from .log.commit_log import CommitLog
+from .log.epochs import Epochs
+from .log.flusher import LogFlusher
+from .log.positions import Positions
+from .log.recovery import skips_of
+from .log.seals import LogWalker
+from .queues.log_reader import LogReader
+from .queues.quarantine import Quarantine
+from .queues.reading import LogRegion
+from .refusals import Refusals
+from .state.log_front import LogFront
+from .store_files import StoreFiles
+from .truncation import intend_truncation
+
+
+class Leadership:
+    """See the module's docstring.
+
+    Attributes:
+        follower: stores the leader's bytes; None: this store leads.
+        changing: held while the store begins to lead: what a follower keeps and deletes must not go on behind it.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        commit_log: CommitLog,
+        positions: Positions,
+        flusher: LogFlusher,
+        quarantine: Quarantine,
+        reader: LogReader,
+        front: LogFront,
+        refusals: Refusals,
+    ) -> None:
+        self.follower: Follower | None = None
+        self.changing = threading.Lock()
+        self._files = files
+        self._log = commit_log
+        self._positions = positions
+        self._flusher = flusher
+        self._quarantine = quarantine
+        self._reader = reader
+        self._front = front
+        self._refusals = refusals
+
+    # Changing sides: the writer thread.
+
+    def lead(self, epoch: int | None) -> None:
+        """Makes the follower lead from the end of its log on, in a new epoch, which is durable when this returns.
+
+        `epoch`: the epoch that the store was given; None: the next one. Raises StoreFailedError, StaleEpochError, OSError; then the store
+        still follows.
+        """
+        with self.changing:
+            follower = self.follower
+            assert follower is not None, "a follower becomes the leader"
+            if self._log.failure:
+                raise StoreFailedError(self._log.failure)
+            self._files.epochs = follower.epochs
+            self._log.epoch = self._files.begin_epoch(self._positions.appended, epoch)
+            self.follower = None
+
+    def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
+        """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position.
+
+        `may_end_within`: the data may end with a part of one more append, which is not stored yet. An empty log begins at any segment.
+        Raises NotFollowingError; ForeignBytesError: nothing is stored; DiskFullError, StoreFailedError: the appends up to the appended
+        position are stored.
+        """
+        if self.follower is None:
+            raise NotFollowingError("the store leads: it takes nobody else's bytes")
+        try:
+            return self.follower.append(position, data, may_end_within=may_end_within)
+        except DiskFullError as error:
+            self._refusals.note_full(str(error))
+            raise
+
+    def truncate_to(self, point: LogPoint) -> LogPoint:
+        """Makes the next opening truncate the log to a point at which it agrees with the leader's. Until then the store takes no appends.
+
+        `START`: the logs agree nowhere, so the log begins again where the leader's does. It also begins again if its front was deleted and
+        what was carried forward from there stands behind the point. Returns where the log will end. Raises NotFollowingError;
+        LogForkError: the log has no such point; StoreFailedError, OSError: nothing has changed.
+        """
+        if self.follower is None:
+            raise NotFollowingError("the store leads: nobody says where its log ends")
+        if point != START and self.log_point(point.position) != point:
+            raise LogForkError(self._positions.appended, f"it has no {point}")
+        if not self._front.is_told(self._log.folder.first_position, point.position, self._reader):
+            point = START
+        if self._flusher.flush() < point.position:
+            raise StoreFailedError(self._log.failure)
+        intend_truncation(self._files.disk, self._files.root, point)
+        self._log.fail(f"the log is to be truncated to position {point.position}: open the store again")
+        return point
+
+    def keep_epochs(self) -> None:
+        """Saves the epochs that a follower has heard of, if there are new ones. Any thread. Raises OSError."""
+        with self.changing:
+            if self.follower is None or self.follower.epochs.rows == self._files.epochs.rows:
+                return
+            epochs, flushed = self.follower.epochs, self._positions.flushed
+            first = self._log.folder.first_position
+            self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
+
+    # What the log is compared by: any thread.
+
+    @property
+    def epochs(self) -> Epochs:
+        """The epochs of the log, and which parts of it this store wrote as the leader."""
+        follower = self.follower
+        return self._files.epochs if follower is None else follower.epochs
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        """Returns (the last epoch of the log that is not above `epoch`, where it ends); None if there is none."""
+        return self.epochs.end_of(epoch, self._positions.appended)
+
+    def shared_end_offset(self, topic: str, queue_id: int, epoch: int) -> int | None:
+        """Up to which queue offset this log is the same as any other log that had this epoch at its end, as KIP-320 has it.
+
+        None: this log knows no such limit, since the epoch is its last one, or a later one than it has heard of.
+        """
+        epochs = self.epochs
+        if not epochs.rows or epoch >= epochs.rows[-1].epoch:
+            return None
+        known = epochs.end_of(epoch, self._positions.appended)
+        return self._reader.first_offset_behind(topic, queue_id, known[1] if known is not None else 0)
+
+    def log_point(self, position: int) -> LogPoint | None:
+        """Returns the end of an append at a position; None if there is none. Reads a part of a segment."""
+        folder = self._log.folder
+        if not 0 < position <= self._positions.appended:
+            return START if position == folder.first_position == 0 else None
+        segment = folder.at(position - 1)
+        if segment is None:
+            return None
+        base = segment.base_position
+        hints = [at for at in self._files.boundaries.read(base) if at[0] < position]
+        skips = skips_of(self._quarantine.ranges)
+        for start, crc in (*hints[-1:], (base, None)):
+            walker = LogWalker(
+                self._files.disk, folder, start, crc, skips=skips, end_position=position
+            )
+            for _ in walker:
+                pass
+            last = walker.last_seal
+            if last is not None and last.end_position == position:
+                return LogPoint(position, last.epoch, last.crc32c)
+        return None
+
+    def log_regions(self, start: int, end: int) -> list[LogRegion]:
+        """Returns the log from `start` to `end` as regions of its segments, unchecked; less if segments are gone."""
+        regions: list[LogRegion] = []
+        for segment in self._log.folder.overlapping(start, end):
+            first = max(start, segment.base_position)
+            if first != start + sum(region.size_bytes for region in regions):
+                break
+            last = min(end, segment.end_position)
+            regions.append(LogRegion(segment, first - segment.base_position, last - first))
+        return regions

@@ -1,0 +1,151 @@
+"""Saves what a store knows, and deletes the segments that nobody needs any more. Not on the writer thread.
+
+    checkpoint   the log is synced, then snapshots and derived files, then the file that says up to where they are whole
+    delete       what is alive in old segments is appended again (`carry_forward.py`); then they go, oldest first
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from .carry_forward import CarryForward
+from .leading import Leadership
+from .log.checked_log import CheckedLog
+from .log.checkpoint import Checkpoint, write_checkpoint
+from .log.commit_log import DISK_FULL_ERRNOS, CommitLog
+from .log.flusher import LogFlusher
+from .log.positions import LogTail, Positions
+from .log.recovery import chain_at_end
+from .queues.quarantine import Quarantine
+from .state.machine import StateMachine
+from .store_files import Recovery, StoreFiles
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """See the module's docstring.
+
+    Attributes:
+        checkpointed_position: end of the log at the last checkpoint; a recovery needs the segments behind it.
+        has_failed: files of derived structures cannot be trusted; no checkpoint is written any more.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        recovery: Recovery,
+        commit_log: CommitLog,
+        positions: Positions,
+        flusher: LogFlusher,
+        checked: CheckedLog,
+        quarantine: Quarantine,
+        machines: Sequence[StateMachine],
+        leadership: Leadership,
+        carried: CarryForward,
+    ) -> None:
+        self.checkpointed_position = recovery.replay_position
+        self.has_failed = False
+        self._start = recovery.start
+        self._files = files
+        self._log = commit_log
+        self._positions = positions
+        self._flusher = flusher
+        self._checked = checked
+        self._quarantine = quarantine
+        self._machines = machines
+        self._leadership = leadership
+        self._carried = carried
+        # Where the log says that it begins, and where that record ends.
+        self._told_start = (0, 0)
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """Bytes that were appended since the last checkpoint."""
+        return self._positions.appended - self.checkpointed_position
+
+    def checkpoint(self) -> None:
+        """Makes everything durable and records that in the checkpoint. Not on the writer thread.
+
+        Does nothing after a failed sync of the log or of derived files: then only the old checkpoint is trustworthy.
+        """
+        tail = self._positions.tail
+        repeated = self._files.repeated
+        frozen_position = repeated.freeze()
+        try:
+            self._checkpoint(tail, max(tail.position, frozen_position))
+        finally:
+            repeated.thaw()
+
+    def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
+        files = self._files
+        found = [machine.unsaved() for machine in self._machines]
+        snapshots = [snapshot for snapshot in found if snapshot is not None]
+        # First the log must be on the disk up to the position of these snapshots.
+        durable_position = max((durable_position, *(s.end_position for s in snapshots)))
+        if self._flusher.flush() < durable_position or self.has_failed:
+            return
+        for snapshot in snapshots:
+            snapshot.save(tail.position)
+        self._leadership.keep_epochs()  # before the walk of the next start begins behind them
+        try:
+            for derived in files.derived:
+                derived.checkpoint(tail.position)
+        except OSError as error:
+            self.has_failed = error.errno not in DISK_FULL_ERRNOS
+            raise
+        write_checkpoint(
+            files.disk,
+            f"{files.root}/checkpoint",
+            Checkpoint(
+                self._positions.flushed,
+                tail.position,
+                tail.crc32c,
+                self._log.epoch,
+                tail.store_time_ms,
+                *self._start.checkpointed(),
+            ),
+        )
+        self.checkpointed_position = tail.position
+        self._checked.save(tail.position)
+        with self._leadership.changing:
+            if self._leadership.follower is not None:
+                self.delete_segments_below(tail.position)
+
+    def delete_segments_below(self, position: int) -> int:
+        """Deletes the segments that end at or below `position`, except those that a recovery would need. Before, it appends again what is
+        alive in them. Returns where the log starts now. Not on the writer thread, unless `Store.on_writer` allows it.
+
+        A follower deletes no more than its leader has, and appends nothing.
+
+        A pull that is sending from a deleted segment goes on: the file stays open while something refers to it.
+        """
+        folder, positions = self._log.folder, self._positions
+        follower = self._leadership.follower
+        if follower is not None:
+            position = min(position, follower.deletable_below())
+        cut = self._log.start_without(min(position, self.checkpointed_position))
+        if cut > folder.first_position and follower is None:
+            if cut > self._told_start[0]:
+                self._carried.forward(cut)
+                self._told_start = cut, positions.appended
+            if positions.waits_for_replicas and positions.confirmed < self._told_start[1]:
+                return folder.first_position  # a replica that leads must have what was carried
+        removed = self._log.remove_segments_below(cut)
+        first = folder.first_position
+        if removed:
+            log.info("%d segments below position %d are deleted", len(removed), first)
+            self._start.move(chain_at_end(removed[-1]))
+            self._quarantine.forget_below(first)
+            for derived in self._files.derived:
+                derived.delete_below(first)
+            self._files.boundaries.remove_below(first)
+        return first
+
+    def fail_lost(self, reason: str) -> None:
+        """Stops all writes because the files are gone; creates no new ones in their place."""
+        log.critical("%s", reason)
+        self.has_failed = True
+        self._log.fail(reason)
+        self._positions.note_failed()

@@ -1,0 +1,148 @@
+"""What goes on in a store without anybody asking: it syncs, saves, deletes, scrubs and heals, on two threads of its own.
+
+    protomq-flush          syncs the log
+    protomq-housekeeping   the duties of `housekeeping.py`, with healing of queues and of the timer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .housekeeping import Clock, Housekeeper, StoreActions
+from .log.checked_log import CheckedLog
+from .log.commit_log import CommitLog
+from .log.flusher import BackgroundThread, LogFlusher
+from .log.positions import Positions
+from .log_healing import LogHealer
+from .queues.heal import LogState, QueueHealer
+from .queues.log_reader import LogReader
+from .queues.quarantine import Quarantine
+from .refusals import Refusals
+from .saving import Saver
+from .scrub import Scrubber
+from .store_files import LogStart, StoreFiles
+from .timer.rebuild import TimerRebuild
+from .timer.timer import TimerState
+
+
+class Upkeep:
+    """See the module's docstring.
+
+    Attributes:
+        keeper: the duties of housekeeping.
+        log_healer: replaces damage of the log by the bytes of a replica.
+        queue_healer: heals damaged files of consume queues.
+        timer_rebuild: rebuilds damaged files of the timer.
+        scrubber: reads old segments again.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        log_start: LogStart,
+        commit_log: CommitLog,
+        positions: Positions,
+        flusher: LogFlusher,
+        checked: CheckedLog,
+        quarantine: Quarantine,
+        reader: LogReader,
+        timer: TimerState,
+        saver: Saver,
+        refusals: Refusals,
+        clock: Clock,
+        *,
+        on_writer: Callable[[Callable[[], None]], None],
+        keep_from_position: Callable[[], int | None],
+        keep_time: Callable[[], None],
+    ) -> None:
+        """Connects the parts; no thread runs yet. `keep_from_position`, `keep_time`: as in `StoreActions`."""
+        self._log = commit_log
+        self._positions = positions
+        self._flusher = flusher
+        disk, config, folder = files.disk, files.config, files.folder
+        self.log_healer = LogHealer(disk, commit_log, quarantine, checked, log_start.point)
+        self.scrubber = Scrubber(
+            disk, folder, config.scrub_bytes_per_s, log_start.point, quarantine, checked
+        )
+        self._is_scrubbing = config.scrub_bytes_per_s > 0
+        self.queue_healer = QueueHealer(
+            disk,
+            folder,
+            files.queues,
+            LogState(
+                lambda: commit_log.tail.position,
+                lambda: positions.flushed,
+                lambda: files.topics.deleted,
+                quarantine,
+            ),
+        )
+        self.timer_rebuild = TimerRebuild(
+            disk,
+            folder,
+            files.pending,
+            timer,
+            files.queues,
+            reader,
+            quarantine,
+            start_point=log_start.point,
+            end_position=lambda: positions.appended,
+            on_writer=on_writer,
+        )
+        self.keeper = Housekeeper(
+            disk,
+            files.root,
+            config,
+            clock,
+            commit_log,
+            files.derived,
+            StoreActions(
+                saver.checkpoint,
+                lambda: saver.unsaved_bytes,
+                saver.delete_segments_below,
+                keep_from_position,
+                refusals.refuse,
+                self.scrub,
+                self.heal,
+                refusals.look_for_space,
+                saver.fail_lost,
+                keep_time,
+            ),
+        )
+        self._flush_thread = BackgroundThread(
+            "protomq-flush", config.flush_interval_ms, self._flush, self._crashed
+        )
+        self._keep_thread = BackgroundThread(
+            "protomq-housekeeping", config.flush_interval_ms, self.keeper.turn, self._crashed
+        )
+        files.queues.watch_damage(self._keep_thread.wake)
+
+    def start(self) -> None:
+        """Starts both threads."""
+        self._flush_thread.start()
+        self._keep_thread.start()
+
+    def stop(self) -> None:
+        """Stops both threads, and waits for what they are doing."""
+        self._flush_thread.stop()
+        self._keep_thread.stop()
+
+    def request_flush(self) -> None:
+        """Wakes the flusher. What is appended during a sync is covered by the next one. Any thread."""
+        self._flush_thread.wake()
+
+    def scrub(self, now_ms: int) -> None:
+        """Reads some of the old segments again, if that is wanted. `now_ms`: monotonic time."""
+        if self._is_scrubbing:
+            self.scrubber.step(now_ms, self._positions.flushed)
+
+    def heal(self, now_ms: int) -> None:
+        """Heals some of the damaged files of consume queues and of the timer. `now_ms`: monotonic time."""
+        self.queue_healer.step(now_ms)
+        self.timer_rebuild.step(now_ms)
+
+    def _flush(self) -> None:
+        self._flusher.flush()
+
+    def _crashed(self, error: BaseException) -> None:
+        self._log.fail(f"a background thread of the store has ended: {error!r}")
+        self._positions.note_failed()
