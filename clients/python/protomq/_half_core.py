@@ -52,24 +52,9 @@ class HalfStored(Stored):
 class HalfEncoder(RecordEncoder):
     """Writes requests of half messages."""
 
-    def encode_request(
-        self,
-        records: Sequence[PreparedRecord],
-        first_sequence: int,
-        queue_id: int,
-        wait_store_ok: bool = True,
-        previous_sequence: int | None = None,
-        delay_field: bytes = b"",
-    ) -> list[bytes]:
+    def encode_tail(self, sizes: Sequence[int], queue_id: int, wait_store_ok: bool = True) -> bytes:
         """See `RecordEncoder`."""
-        return super().encode_request(
-            records,
-            first_sequence,
-            queue_id,
-            wait_store_ok,
-            previous_sequence,
-            delay_field + _HALF_FIELD,
-        )
+        return super().encode_tail(sizes, queue_id, wait_store_ok) + _HALF_FIELD
 
 
 class HalfCore(SendCore):

@@ -676,14 +676,11 @@ class PullState:
     def _diverged(self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float) -> None:
         if self.options.offset_reset == "error":
             state.paused_until_s = now_s + BACKOFF_MIN_S
-            raise OffsetIllegalError(
-                f"{ticket.queue}: messages before offset {ticket.queue_offset} were taken back, from {answer.next_offset} on: seek",
-                metadata={
-                    "queue_offset": str(ticket.queue_offset),
-                    "diverging_offset": str(answer.next_offset),
-                    "min_offset": str(answer.min_offset),
-                    "end_offset": str(answer.end_offset),
-                },
+            raise _illegal(
+                ticket,
+                answer,
+                f"messages before offset {ticket.queue_offset} were taken back, from {answer.next_offset} on",
+                diverging_offset=str(answer.next_offset),
             )
         self.follow_fork(ticket.queue, answer.next_offset, answer.log_epoch)
 
@@ -691,25 +688,31 @@ class PullState:
         self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float
     ) -> None:
         policy = self.options.offset_reset
+        outside = (
+            f"offset {ticket.queue_offset} is outside [{answer.min_offset}, {answer.end_offset}]"
+        )
         if policy == "error":
             state.paused_until_s = now_s + BACKOFF_MIN_S
-            raise OffsetIllegalError(
-                f"{ticket.queue}: offset {ticket.queue_offset} is outside [{answer.min_offset}, {answer.end_offset}]: seek",
-                metadata={
-                    "queue_offset": str(ticket.queue_offset),
-                    "min_offset": str(answer.min_offset),
-                    "end_offset": str(answer.end_offset),
-                },
-            )
+            raise _illegal(ticket, answer, outside)
         target = {"earliest": answer.min_offset, "latest": answer.end_offset}.get(
             policy, answer.next_offset
         )
-        logger.warning(
-            "%s: offset %d is outside [%d, %d]: continuing at %d",
-            ticket.queue, ticket.queue_offset, answer.min_offset, answer.end_offset, target,
-        )  # fmt: skip
+        logger.warning("%s: %s: continuing at %d", ticket.queue, outside, target)
         state.pull_offset = target
         _pass_over(state)
+
+
+def _illegal(ticket: Ticket, answer: PullAnswer, why: str, **more: str) -> OffsetIllegalError:
+    """`more`: for the error's metadata."""
+    return OffsetIllegalError(
+        f"{ticket.queue}: {why}: seek",
+        metadata={
+            "queue_offset": str(ticket.queue_offset),
+            "min_offset": str(answer.min_offset),
+            "end_offset": str(answer.end_offset),
+            **more,
+        },
+    )
 
 
 def _deleted(queue: MessageQueue) -> TopicNotFoundError:
