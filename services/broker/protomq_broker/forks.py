@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .pull_answer import encode_fork
+from protomq.v1.pull_service_pb2 import PullStatus
+
+from .pull_answer import encode_detour
 
 if TYPE_CHECKING:
     from protomq.v1.consumer_service_pb2 import QueueOffset
@@ -27,10 +29,12 @@ def fork_answer(store: Store, request: PullRequest, incarnation: int) -> bytes |
     shared_end = store.shared_end_offset(request.topic, request.queue_id, request.log_epoch)
     if shared_end is None or request.queue_offset <= shared_end:
         return None
-    min_offset, end_offset = store.queue_range(request.topic, request.queue_id)
+    queue_range = store.queue_range(request.topic, request.queue_id)
     # Before an epoch's first confirmed message the end may be lower for a moment: the pull waits there.
-    return encode_fork(
-        max(shared_end, min_offset), store.last_epoch, min_offset, end_offset, incarnation
+    next_offset = max(shared_end, queue_range[0])
+    diverged = PullStatus.PULL_STATUS_DIVERGED
+    return encode_detour(
+        diverged, next_offset, queue_range, incarnation, log_epoch=store.last_epoch
     )
 
 

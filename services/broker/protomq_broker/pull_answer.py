@@ -54,31 +54,25 @@ def encode_header(
     return b"".join(parts)
 
 
-def encode_reset(
-    next_offset: int, reset_epoch: int, min_offset: int, end_offset: int, topic_incarnation: int
+def encode_detour(
+    status: PullStatus.ValueType,
+    next_offset: int,
+    queue_range: tuple[int, int],
+    topic_incarnation: int,
+    *,
+    log_epoch: int = 0,
+    reset_epoch: int = 0,
 ) -> bytes:
-    """Encodes the whole answer to a pull whose offset was reset: it says where to go on."""
+    """Encodes the whole answer to a pull that must go on at another offset: its own was reset, or its past is not this log's."""
+    min_offset, end_offset = queue_range
     return PullResponse(
-        status=PullStatus.PULL_STATUS_OFFSET_RESET,
-        next_offset=next_offset,
-        min_offset=min_offset,
-        end_offset=end_offset,
-        topic_incarnation=topic_incarnation,
-        reset_epoch=reset_epoch,
-    ).SerializeToString()
-
-
-def encode_fork(
-    next_offset: int, log_epoch: int, min_offset: int, end_offset: int, topic_incarnation: int
-) -> bytes:
-    """Encodes the whole answer to a pull whose past is another than this log's: it says where they part."""
-    return PullResponse(
-        status=PullStatus.PULL_STATUS_DIVERGED,
+        status=status,
         next_offset=next_offset,
         min_offset=min_offset,
         end_offset=end_offset,
         topic_incarnation=topic_incarnation,
         log_epoch=log_epoch,
+        reset_epoch=reset_epoch,
     ).SerializeToString()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .pull_answer import encode_reset
+from protomq.v1.pull_service_pb2 import PullStatus
+
+from .pull_answer import encode_detour
 
 if TYPE_CHECKING:
     from protomq.v1.pull_service_pb2 import PullRequest
@@ -26,5 +28,6 @@ def reset_answer(store: Store, request: PullRequest, incarnation: int) -> bytes 
     next_offset = store.offsets.find(*place)
     if next_offset is None:  # The group was deleted between the two looks.
         return None
-    min_offset, end_offset = store.queue_range(request.topic, request.queue_id)
-    return encode_reset(next_offset, epoch, min_offset, end_offset, incarnation)
+    queue_range = store.queue_range(request.topic, request.queue_id)
+    reset = PullStatus.PULL_STATUS_OFFSET_RESET
+    return encode_detour(reset, next_offset, queue_range, incarnation, reset_epoch=epoch)

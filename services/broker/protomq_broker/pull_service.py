@@ -131,16 +131,24 @@ class PullService:
         self._take_found(call, request, tag_codes, found)
 
     def _fail(self, call: Call, request: PullRequest, error: ServiceError) -> None:
-        """Answers with an error; a member that stands at damage learns instead that its group was reset."""
+        """Answers with an error; whoever stands at damage and must go on elsewhere learns that instead."""
         answer = None
         topic = self._store.topics.find(request.topic)
         if topic is not None and error.reason in ("CORRUPT_LOG", "QUEUE_HEALING"):
             with contextlib.suppress(StoreError):
-                answer = reset_answer(self._store, request, topic.incarnation)
+                answer = self._detour(request, topic.incarnation)
         if answer is None:
             call.fail(error)
         else:
             call.answer(answer)
+
+    def _detour(self, request: PullRequest, incarnation: int) -> bytes | None:
+        """Returns the answer to a pull that must go on elsewhere than at its offset; None if it need not.
+
+        Asked after the look: before it, a follower may not yet have heard of the epoch of what the look finds.
+        """
+        fork = fork_answer(self._store, request, incarnation)
+        return fork or reset_answer(self._store, request, incarnation)
 
     def _take_found(
         self,
@@ -152,9 +160,7 @@ class PullService:
     ) -> None:
         """Answers with what was found, or holds the call."""
         try:
-            answer = fork_answer(self._store, request, found.incarnation) or reset_answer(
-                self._store, request, found.incarnation
-            )
+            answer = self._detour(request, found.incarnation)
             if answer is not None:
                 call.answer(answer)
                 return

@@ -22,6 +22,7 @@ from protomq.v1.consumer_service_pb2 import (
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker
@@ -239,6 +240,21 @@ def test_a_reader_whose_messages_were_taken_back_is_told_where_the_logs_part(bro
     assert answer.log_epoch == later.store.last_epoch > epoch
     assert told(pull(later, 12, log_epoch=answer.log_epoch)) == ("FOUND", 14, 0)
     assert later.store.offsets.of_topic("g", "topic", later.topic.incarnation) == {0: 4}, "12 was not committed"
+
+
+def test_a_reader_that_stands_at_damage_is_told_where_the_logs_part(broker: FakeBroker) -> None:
+    epoch = broker.store.last_epoch
+    broker.store.close()
+    later = FakeBroker(disk=broker.disk)
+    request = SendRequest(topic="topic", queue_id=0, records=[Record(body=b"other")] * 4)
+    assert later.call(SEND, request).error is None
+    (region,) = later.store.read("topic", 0, 12, 1, 1).regions
+    start = region.file.base_position + region.offset
+    later.store._quarantine.add(DamagedRange(start, start + region.size_bytes, 0, "a flipped bit"))
+    error = pull(later, 12).error
+    assert error is not None
+    assert error.reason == "CORRUPT_LOG"
+    assert told(pull(later, 12, log_epoch=epoch)) == ("DIVERGED", 10, 0)
 
 
 @pytest.mark.parametrize(("offset", "stored"), [(8, 8), (12, 10), (20, 10)])
