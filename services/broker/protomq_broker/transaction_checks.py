@@ -187,10 +187,6 @@ class TransactionChecks:
         waiter.timer = self._writer.lane.call_later(hold_ms, partial(self._give_up, group, waiter))
         call.hold(partial(self._forget, group, waiter))
 
-    def producer_count(self, group: str) -> int:
-        """Number of producers of a group that wait now."""
-        return len(self._waiters.get(group, ()))
-
     def stop(self) -> None:
         """Answers all waiting producers with nothing. Any thread."""
         self._writer.post(self.close)

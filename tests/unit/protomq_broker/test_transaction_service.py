@@ -407,7 +407,10 @@ def test_a_hold_ends_with_nothing_to_ask(world: World) -> None:
     assert checks_of(call) == []
     left = world.wait()
     left.on_close()
-    assert world.checks.producer_count("g") == 0
+    world.half()
+    world.turns(6_000)
+    assert not left.answered
+    assert len(checks_of(world.wait())) == 1, "who has left is not asked"
     stopped = world.wait()
     world.service.stop()
     assert checks_of(stopped) == []

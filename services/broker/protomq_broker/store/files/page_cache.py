@@ -41,10 +41,3 @@ def is_cached(fd: int, offset: int, size_bytes: int) -> bool:
     pages = (offset + size_bytes - 1) // _PAGE_SIZE - offset // _PAGE_SIZE + 1
     cached: int = _RESULT.unpack(result.raw)[0]
     return cached >= pages
-
-
-def kernel_tells() -> bool:
-    """Whether this kernel has the call."""
-    with open("/proc/self/exe", "rb") as file:
-        result = ctypes.create_string_buffer(_RESULT.size)
-        return int(_syscall(_NUMBER, file.fileno(), _RANGE.pack(0, 1), result, 0)) == 0
