@@ -1,7 +1,7 @@
 """Reads a queue through a filter, slice by slice, to answer a pull with a filter.
 
-    queue     a run of records | a run | a run ...           a run is what one look of the store gives: 1,024 records, 512 KiB
-    slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
+    queue     a run of records | a run | a run ...           a run is what one look of the store gives: 2,048 records, 1 MiB
+    slice     pieces of a run, for 1 ms                      a piece: records for 0.7 ms, or the fewest that pay
     answer    the regions of the records that match, where they are neighbours put together
 
 The read ends when it has found enough, at the end of the queue, after a second, or when it has examined its maximum. The caller learns
@@ -14,8 +14,10 @@ One lane's thread at a time.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -25,12 +27,11 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 from .filters.filter_book import Filter
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 
-RUN_COUNT: Final = 1_024
+RUN_COUNT: Final = 2_048
 RUN_COUNT_OF_TAGS: Final = 256
 """Records of a run that tags select. Such records are scattered, so each one needs its own read."""
-RUN_SIZE_BYTES: Final = 512 << 10
+RUN_SIZE_BYTES: Final = 1 << 20
 PIECE_S: Final = 0.000_7
-PIECE_COUNT_MIN: Final = 4
 PIECE_COUNT_FIRST: Final = 256
 PIECE_WORST_S: Final = 2 * PIECE_S
 PIECE_PAYS: Final = 0.7
@@ -55,8 +56,6 @@ class _Run(NamedTuple):
 
     result: ReadResult
     data: bytes
-    starts: Sequence[int]
-    sizes: Sequence[int]
     offsets: Sequence[int]
     region_ends: Sequence[int]
 
@@ -70,9 +69,10 @@ class PieceSize:
     Attributes: count: of the next piece.
     """
 
-    def __init__(self, records_max: int) -> None:
+    def __init__(self, records_min: int, records_max: int) -> None:
+        self._records_min = min(records_min, records_max)
         self._records_max = records_max
-        self.count = min(PIECE_COUNT_FIRST, records_max)
+        self.count = min(max(PIECE_COUNT_FIRST, records_min), records_max)
         self._halved: tuple[int, float] | None = None
         """Count and time of the piece before, if it took too long."""
         self._count_kept = 0
@@ -85,7 +85,7 @@ class PieceSize:
             self.count = self._count_kept = halved[0]
         elif taken_s > (PIECE_WORST_S if self.count <= self._count_kept else PIECE_S):
             self._halved, self._count_kept = (self.count, taken_s), 0
-            self.count = max(self.count // 2, min(PIECE_COUNT_MIN, self.count))
+            self.count = max(self.count // 2, self._records_min)
         elif taken_s < PIECE_S / 2:
             self.count = min(self.count * 2, self._records_max)
 
@@ -123,7 +123,7 @@ class FilteredRead:
         self._at = 0
         self._scanned_count = 0
         self._scanned_size_bytes = 0
-        self._piece = PieceSize(self.filter.records_max)
+        self._piece = PieceSize(self.filter.records_min, self.filter.records_max)
         self._ends_s: float | None = None
         self._range = (0, 0)
         self.slice_count = 0
@@ -193,17 +193,14 @@ class FilteredRead:
             return self.so_far()
         if result.status is ReadStatus.NO_MATCHED_MSG:
             return None if self._passed(result) else self.so_far()
-        starts = result.starts.tolist()
         first = result.first_offset
         self._run = _Run(
             result,
             self.read_bytes(result.regions),
-            starts,
-            result.sizes.tolist(),
-            range(first, first + len(starts))
+            range(first, first + result.record_count)
             if result.queue_offsets is None
             else result.queue_offsets.tolist(),
-            np.cumsum([region.size_bytes for region in result.regions]).tolist(),
+            list(accumulate(region.size_bytes for region in result.regions)),
         )
         self._at = 0
         return None
@@ -218,9 +215,10 @@ class FilteredRead:
 
     def _look_at_piece(self, run: _Run) -> bool:
         """Asks the filter about some records of the run. Returns whether the answer is complete."""
-        begin, end = self._at, min(self._at + self._piece.count, len(run.starts))
+        starts, sizes = run.result.starts, run.result.sizes
+        begin, end = self._at, min(self._at + self._piece.count, len(starts))
         began = self.cpu_now()
-        found = self.filter.matching(run.data, run.starts[begin:end], run.sizes[begin:end])
+        found = self.filter.matching(run.data, starts[begin:end], sizes[begin:end])
         self._piece.note(self.cpu_now() - began)
         for index in found:
             if not self._take(run, begin + index):
@@ -230,15 +228,15 @@ class FilteredRead:
                 self.queue_offset = run.offsets[begin + index] + 1
                 return True
         self._at = end
-        if end < len(run.starts):
+        if end < len(starts):
             return False
         self._run = None
         return not self._passed(run.result)
 
     def _take(self, run: _Run, index: int) -> bool:
         """Puts a record into the answer. Returns False if it does not fit."""
-        start, size = run.starts[index], run.sizes[index]
-        region_index = int(np.searchsorted(run.region_ends, start, "right"))
+        start, size = int(run.result.starts[index]), int(run.result.sizes[index])
+        region_index = bisect_right(run.region_ends, start)
         region = run.result.regions[region_index]
         offset = region.offset + start - (run.region_ends[region_index] - region.size_bytes)
         gap = -1

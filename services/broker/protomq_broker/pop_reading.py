@@ -149,12 +149,12 @@ class PopReader:
             found.next_offset = result.next_offset
             if result.status is not ReadStatus.FOUND:
                 continue
-            data, starts, sizes = _opened(result)
-            matching: Sequence[int] = range(len(starts))
+            data, sizes = octets_of(result), result.sizes.tolist()
+            matching: Sequence[int] = range(len(sizes))
             if filter_ is not None:
-                matching = _matching(filter_, data, starts, sizes)
+                matching = _matching(filter_, data, result)
             offsets = offsets_of(result)
-            hashes = _hashes(data, starts, sizes) if is_group_open is not None else None
+            hashes = _hashes(data, result) if is_group_open is not None else None
             chosen: list[int] = []
             for index in matching:
                 sharding_hash = hashes[index] if hashes is not None else 0
@@ -225,7 +225,7 @@ class PopReader:
                 if result.status is ReadStatus.FOUND:
                     result = _within(result, end)
                     if filter_ is not None and result.record_count:
-                        result = choose(result, _matching(filter_, *_opened(result)))
+                        result = choose(result, _matching(filter_, octets_of(result), result))
                     if result.record_count:
                         found.results.append(([offset + shift for offset in offsets_of(result)], result))
                         count -= result.record_count
@@ -325,23 +325,19 @@ def _within(result: ReadResult, end: int) -> ReadResult:
     return choose(result, [index for index, offset in enumerate(offsets) if offset < end])
 
 
-def _opened(result: ReadResult) -> tuple[bytes, list[int], list[int]]:
-    return octets_of(result), result.starts.tolist(), result.sizes.tolist()
-
-
-def _matching(
-    filter_: Filter, data: bytes, starts: Sequence[int], sizes: Sequence[int]
-) -> list[int]:
+def _matching(filter_: Filter, data: bytes, result: ReadResult) -> list[int]:
+    """Indexes of the records that match."""
     found: list[int] = []
-    for first in range(0, len(starts), filter_.records_max):
-        last = first + filter_.records_max
+    for first in range(0, result.record_count, filter_.records_max):
+        some = slice(first, first + filter_.records_max)
         found += [
-            first + index for index in filter_.matching(data, starts[first:last], sizes[first:last])
+            first + index
+            for index in filter_.matching(data, result.starts[some], result.sizes[some])
         ]
     return found
 
 
-def _hashes(data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+def _hashes(data: bytes, result: ReadResult) -> list[int]:
     """Sharding hashes, 0 for a message without one."""
-    ends: NDArray[np.int64] = np.array(starts, np.int64) + np.array(sizes, np.int64)
+    ends: NDArray[np.int64] = result.starts.astype(np.int64) + result.sizes
     return cast("list[int]", windows(data, U32)[ends + SHARDING_HASH_AT].tolist())

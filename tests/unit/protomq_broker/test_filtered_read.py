@@ -57,6 +57,7 @@ class Queue:
 
 class EndsInY:
     tags: frozenset[bytes] = frozenset()
+    records_min = 4
     records_max = 8
 
     def matching(self, data, starts, sizes):
@@ -148,7 +149,7 @@ def test_a_pull_that_takes_long_says_how_far_it_got():
 
 
 def test_pieces_grow_while_they_take_little_and_shrink_when_they_take_too_long():
-    piece = PieceSize(1_024)
+    piece = PieceSize(4, 1_024)
     counts = [piece.count]
     for _ in range(3):
         piece.note(PIECE_S / 10)
@@ -159,7 +160,7 @@ def test_pieces_grow_while_they_take_little_and_shrink_when_they_take_too_long()
 
 def sizes_of(fixed: float, each: float, pieces: int) -> list[int]:
     """Sizes of the pieces of a filter whose costs are these parts of PIECE_S: for a piece, and for a record."""
-    piece, asked = PieceSize(1_024), []
+    piece, asked = PieceSize(4, 1_024), []
     for _ in range(pieces):
         asked.append(piece.count)
         piece.note(PIECE_S * (fixed + each * piece.count))
@@ -177,10 +178,18 @@ def test_pieces_shrink_where_each_record_costs_much():
 
 
 def test_no_piece_stays_that_takes_far_too_long():
-    piece = PieceSize(1_024)
+    piece = PieceSize(4, 1_024)
     for _ in range(20):
         piece.note(PIECE_WORST_S * 1.1)
     assert piece.count == 4
+
+
+def test_no_piece_is_smaller_than_what_pays():
+    piece = PieceSize(512, 1_024)
+    for _ in range(20):
+        piece.note(PIECE_WORST_S * 1.1)
+    assert piece.count == 512
+    assert PieceSize(512, 16).count == 16
 
 
 def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():

@@ -8,9 +8,11 @@ and a budget for what its macros (all, exists, map) visit. Patterns are RE2's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import encode_message_id
@@ -48,6 +50,7 @@ class CelFilter:
     """Any thread. A `Filter` of filter_book.py; of tags a CEL expression tells nothing."""
 
     tags: frozenset[bytes] = frozenset()
+    records_min = 4
     records_max = 4
 
     def __init__(self, expression: str) -> None:
@@ -74,11 +77,11 @@ class CelFilter:
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
 
-    def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
         """As of Filter."""
         found: list[int] = []
         evaluate, wanted = self._compiled.eval, self._wanted
-        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
             _, record_start = read_varint(data, start + 1)
             record = Record.FromString(data[record_start : start + size])
             try:

@@ -12,7 +12,7 @@ Pure. The records are stored ones: their layout was proved when they were sent, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from protomq.wire.varints import read_varint
 
 FieldValue = bytes | int | None
 Rows = Sequence[tuple[FieldValue, ...]]
+Positions = NDArray[np.int64]
 
 TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
@@ -51,7 +52,8 @@ _OTHER_TEXTS: Final[Mapping[str, Callable[[Record], str]]] = {
         record.producer_id, record.producer_epoch, record.sequence
     ),
 }
-OWN_FIELDS: Final = frozenset((TAGS, KEYS, SIZE, *_NUMBERS_AT, *_OTHER_TEXTS))
+OWN_NUMBERS: Final = frozenset((SIZE, *_NUMBERS_AT))
+OWN_FIELDS: Final = frozenset((TAGS, KEYS, *OWN_NUMBERS, *_OTHER_TEXTS))
 """What a message has besides properties. A property of the same name goes first, except before TAGS and KEYS, which are RocketMQ's."""
 
 _ARRAYS_COUNT_MIN: Final = 24
@@ -64,6 +66,16 @@ _VALUE_TAG: Final = 0x12
 _IN_FRONT: Final = np.isin(np.arange(256), sorted(FRONT_TAGS))
 """By tag: whether it is one of a front."""
 _TOO_LONG: Final = 1 << 40
+_WORD_SIZE: Final = 8
+assert FIXED_TRAILER_SIZE_BYTES > 2 * _WORD_SIZE
+# So a word may be read at any place of a front.
+
+
+class Texts(NamedTuple):
+    """Where the text of each record begins and ends in the data; -1 where there is none."""
+
+    starts: Positions
+    ends: Positions
 
 
 class FieldReader:
@@ -76,31 +88,36 @@ class FieldReader:
         }
         self._needs_parse = any(name in _OTHER_TEXTS for name in self._names)
 
-    def rows(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> Rows:
-        """For each record field [start, start + size) its values, in the order of the names; None where there is none."""
+    def columns(
+        self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]
+    ) -> Columns | None:
+        """The values of the record fields [start, start + size), as arrays; None where protobuf is better asked about each."""
         if self._needs_parse or len(starts) < _ARRAYS_COUNT_MIN:
-            return [
-                self._parse(data, start, start + size)
-                for start, size in zip(starts, sizes, strict=True)
-            ]
-        walk = _Walk(data, np.asarray(starts, np.int64), np.asarray(sizes, np.int64))
-        walk.run(self._properties, has_tags=TAGS in self._names, has_keys=KEYS in self._names)
-        columns = [self._column(walk, name) for name in self._names]
+            return None
+        columns = Columns(data, starts.astype(np.int64), sizes.astype(np.int64))
+        columns.walk(self._properties, has_tags=TAGS in self._names, has_keys=KEYS in self._names)
+        return columns
+
+    def rows(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Rows:
+        """For each record field [start, start + size) its values, in the order of the names; None where there is none."""
+        columns = self.columns(data, starts, sizes)
+        if columns is None:
+            return self.parsed(data, starts, sizes)
+        values = [_column(columns, name) for name in self._names]
         rows: list[tuple[FieldValue, ...]] = (
-            list(zip(*columns, strict=True)) if columns else [()] * len(starts)
+            list(zip(*values, strict=True)) if values else [()] * len(starts)
         )
-        for index in np.flatnonzero(walk.is_odd).tolist():
-            rows[index] = self._parse(data, starts[index], starts[index] + sizes[index])
+        odd = columns.is_odd.nonzero()[0]
+        for index, row in zip(odd.tolist(), self.parsed(data, starts[odd], sizes[odd]), strict=True):
+            rows[index] = row
         return rows
 
-    def _column(self, walk: _Walk, name: str) -> list[FieldValue]:
-        column = walk.texts(name)
-        if name == SIZE or name in _NUMBERS_AT:
-            own = walk.body_sizes.tolist() if name == SIZE else walk.numbers(*_NUMBERS_AT[name])
-            return [
-                number if text is None else text for text, number in zip(column, own, strict=True)
-            ]
-        return column
+    def parsed(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Rows:
+        """As `rows`, each record by protobuf."""
+        return [
+            self._parse(data, start, start + size)
+            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+        ]
 
     def _parse(self, data: bytes, start: int, end: int) -> tuple[FieldValue, ...]:
         _, start = read_varint(data, start + 1)
@@ -125,47 +142,95 @@ def _value_of(record: Record, data: bytes, end: int, name: str) -> FieldValue:
     return None
 
 
-def _lengths(
-    octets: NDArray[np.uint8], positions: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The lengths that begin at the positions, and the positions behind them. Most have one octet."""
+def _column(columns: Columns, name: str) -> list[FieldValue]:
+    texts = columns.texts(name)
+    column: list[FieldValue] = [None] * columns.count
+    if texts is not None:
+        data = columns.data
+        column = [
+            data[start:end] if start >= 0 else None
+            for start, end in zip(texts.starts.tolist(), texts.ends.tolist(), strict=True)
+        ]
+    if name in OWN_NUMBERS:
+        numbers = columns.own_numbers(name).tolist()
+        return [
+            number if text is None else text for text, number in zip(column, numbers, strict=True)
+        ]
+    return column
+
+
+def _lengths(octets: NDArray[np.uint8], positions: Positions) -> tuple[Positions, Positions]:
+    """The lengths that begin at the positions, and the positions behind them. Most have one octet all, or two."""
     first = octets[positions]
-    if np.count_nonzero(first > 0x7F):
-        return read_lengths(octets, positions, _TOO_LONG)
-    return first.astype(np.int64), positions + 1
+    wide = np.count_nonzero(first > 0x7F)
+    if not wide:
+        return first.astype(np.int64), positions + 1
+    if wide == len(first):
+        second = octets[positions + 1]
+        if not np.count_nonzero(second > 0x7F):
+            return (first & 0x7F) + (second.astype(np.int64) << 7), positions + 2
+    return read_lengths(octets, positions, _TOO_LONG)
 
 
-class _Walk:
-    """One walk through the fronts of many records at once.
+class Columns:
+    """The values of many records, found by one walk through all their fronts at once.
 
     Attributes:
-        body_sizes: of each record, as stored.
+        data: in which the records stand.
+        count: of the records.
         is_odd: records about which the walk says nothing: protobuf is to be asked.
     """
 
-    def __init__(self, data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._data = data
-        self._octets = np.frombuffer(data, np.uint8)
-        self._ends = starts + sizes
+    def __init__(self, data: bytes, starts: Positions, sizes: Positions) -> None:
+        self.data = data
+        self.count = len(starts)
+        self.octets = np.frombuffer(data, np.uint8)
+        self._words: NDArray[np.uint64] = np.ndarray(
+            (len(data) - _WORD_SIZE + 1,), "<u8", data, strides=(1,)
+        )
         self._starts = starts
-        self._texts: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        self.is_odd = np.zeros(len(starts), np.bool_)
-        self.body_sizes = np.zeros(len(starts), np.int64)
+        self._ends = starts + sizes
+        self._texts: dict[str, Texts] = {}
+        self.is_odd = np.zeros(self.count, np.bool_)
+        self._body_sizes = sizes
 
-    def run(self, properties: Mapping[str, bytes], *, has_tags: bool, has_keys: bool) -> None:
+    def texts(self, name: str) -> Texts | None:
+        """Where the texts of that name stand: of a property, the tag or the key; None if no record has one."""
+        return self._texts.get(name)
+
+    def own_numbers(self, name: str) -> NDArray[Any]:
+        """A numeric field of the messages' own."""
+        if name == SIZE:
+            return self._body_sizes
+        at, size = _NUMBERS_AT[name]
+        return self._words[self._ends + at] & np.uint64((1 << 8 * size) - 1)
+
+    def has_text(self, positions: Positions, text: bytes) -> NDArray[np.bool_]:
+        """At which positions of fronts the text stands, if so many octets are left there."""
+        if len(text) < _WORD_SIZE:
+            mask = (1 << 8 * len(text)) - 1
+            return (self._words[positions] & mask) == int.from_bytes(text, "little")
+        is_there = np.ones(len(positions), np.bool_)
+        last = len(text) - _WORD_SIZE
+        for at in (*range(0, last, _WORD_SIZE), last):
+            word = int.from_bytes(text[at : at + _WORD_SIZE], "little")
+            # A long text may go on behind the data.
+            is_there &= self._words[np.minimum(positions + at, len(self._words) - 1)] == np.uint64(word)
+        return is_there
+
+    def walk(self, properties: Mapping[str, bytes], *, has_tags: bool, has_keys: bool) -> None:
         """Finds the properties, tag and keys of all records."""
-        octets = self._octets
-        _, positions = read_lengths(octets, self._starts + 1)
+        octets = self.octets
+        _, positions = _lengths(octets, self._starts + 1)
         # Nothing of a front stands where the trailer does; so nothing is looked up outside of the data.
         limits = self._ends - FIXED_TRAILER_SIZE_BYTES
-        lengths, positions_behind = _lengths(octets, positions + 1)
         self.is_odd |= octets[positions] != BODY_TAG
-        self.body_sizes = lengths
-        left = np.arange(len(self._starts))
-        positions = positions_behind + lengths
+        self._body_sizes, positions = _lengths(octets, positions + 1)
+        positions = positions + self._body_sizes
+        left = np.arange(self.count)
         while True:
             # What a length leads to may lie behind the data.
-            positions = np.minimum(positions, limits)
+            np.minimum(positions, limits, out=positions)
             tags = octets[positions]
             in_front = _IN_FRONT[tags] & (positions < limits)
             if np.count_nonzero(in_front) < len(left):
@@ -194,66 +259,46 @@ class _Walk:
             if has_keys:
                 which = tags == _KEY_TAG
                 keyed = left[which]
+                # More than one key, or an empty one.
+                self.is_odd[keyed[starts[which] == ends[which]]] = True
                 known = self._texts.get(KEYS)
                 if known is not None:
-                    self.is_odd[keyed[known[0][keyed] >= 0]] = True  # More than one key.
+                    self.is_odd[keyed[known.starts[keyed] >= 0]] = True
                 self._note(KEYS, keyed, starts[which], ends[which])
             positions = ends
 
     def _take_properties(
-        self,
-        left: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        properties: Mapping[str, bytes],
+        self, left: Positions, starts: Positions, ends: Positions, properties: Mapping[str, bytes]
     ) -> None:
         """Entries [start, end) of the records `left`."""
-        octets = self._octets
-        name_sizes = octets[starts + 1].astype(np.int64)
-        values = starts + 2 + name_sizes
-        is_plain = (octets[starts] == _NAME_TAG) & (name_sizes < 0x80) & (values + 2 <= ends)
-        values = np.minimum(values, ends)
+        octets = self.octets
+        name_sizes = octets[starts + 1]
+        values = starts + name_sizes
+        values += 2
+        np.minimum(values, ends, out=values)
+        is_plain = octets[starts] == _NAME_TAG
+        is_plain &= name_sizes < 0x80
         is_plain &= octets[values] == _VALUE_TAG
         value_sizes, value_starts = _lengths(octets, values + 1)
         is_plain &= value_starts + value_sizes == ends
         if np.count_nonzero(is_plain) < len(left):
             self.is_odd[left[~is_plain]] = True
         for name, text in properties.items():
-            found = np.flatnonzero(is_plain & (name_sizes == len(text)))
+            found = (is_plain & (name_sizes == len(text))).nonzero()[0]
             if len(found):
-                at = starts[found, None] + np.arange(2, 2 + len(text))
-                found = found[(octets[at] == np.frombuffer(text, np.uint8)).all(1)]
+                found = found[self.has_text(starts[found] + 2, text)]
                 self._note(name, left[found], value_starts[found], ends[found])
 
-    def _note(
-        self,
-        name: str,
-        records: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-    ) -> None:
+    def _note(self, name: str, records: Positions, starts: Positions, ends: Positions) -> None:
         """The text of these records; one that comes later takes the place of one before."""
         if not len(records):
             return
         known = self._texts.get(name)
         if known is None:
-            none = np.full(len(self._starts), -1)
-            known = self._texts[name] = none, none.copy()
-        known[0][records] = starts
-        known[1][records] = ends
-
-    def texts(self, name: str) -> list[FieldValue]:
-        """What was found, record by record."""
-        known = self._texts.get(name)
-        if known is None:
-            return [None] * len(self._starts)
-        data = self._data
-        return [
-            data[start:end] if start >= 0 else None
-            for start, end in zip(known[0].tolist(), known[1].tolist(), strict=True)
-        ]
-
-    def numbers(self, at: int, size: int) -> list[int]:
-        """A fixed-width number at a distance from the records' ends."""
-        octets: NDArray[Any] = self._octets[self._ends[:, None] + np.arange(at, at + size)]
-        return np.ascontiguousarray(octets).view(f"<u{size}")[:, 0].tolist()
+            if len(records) == self.count:
+                self._texts[name] = Texts(starts, ends)
+                return
+            none = np.full(self.count, -1)
+            known = self._texts[name] = Texts(none, none.copy())
+        known.starts[records] = starts
+        known.ends[records] = ends

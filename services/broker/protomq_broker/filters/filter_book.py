@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+from numpy.typing import NDArray
 
 KEPT_MAX: Final = 1_000
 """Filters; of SQL92 ones each takes some 10 KiB."""
@@ -24,13 +26,15 @@ class Filter(Protocol):
 
     Attributes:
         tags: every match has one of these tags (UTF-8); empty: any or none.
+        records_min: fewer at once cost hardly less time.
         records_max: of one call of `matching`: what an expression can make it cost at worst is bounded by that.
     """
 
     tags: frozenset[bytes]
+    records_min: int
     records_max: int
 
-    def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
         """Indexes, ascending, of the record fields [start, start + size) of `data` that are let through. Raises FilterError."""
         ...
 

@@ -11,9 +11,10 @@ FilterError: which messages it would have let through nobody can know. Compiling
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from protomq.wire.varints import read_varint
 
@@ -32,6 +33,7 @@ class WasmFilter:
     """Any thread. A `Filter` of filter_book.py; of tags a module tells nothing."""
 
     tags: frozenset[bytes] = frozenset()
+    records_min = 4
     records_max = 16
 
     def __init__(self, module: bytes) -> None:
@@ -65,20 +67,21 @@ class WasmFilter:
                 wanted = ", ".join(["i32"] * takes)
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
-    def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
         """As of Filter; raises FilterError if the module fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=MEMORY_MAX_BYTES, memories=1, instances=1, tables=8, table_elements=65_536)
         found: list[int] = []
+        size_max = int(sizes.max())
         try:
             store.set_fuel(FUEL_PER_RECORD)
             exports = wasmtime.Instance(store, self._module, ()).exports(store)
             memory, matches = exports["memory"], exports["matches"]
-            at = exports["alloc"](store, max(sizes)) & 0xFFFF_FFFF
-            if at + max(sizes) > memory.data_len(store):
+            at = exports["alloc"](store, size_max) & 0xFFFF_FFFF
+            if at + size_max > memory.data_len(store):
                 raise FilterError("alloc returned a place outside of the module's memory")
-            for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
                 _, record_start = read_varint(data, start + 1)
                 record = data[record_start : start + size]
                 memory.write(store, record, at)

@@ -1,5 +1,7 @@
 """Runs of stored records for tests of filters."""
 
+import numpy as np
+
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 
 
@@ -18,4 +20,4 @@ def run_of(*messages):
         starts.append(len(data))
         sizes.append(len(field))
         data += field
-    return data, starts, sizes
+    return data, np.array(starts), np.array(sizes)
