@@ -15,6 +15,7 @@ from protomq_broker.store.log.kinds import NO_OFFSET, is_queued
 from protomq_broker.store.queues import (
     consume_queue,
     consume_queue_table,
+    found_files,
     heal,
     queue_flush,
     queue_replay,
@@ -62,7 +63,8 @@ class LoggedRecord(NamedTuple):
 def use_small_files(set_: Callable[..., None]) -> None:
     """Consume queue files of 8 entries."""
     here = sys.modules[__name__]
-    for module in (consume_queue, consume_queue_table, queue_flush, queue_replay, heal, here):
+    modules = (consume_queue, consume_queue_table, found_files, queue_flush, queue_replay, heal)
+    for module in (*modules, here):
         for name, value in (("ENTRIES_PER_FILE", 8), ("FILE_SIZE_BYTES", 160)):
             if hasattr(module, name):
                 set_(module, name, value)

@@ -10,19 +10,16 @@ import pytest
 from protomq_broker.store.index import index, index_runs
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.opening import make_folders
-from protomq_broker.store.queues import consume_queue, consume_queue_table
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.send_errors import RepeatedSend
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, use_small_files
 
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (consume_queue, consume_queue_table):
-        monkeypatch.setattr(module, "ENTRIES_PER_FILE", 8)
-        monkeypatch.setattr(module, "FILE_SIZE_BYTES", 160)
+    use_small_files(monkeypatch.setattr)
     for module in (index, index_runs):
         monkeypatch.setattr(module, "ROWS_PER_RUN", 32)
     for name, value in (("_ROWS_PER_BLOCK", 8), ("_BLOCK_SIZE_BYTES", 128), ("_BLOCKS_PER_RUN", 4)):

@@ -239,6 +239,16 @@ class OpenFiles:
             dropped = [self._remove(path) for path in self._paths[:] if path.startswith(prefix)]
         del dropped
 
+    def unlink(self, path: str) -> None:
+        """Drops and unlinks a file."""
+        self.forget(path)
+        self.disk.unlink(path)
+
+    def remove_folder(self, folder: str) -> None:
+        """Drops all files below a folder, and removes it; nothing happens if there is none."""
+        self.forget_below(folder)
+        remove_tree(self.disk, folder)
+
     def __len__(self) -> int:
         return len(self._paths)
 

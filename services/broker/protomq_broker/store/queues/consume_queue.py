@@ -303,8 +303,7 @@ class ConsumeQueue:
         for name in files.disk.list(self.folder):
             path = f"{self.folder}/{name}"
             if path > keep:
-                files.forget(path)
-                files.disk.unlink(path)
+                files.unlink(path)
         cut_file(files.disk, keep, end_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
 
     # Flusher thread.

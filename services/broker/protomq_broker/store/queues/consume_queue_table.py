@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -31,12 +30,9 @@ from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import (
     OpenFile,
     OpenFiles,
-    cut_file,
     empty_folder,
     open_files_max,
     read_state_file,
-    remove_tree,
-    size_of_file,
     why_not,
     write_state_file,
 )
@@ -46,7 +42,6 @@ from protomq_broker.store.log.recovery import DamagedRange
 
 from .consume_queue import (
     ENTRIES_PER_FILE,
-    FILE_SIZE_BYTES,
     NEW_FOLDER,
     NO_FOLDER,
     ConsumeQueue,
@@ -54,11 +49,11 @@ from .consume_queue import (
     DamagedFile,
     QueueFiles,
 )
-from .queue_ends import QueueEnd, end_in_file, ends_below
+from .found_files import FoundFiles
+from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
 from .queue_replay import fill_lost, fill_up, replay_queue, restart, sound_end
-from .queue_rows import QueueRows, decode_rows
-from .selection import ENTRY_SIZE_BYTES
+from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +92,6 @@ class ConsumeQueueTable:
         self.damage = ""
         self.known_ends: list[QueueEnd] = []
         self.keep_known_ends: Callable[[list[QueueEnd]], None] = _ignore
-        self._cuts: list[Callable[[], None]] = []
         self._disk = disk
         self._folder = folder
         self._files = OpenFiles(disk, open_files_max() if files_max is None else files_max)
@@ -326,16 +320,17 @@ class ConsumeQueueTable:
             return
         position, rows = decode_rows(payload)
         self._covered_position = self._checkpoint_position = self.replay_from = position
+        found = FoundFiles(self._folder, self._files, self.known_ends)
         for row in rows:
             queue = self._add(row.topic, row.queue_id)
             self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
-            self._load_queue(queue, row.min_offset, row.end_offset, row.damaged)
-        self._remove_strays()
+            good_end = found.end_of_entries(queue, row.min_offset, row.end_offset)
+            self._load_queue(queue, row, good_end)
+        found.note_strays(self._queues, TABLE_FILE_NAME)
         if self.known_ends:
             self.keep_known_ends(self.known_ends)
-        for cut in self._cuts:
+        for cut in found.cuts:
             cut()
-        self._cuts = []
         if self._touched:  # what is made good now is not durable before the next checkpoint
             self._write_table(position)
 
@@ -514,7 +509,7 @@ class ConsumeQueueTable:
     def _make_folder(self, queue: ConsumeQueue) -> None:
         folder = queue.folder
         if self._disk.exists(folder):  # left over from a topic of that name
-            self._remove_folder(folder)
+            self._files.remove_folder(folder)
         self._disk.make_folder(folder)
         queue.synced_offset = NEW_FOLDER
 
@@ -583,7 +578,7 @@ class ConsumeQueueTable:
                     self._home.forget_damage(queue)
         self._write_table(self._checkpoint_position)
         for topic, _ in removed:
-            self._remove_folder(f"{self._folder}/{topic}")
+            self._files.remove_folder(f"{self._folder}/{topic}")
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
         """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""
@@ -596,15 +591,14 @@ class ConsumeQueueTable:
         keep = queue.path_of(min_offset)
         for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
             if path < keep:
-                self._unlink(path)
+                self._files.unlink(path)
 
-    def _load_queue(
-        self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool
-    ) -> None:
-        good_end = self._entries_in_files(queue, min_offset, end_offset)
+    def _load_queue(self, queue: ConsumeQueue, row: QueueRow, good_end: int) -> None:
+        """Takes over what a row says. `good_end`: up to where the files have entries."""
+        min_offset, end_offset = row.min_offset, row.end_offset
         queue.reset(min_offset, good_end)
         queue.synced_offset = good_end if good_end > min_offset else NO_FOLDER
-        if good_end == end_offset and not damaged:
+        if good_end == end_offset and not row.damaged:
             return
         self.known_ends.append(QueueEnd(queue.topic, queue.queue_id, min_offset, end_offset))
         self._touched.add(queue)
@@ -622,69 +616,6 @@ class ConsumeQueueTable:
         else:
             restart(queue)
             self.replay_from = 0
-
-    def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
-        """Up to which offset the files hold entries, at most `end_offset`; cuts what is more."""
-        offset = min_offset
-        while offset < end_offset:
-            file_start = offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
-            wanted = min(end_offset - file_start, ENTRIES_PER_FILE)
-            path = queue.path_of(offset)
-            size = size_of_file(self._disk, path) or 0
-            if size < wanted * ENTRY_SIZE_BYTES:
-                return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
-            if size > wanted * ENTRY_SIZE_BYTES:
-                self._note_end(queue, path)
-                self._cuts.append(partial(cut_file, self._disk, path, wanted * ENTRY_SIZE_BYTES))
-            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
-                self._remove_files_behind(queue, path)
-            offset = file_start + wanted
-        return end_offset
-
-    def _remove_strays(self) -> None:
-        """Removes folders and files that the table does not know: made after the last checkpoint, they come again from the log."""
-        for topic in self._disk.list(self._folder):
-            if topic == TABLE_FILE_NAME:
-                continue
-            path = f"{self._folder}/{topic}"
-            queues = self._queues.get(topic)
-            if queues is None:
-                if self._disk.is_folder(path):
-                    self.known_ends += ends_below(self._disk, self._folder, path)
-                    self._cuts.append(partial(self._remove_folder, path))
-                else:
-                    self._unlink(path)
-                continue
-            known = {
-                str(queue_id)
-                for queue_id, queue in queues.items()
-                if queue.synced_offset != NO_FOLDER
-            }
-            for name in self._disk.list(path):
-                if name not in known:
-                    self.known_ends += ends_below(self._disk, self._folder, f"{path}/{name}")
-                    self._cuts.append(partial(self._remove_folder, f"{path}/{name}"))
-
-    def _note_end(self, queue: ConsumeQueue, path: str) -> None:
-        """A file goes on behind what the table says."""
-        end = end_in_file(self._disk, path, queue.topic, queue.queue_id, queue.known_min_offset)
-        if end is not None:
-            self.known_ends.append(end)
-
-    def _remove_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
-        for name in self._disk.list(queue.folder):
-            path = f"{queue.folder}/{name}"
-            if path > last_path:
-                self._note_end(queue, path)
-                self._cuts.append(partial(self._unlink, path))
-
-    def _remove_folder(self, folder: str) -> None:
-        self._files.forget_below(folder)
-        remove_tree(self._disk, folder)
-
-    def _unlink(self, path: str) -> None:
-        self._files.forget(path)
-        self._disk.unlink(path)
 
 
 def _ignore(_: object) -> None:

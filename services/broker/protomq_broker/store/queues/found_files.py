@@ -1,0 +1,90 @@
+"""What a start finds in the files of the consume queues beside what the table says. It looks first, and cuts later.
+
+A queue is what the table says. What a file has behind that, and a folder that the table does not know, come again from the log. Where the
+log has lost a part, only these files tell how far a queue went. So they are cut after their ends are kept: a start may be killed at any
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from protomq_broker.store.files.side_files import OpenFiles, cut_file, size_of_file
+
+from .consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES, NO_FOLDER, ConsumeQueue
+from .queue_ends import QueueEnd, end_in_file, ends_below
+from .selection import ENTRY_SIZE_BYTES
+
+
+class FoundFiles:
+    """See the module's docstring.
+
+    Attribute: cuts: call these when the ends are kept.
+    """
+
+    def __init__(self, folder: str, files: OpenFiles, ends: list[QueueEnd]) -> None:
+        """`folder`: that of all consume queues. `ends` takes how far queues went where files say more than the table."""
+        self.cuts: list[Callable[[], None]] = []
+        self._ends = ends
+        self._folder = folder
+        self._files = files
+        self._disk = files.disk
+
+    def end_of_entries(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
+        """Up to which offset the files of a queue hold entries, at most `end_offset`. What they have behind that is noted."""
+        offset = min_offset
+        while offset < end_offset:
+            file_start = offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
+            wanted = min(end_offset - file_start, ENTRIES_PER_FILE)
+            path = queue.path_of(offset)
+            size = size_of_file(self._disk, path) or 0
+            if size < wanted * ENTRY_SIZE_BYTES:
+                return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
+            if size > wanted * ENTRY_SIZE_BYTES:
+                self._note_end(queue, path)
+                self.cuts.append(partial(cut_file, self._disk, path, wanted * ENTRY_SIZE_BYTES))
+            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
+                self._note_files_behind(queue, path)
+            offset = file_start + wanted
+        return end_offset
+
+    def note_strays(
+        self, topics: Mapping[str, Mapping[int, ConsumeQueue]], table_file_name: str
+    ) -> None:
+        """Notes the folders that the table does not know: made after the last checkpoint, they come again from the log."""
+        for topic in self._disk.list(self._folder):
+            if topic == table_file_name:
+                continue
+            path = f"{self._folder}/{topic}"
+            queues = topics.get(topic)
+            if queues is None:
+                if self._disk.is_folder(path):
+                    self._note_folder(path)
+                else:
+                    self._files.unlink(path)
+                continue
+            known = {
+                str(queue_id)
+                for queue_id, queue in queues.items()
+                if queue.synced_offset != NO_FOLDER
+            }
+            for name in self._disk.list(path):
+                if name not in known:
+                    self._note_folder(f"{path}/{name}")
+
+    def _note_folder(self, path: str) -> None:
+        self._ends += ends_below(self._disk, self._folder, path)
+        self.cuts.append(partial(self._files.remove_folder, path))
+
+    def _note_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
+        for name in self._disk.list(queue.folder):
+            path = f"{queue.folder}/{name}"
+            if path > last_path:
+                self._note_end(queue, path)
+                self.cuts.append(partial(self._files.unlink, path))
+
+    def _note_end(self, queue: ConsumeQueue, path: str) -> None:
+        end = end_in_file(self._disk, path, queue.topic, queue.queue_id, queue.known_min_offset)
+        if end is not None:
+            self._ends.append(end)
