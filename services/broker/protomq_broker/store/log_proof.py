@@ -14,7 +14,7 @@ from .log.segment import SegmentFolder
 from .queues import consume_queue_table
 from .queues.queue_ends import ends_below, read_saved_ends
 from .state import sent_snapshot, transaction_files
-from .timer import pending
+from .timer import pending_state
 
 
 def derived_position(disk: Disk, root: str) -> int:
@@ -23,7 +23,7 @@ def derived_position(disk: Disk, root: str) -> int:
         consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
         index.stored_position(disk, f"{root}/index"),
         sent_snapshot.stored_position(disk, f"{root}/repeatedsends"),
-        pending.stored_position(disk, f"{root}/timer"),
+        pending_state.stored_position(disk, f"{root}/timer"),
         transaction_files.stored_position(disk, f"{root}/transactions"),
     )
 

@@ -33,7 +33,7 @@ from .log.segment import SegmentFolder
 from .queues import consume_queue_table
 from .queues.queue_ends import read_saved_ends, save_ends
 from .state import sent_snapshot, transaction_files
-from .timer import pending
+from .timer import pending_state
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _STORED_POSITIONS: Final = {
     "consumequeue": consume_queue_table.stored_position,
     "index": index.stored_position,
     "repeatedsends": sent_snapshot.stored_position,
-    "timer": pending.stored_position,
+    "timer": pending_state.stored_position,
     "transactions": transaction_files.stored_position,
 }
 """Derived structures by folder, each with the function that reads up to where it is complete."""

@@ -7,9 +7,7 @@
     far       rows behind the horizon that came lately                  memory, unordered
     runs      rows behind the horizon                                   files in order, each read up to somewhere: `timer_runs.py`
 
-    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, pending rows u64 and octets of their records
-                        u64, log time u64, horizon (due_ms u64, position u64), next run number u64, number of runs u64, then number u64
-                        and index of the next row u64 of each run, then rows (`timer_rows.py`)
+    timer/pending.bin   what a checkpoint wrote: `pending_state.py`
 
 Rules:
 - A row comes when a record with a due time is appended. It goes when a record of %SYS%TIMER says that it was moved, recalled or carried
@@ -23,7 +21,6 @@ Rules:
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,20 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq_broker.store.files.disk import Disk, remove_file
-from protomq_broker.store.files.side_files import (
-    empty_folder,
-    read_state_file,
-    why_not,
-    write_state_file,
-)
+from protomq_broker.store.files.side_files import empty_folder
 
+from .pending_state import STATE_FILE_NAME, PendingState, read_state, why_no_state, write_state
 from .timer_rows import (
     ASIDE,
     LAST_KEY,
     MESSAGE,
     NO_ROWS,
     REMOVED,
-    ROW,
     Key,
     key_at,
     make_rows,
@@ -65,11 +57,6 @@ MEMORY_ROWS_MAX: Final = NEAR_ROWS_MAX + FRESH_ROWS_MAX + FAR_ROWS_MAX
 RUNS_PER_LEVEL: Final = 8
 """This number of runs of about one size become one: a row is rewritten once for each time that the timer grows eightfold."""
 
-_MAGIC: Final = b"PMQTMP01"
-_HEAD: Final = struct.Struct("<QQQQQQQQQ")
-_RUN: Final = struct.Struct("<QQ")
-_STATE_FILE_NAME: Final = "pending.bin"
-_PART_ROWS: Final = 32 << 10
 _NO_HORIZON: Final = LAST_KEY
 
 
@@ -80,25 +67,6 @@ class PendingLimits(NamedTuple):
     fresh: int = FRESH_ROWS_MAX
     far: int = FAR_ROWS_MAX
     runs_per_level: int = RUNS_PER_LEVEL
-
-
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the file says that entries are complete; 0 if there is none that holds."""
-    content = read_state_file(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
-    return int(_HEAD.unpack_from(content)[0]) if content is not None else 0
-
-
-class _Frozen(NamedTuple):
-    """What a checkpoint writes down."""
-
-    entries_up_to: int
-    removals_up_to: int
-    pending_count: int
-    pending_bytes: int
-    log_time_ms: int
-    horizon: Key
-    rows: list[NDArray[Any]]
-    runs: list[tuple[int, int]]
 
 
 class PendingTimers:
@@ -145,7 +113,7 @@ class PendingTimers:
         self._loaded = Key(0, 0)
         self._count = self._size_bytes = 0
         self.log_time_ms = 0
-        self._frozen: _Frozen | None = None
+        self._frozen: PendingState | None = None
         self._unsynced: list[str] = []
         self._retired: list[str] = []
 
@@ -331,14 +299,15 @@ class PendingTimers:
                 counts, noted = (self._count, self._size_bytes), self._swap_notes()
             self._take(*noted)
             self._relieve()
-            self._frozen = _Frozen(
+            self._frozen = PendingState(
                 entries_up_to,
                 removals_up_to,
                 *counts,
                 self.log_time_ms,
                 self._horizon,
-                [_taken_back(self._near_rows()), *self._fresh, *self._far],
+                self._next_number,
                 [(cursor.run.number, cursor.index) for cursor in self._cursors],
+                [_taken_back(self._near_rows()), *self._fresh, *self._far],
             )
             return max(entries_up_to, removals_up_to)
 
@@ -354,7 +323,15 @@ class PendingTimers:
         assert frozen is not None
         with self._files_lock:
             self._sync_runs()
-            self._write_state(frozen, position)
+            write_state(
+                self._disk,
+                self._folder,
+                frozen._replace(
+                    entries_up_to=max(frozen.entries_up_to, position),
+                    removals_up_to=max(frozen.removals_up_to, position),
+                    next_number=self._next_number,
+                ),
+            )
             with self._lock:
                 live = {cursor.run.path for cursor in self._cursors}
                 kept = {self._path(number) for number, _ in frozen.runs} | live
@@ -378,7 +355,7 @@ class PendingTimers:
             self.start_rebuild()
             self.damage = damage
             return
-        known = {_STATE_FILE_NAME, *(f"run.{cursor.run.number}" for cursor in self._cursors)}
+        known = {STATE_FILE_NAME, *(f"run.{cursor.run.number}" for cursor in self._cursors)}
         for name in self._disk.list(self._folder):
             if name not in known:
                 self._disk.unlink(f"{self._folder}/{name}")
@@ -515,7 +492,7 @@ class PendingTimers:
 
     @property
     def _state_path(self) -> str:
-        return f"{self._folder}/{_STATE_FILE_NAME}"
+        return f"{self._folder}/{STATE_FILE_NAME}"
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/run.{number}"
@@ -563,46 +540,22 @@ class PendingTimers:
         with self._lock:
             del self._unsynced[: len(unsynced)]
 
-    def _write_state(self, frozen: _Frozen, position: int) -> None:
-        head = _HEAD.pack(
-            max(frozen.entries_up_to, position),
-            max(frozen.removals_up_to, position),
-            frozen.pending_count,
-            frozen.pending_bytes,
-            frozen.log_time_ms,
-            *frozen.horizon,
-            self._next_number,
-            len(frozen.runs),
-        )
-        runs = b"".join(_RUN.pack(*run) for run in frozen.runs)
-        parts = [
-            rows[start : start + _PART_ROWS].tobytes()
-            for rows in frozen.rows
-            for start in range(0, len(rows), _PART_ROWS)
-        ]
-        write_state_file(self._disk, self._state_path, _MAGIC, head + runs, *parts)
-
     def _load_files(self) -> str:
         """What is wrong; "" if nothing is."""
-        content = read_state_file(self._disk, self._state_path, _MAGIC)
-        if content is None:
-            return why_not(self._disk, self._state_path, _MAGIC)
-        entries_up_to, removals_up_to, *counts, due_ms, position, next_number, run_count = (
-            _HEAD.unpack_from(content)
-        )
-        at = _HEAD.size
+        state = read_state(self._disk, self._folder)
+        if state is None:
+            return why_no_state(self._disk, self._folder)
         try:
-            for _ in range(run_count):
-                number, index = _RUN.unpack_from(content, at)
-                at += _RUN.size
+            for number, index in state.runs:
                 self._cursors.append(Cursor(Run(self._disk, self._path(number), number), index))
         except (FileNotFoundError, TimerDamagedError) as error:
             return str(error)
-        rows = np.frombuffer(content, ROW, offset=at)
-        self._horizon = Key(due_ms, position)
-        self._next_number = next_number
-        self._count, self._size_bytes, self.log_time_ms = counts
-        self.entries_from, self.removals_from = entries_up_to, removals_up_to
+        self._horizon = state.horizon
+        self._next_number = state.next_number
+        self._count, self._size_bytes = state.pending_count, state.pending_bytes
+        self.log_time_ms = state.log_time_ms
+        self.entries_from, self.removals_from = state.entries_up_to, state.removals_up_to
+        (rows,) = state.rows
         within = through(rows, self._horizon)
         self._set_near(merge_rows([rows[within]], keep_removals=False))
         if len(rows) > int(within.sum()):
