@@ -33,6 +33,7 @@ from protomq.errors import (
 from protomq.v1 import consumer_service_pb2 as pb
 from protomq.v1 import pull_service_pb2
 from protomq.wire.record import RecordTemplate
+from tests.support.examples import examples
 from tests.support.fake_driver import FakeWorld, route_of
 
 TEMPLATE = RecordTemplate("T", 1, 0)
@@ -412,5 +413,5 @@ class ConsumerMachine(RuleBasedStateMachine):
             assert offset <= self.dealt_with[queue]
 
 
-ConsumerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+ConsumerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 TestConsumerMachine = ConsumerMachine.TestCase

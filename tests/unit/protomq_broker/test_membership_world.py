@@ -41,6 +41,7 @@ from protomq_broker.membership_service import (
 from protomq_broker.memberships import Memberships
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.testing import FakeCall, FakeServer
+from tests.support.examples import examples
 
 from .store.log_helpers import ManualClock
 
@@ -343,7 +344,7 @@ def test_a_hold_is_shorter_than_the_time_after_which_a_broker_gives_a_member_up(
     st.integers(1, 3),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_in_the_end_each_queue_has_one_owner(
     events: list[str], allocation: Allocation, brokers: int, rng: random.Random
 ) -> None:

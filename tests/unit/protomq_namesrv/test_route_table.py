@@ -20,6 +20,7 @@ from protomq_namesrv.route_table import (
     RouteTable,
 )
 from protomq_runtime.errors import ServiceError
+from tests.support.examples import examples
 
 READ_WRITE = Permission.PERMISSION_READ_WRITE
 LIVENESS = LivenessConfig()
@@ -701,9 +702,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert list(self.table.snapshot.topic_names) == expected
 
 
-RouteTableMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
-)
+RouteTableMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 test_table_agrees_with_a_naive_model = pytest.mark.slow(RouteTableMachine.TestCase)
 
 

@@ -33,6 +33,7 @@ from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import SimDisk
 from tests.chaos.checker.log_files import check_store_files, parse_log
+from tests.support.examples import examples
 from tests.support.region_parts import parts_of
 
 from .derived_helpers import table_content
@@ -151,6 +152,7 @@ class World:
                 assert len(by_id) == (index in visible)
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.lists(sends(), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_each_kind_is_taken_by_its_structures_live_and_after_each_replay(
     groups: list[list[Sent]],

@@ -17,6 +17,7 @@ from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.examples import examples
 
 SMALL = PendingLimits(near=8, fresh=3, far=5, runs_per_level=2)
 FOLDER = "/s/timer"
@@ -235,7 +236,7 @@ class PendingMachine(RuleBasedStateMachine):
 
 
 TestPendingMachine = PendingMachine.TestCase
-TestPendingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPendingMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def work(timer: Timer) -> None:

@@ -17,6 +17,7 @@ from protomq_broker.store.state.popped_queue import (
     offsets_in,
     runs_of,
 )
+from tests.support.examples import examples
 
 KEY = QueueOfGroup("g", "t", 0)
 
@@ -84,7 +85,7 @@ def check(known: OpenMessages, model: Model, now_ms: int) -> None:
     assert known.next_due_ms() == min(deadlines, default=None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
     known, model = OpenMessages(KEY, 7, 0), Model()

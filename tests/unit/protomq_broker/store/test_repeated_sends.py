@@ -23,6 +23,7 @@ from protomq_broker.store.state.send_errors import (
 )
 from protomq_broker.store.state.sent_runs import IDLE_MAX_MS, IDLE_STEP_MS, SWEEP_STEP_MS
 from protomq_broker.testing.simdisk import SimDisk
+from tests.support.examples import examples
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, table_content
 
 FOLDER = "/s/repeatedsends"
@@ -540,7 +541,7 @@ def test_a_snapshot_is_of_the_moment_at_which_it_was_begun(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(20, 120))
 def test_the_same_log_makes_the_same_table(seed: int, steps: int):
     """Live, from the log alone, and from a snapshot taken anywhere with what the log has behind it."""

@@ -6,6 +6,7 @@ import logging
 
 import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protomq_broker.store.state import transactions as module
@@ -19,6 +20,7 @@ from protomq_broker.store.state.transactions import (
     checked_record,
     ended_record,
 )
+from tests.support.examples import examples
 
 STEP = 10_000
 """Between two appends of the model's log: more than one carries."""
@@ -252,4 +254,5 @@ class AgainstModel(RuleBasedStateMachine):
         assert (other.next_due_ms() is None) == (not expected)
 
 
+AgainstModel.TestCase.settings = settings(max_examples=examples(100))
 TestAgainstModel = AgainstModel.TestCase

@@ -20,6 +20,7 @@ from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.examples import examples
 
 from . import store_helpers
 from .log_helpers import ManualClock, make_request
@@ -239,7 +240,7 @@ def test_repair_of_a_torn_tail_keeps_what_it_cuts() -> None:
     assert verify("/s", disk=disk) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1 << 62))
 def test_any_damage_can_be_repaired_and_costs_only_what_it_touches(seed: int) -> None:
     rng = random.Random(seed)
