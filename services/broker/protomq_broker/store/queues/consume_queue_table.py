@@ -127,7 +127,7 @@ class ConsumeQueueTable:
         return queues.get(queue_id) if queues is not None else None
 
     def end_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the next message, 0 for an unknown queue."""
+        """Queue offset of the next message: behind the last one, readable or not. 0 for an unknown queue."""
         queue = self.find(topic, queue_id)
         return queue.end_offset if queue is not None else 0
 

@@ -158,7 +158,7 @@ class LogReader:
         return damage is None
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(first queue offset that is there, one past the last that may be read)."""
+        """Returns (first offset of the queue that is stored, one past the last readable offset)."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0, 0
@@ -171,7 +171,7 @@ class LogReader:
         return 0 if queue is None else queue.first_at_or_beyond(position)
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """Queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
+        """Returns the queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
@@ -182,7 +182,7 @@ class LogReader:
         )
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Store time of a message that is there; KeyError if it is not, or may not be read."""
+        """Returns the store time of a message in ms since 1970. Raises KeyError if it is deleted or not readable."""
         queue = self._queues.find(topic, queue_id)
         start, end = self.queue_range(topic, queue_id)
         if queue is None or not start <= queue_offset < end:
@@ -306,7 +306,7 @@ class LogReader:
         )
 
     def record_at(self, position: int) -> bytes | None:
-        """The record (without tag and length) at a position, None if it is gone or damaged."""
+        """Returns the record at a position, without tag and length; None if it is gone or damaged."""
         segment = self._sound_segment_at(position, _FIRST_READ_SIZE_BYTES)
         if segment is None:
             return None
@@ -394,7 +394,7 @@ class LogReader:
         return None
 
     def is_repaired(self, position: int) -> bool:
-        """Whether a position lies in a damaged range that `protomq log repair` has taken out."""
+        """Whether `protomq log repair` has taken out the damage at a position: then it never heals."""
         damage = self.damage_at(position)
         return damage is not None and self._quarantine.is_repaired(damage)
 

@@ -243,7 +243,7 @@ class RepeatedSends:
             self._runs.enter(*run[:-1])
 
     def drop_claims(self) -> None:
-        """The group that was admitted is not in the log."""
+        """Drops the claims of sends that `admit` called new and that will not be appended."""
         self._claims.clear()
         self._new_claims = 0
         self._free_places = None
