@@ -12,7 +12,7 @@ import typer
 
 from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
-from protomq_cli.logs import import_tools
+from protomq_cli.logs import import_tools, offline_store
 from protomq_cli.message_text import time_text
 from protomq_cli.offsets import AtTime, OffsetRange
 from protomq_cli.options import (
@@ -130,7 +130,8 @@ def backup(
                 "USAGE",
                 "name the broker with --broker, or a store whose broker is stopped with --store",
             )
-        report = back_up(FolderSource(store), folder)
+        with offline_store(store):
+            report = back_up(FolderSource(store), folder)
     else:
         with _client(broker, namesrv, timeout) as client:
             report = back_up(client if store is None else LinkingSource(client, store), folder)

@@ -65,7 +65,7 @@ def dump(
     also under a running broker. All formats but the table hold the bodies.
     """
     printed = 0
-    with _offline(store), RowStream(_COLUMNS, output) as stream:
+    with offline_store(store), RowStream(_COLUMNS, output) as stream:
         for row in _rows(store, position, end_position):
             if row["kind"] == "seal" and (topic is not None or not seals):
                 continue
@@ -90,7 +90,7 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     except a torn tail, which the next start cuts, and ranges that a repair has
     taken out.
     """
-    with _offline(store):
+    with offline_store(store):
         from protomq_broker.store.tools.verify import FindingKind
         from protomq_broker.store.tools.verify import verify as verify_store
 
@@ -130,7 +130,7 @@ def repair(
     out is lost: consumers get an error for it. The bytes are kept in --keep.
     No broker may be running on the store.
     """
-    with _offline(store):
+    with offline_store(store):
         from protomq_broker.store.tools.repair import repair as repair_store
         from protomq_broker.store.tools.verify import FindingKind
         from protomq_broker.store.tools.verify import verify as verify_store
@@ -154,7 +154,7 @@ def epochs(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     leader; else its bytes come from another store, or nobody knows any
     more who wrote them.
     """
-    with _offline(store):
+    with offline_store(store):
         from protomq_broker.store.tools.offline import epochs_of
 
         rows = epochs_of(store)
@@ -172,7 +172,7 @@ def import_tools() -> Iterator[None]:
 
 
 @contextmanager
-def _offline(store: Path) -> Iterator[None]:
+def offline_store(store: Path) -> Iterator[None]:
     """What the tools say about a folder that is no store is no failure of theirs."""
     with import_tools():
         from protomq_broker.store.errors import StoreSettingsError

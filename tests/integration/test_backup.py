@@ -175,6 +175,8 @@ def test_a_slave_is_backed_up_and_a_new_slave_begins_with_the_backup(tmp_path: P
     [
         (["backup", "DIR", "--broker", "127.0.0.1:1"], 3, "give the remoting port"),
         (["backup", "DIR"], 2, "--broker"),
+        (["backup", "DIR", "--store", "nowhere"], 4, "is not a folder"),
+        (["backup", "DIR", "--store", "/"], 4, "this is not a store"),
         (["backup", "DIR", "--broker", "127.0.0.1:x"], 2, "--broker"),
         (["restore", "DIR", "DIR2"], 4, "is no backup"),
         (["restore", "DIR", "DIR2", "--time", "+3"], 2, "--time"),
