@@ -34,6 +34,8 @@ MEMBERS_MIN: Final = 2
 MEMBERS_MAX: Final = 4
 GAP_S: Final = 3.0
 SETTLE_S: Final = 3.0
+QUIET_S: Final = SETTLE_S + 2.5
+"""`take_overs_s` counts a kill if no broker was away for nearly that long before."""
 PATIENCE_S: Final = 60.0
 STOPS: Final = ("stop",)
 KILLS: Final = ("kill", "kill alone", "broker", "broker and member")
@@ -220,6 +222,16 @@ class GroupWorld:
         if len(self.members) < MEMBERS_MAX and self.rng.random() < 0.8:
             self._join()
 
+    def kill_undisturbed(self) -> None:
+        """A member is killed, and nothing else happens: how long it takes until its queues are consumed again."""
+        while len(self.members) < MEMBERS_MIN + 1:
+            self._join()
+        self.settle()
+        self._stopping.wait(QUIET_S)
+        self.settle()
+        self._kill_alone()
+        self.settle()
+
     def _leave(self) -> None:
         self.members.pop(self.rng.choice(sorted(self.members))).leave()
 
@@ -349,7 +361,13 @@ class GroupWorld:
 
 
 def group_rounds(
-    seed: int, rounds: int, folder: Path, counts: Counter[str], faults: tuple[str, ...] = FAULTS
+    seed: int,
+    rounds: int,
+    folder: Path,
+    counts: Counter[str],
+    faults: tuple[str, ...] = FAULTS,
+    *,
+    undisturbed_kills: int = 0,
 ) -> tuple[list[Violation], list[float]]:
     """What is wrong, and how long take-overs from killed members lasted, in seconds."""
     world = GroupWorld(seed, folder, counts)
@@ -359,6 +377,8 @@ def group_rounds(
             world.round(world.rng.choice(faults))
             if world.found:
                 break
+        for _ in range(undisturbed_kills):
+            world.kill_undisturbed()
     world.found += check_group(world.history, counts)
     return world.found, take_overs_s(world.history)
 

@@ -183,14 +183,19 @@ def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
 
 
 def groups(
-    seeds: Iterable[int], *, rounds_each: int = 12, faults: tuple[str, ...] = GROUP_FAULTS
+    seeds: Iterable[int], *, rounds_each: int = 12, faults: tuple[str, ...] = GROUP_FAULTS, undisturbed_kills: int = 0
 ) -> Counter[str]:
-    """Members of a group and its brokers are killed, members are stopped and woken, come and go; a kind of member for each seed."""
+    """Members of a group and its brokers are killed, members are stopped and woken, come and go; a kind of member for each seed.
+
+    `undisturbed_kills`: so many more of each seed, while nothing else happens, to see how long take-overs last.
+    """
     take_overs: list[float] = []
 
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
         with tempfile.TemporaryDirectory(prefix="protomq-groups-") as name:
-            found, seconds = group_rounds(seed, rounds_each, Path(name), counts, faults)
+            found, seconds = group_rounds(
+                seed, rounds_each, Path(name), counts, faults, undisturbed_kills=undisturbed_kills
+            )
         take_overs.extend(seconds)
         return found
 

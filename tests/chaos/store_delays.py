@@ -242,8 +242,9 @@ class _DelayRun:
         self.boots += 1
         self.world.boot_id = f"boot-{self.boots}"
         self.world.clock.wall_offset_ms = 0
+        now_ms = self.world.clock.time_ms
         for each in self.sent.values():
-            each.earliest_ms = min(each.earliest_ms, each.due_ms)
+            each.earliest_ms = min(each.earliest_ms, now_ms + (each.due_ms - now_ms) / 1.1 - 1)
 
     def lose_timer(self) -> None:
         """A clean stop; the timer's files are gone at the next start."""

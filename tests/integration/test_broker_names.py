@@ -88,6 +88,16 @@ def test_a_killed_broker_comes_back_at_once_to_its_name(namesrv: Namesrv, tmp_pa
 
 
 @pytest.mark.slow
+def test_a_broker_with_a_new_disk_waits_for_the_name_of_the_one_that_was_killed(namesrv: Namesrv, tmp_path: Path) -> None:
+    with running(tmp_path / "first", namesrv.remoting) as first:
+        first.process.kill()
+        first.process.wait()
+        with running(tmp_path / "second", namesrv.remoting) as second:
+            assert routed_to(namesrv) == [second.address.remoting_address]
+            assert second.takes_sends()
+
+
+@pytest.mark.slow
 def test_who_lost_its_name_while_it_was_away_takes_no_sends_until_it_is_free(
     tmp_path: Path,
 ) -> None:

@@ -109,6 +109,8 @@ ANNOUNCED_COUNT_MAX = 500
 ANNOUNCE_TIMEOUT_S = 0.5
 REGISTER_TIMEOUT_S = 2.0
 """How long a start waits for the name servers. A broker serves without them when they are down."""
+NAME_TIMEOUT_S = 5.0
+"""How long a start waits for its name if the broker that has it is gone. Name servers give that one up soon."""
 SEND_LANE = "send"
 HA_LANE = "ha"
 LATE_LANES = (SEND_LANE,)
@@ -367,11 +369,10 @@ class Broker:
 
     def register(self) -> None:
         """Registers with the name servers once the ports are open, then starts the send lane and gives the permit for all other changes.
-        Waits 2 s at most.
 
-        The broker asks all name servers at once. It waits at most these 2 s for one that does not answer, and not at all for one that
-        refuses connections. Raises ServiceError NAME_TAKEN if a name server says that the name belongs to another broker; then nothing has
-        changed.
+        The broker asks all name servers at once. It waits at most 2 s for one that does not answer, and not at all for one that refuses
+        connections. If the name belongs to a broker that is gone and about to be given up, it waits for that too, 5 s at most. Raises
+        ServiceError NAME_TAKEN if a name server says that the name belongs to another broker; then nothing has changed.
         """
         server = self._server
         assert server is not None, "start comes first"
@@ -387,6 +388,7 @@ class Broker:
         # The name of an elected master is its own by etcd: no name server has to say so first. One that refuses it knows a later master.
         if not is_elected:
             registration.wait_tried(deadline - time.monotonic())
+            registration.wait_for_name(NAME_TIMEOUT_S)
         self._is_starting = False
         for refusal in () if is_elected else registration.refusals():
             self._permit.refuse(refusal)

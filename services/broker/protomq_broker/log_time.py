@@ -24,8 +24,8 @@ class LogTime:
         """`floor_ms`: the latest log time that the log contains. `file`: keeps log time for the next start; None: nothing does."""
         self._clock = clock
         self._file = file
-        continued_ms = None if file is None else file.load()
-        self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms, continued_ms)
+        kept = None if file is None else file.load()
+        self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms, kept)
         self._lock = threading.Lock()
         self._is_off = False
 
@@ -47,7 +47,7 @@ class LogTime:
         return now_ms
 
     def save(self) -> None:
-        """Keeps log time for the next start. If the disk does not take it, an older note leads to the same time."""
+        """Keeps log time for the next start. If the disk does not take it, an older note leads to the same time or an earlier one."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.save(self.now_ms())

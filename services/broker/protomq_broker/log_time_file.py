@@ -18,6 +18,7 @@ from protomq.wire.hashing import crc32c
 
 from .store.files.disk import write_fully
 from .store.files.side_files import read_state_file, size_of_file, why_not
+from .store.timer.log_time import KeptTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ class LogTimeFile:
         self._boot_id = boot_id.encode("ascii").ljust(36)[:36] if boot_id else b""
         self._boottime_ms = boottime_ms
 
-    def load(self) -> int | None:
-        """Returns what log time is now, in ms since 1970; None if this boot of the machine has not kept it. Logs a damaged file."""
+    def load(self) -> KeptTime | None:
+        """Returns what was kept; None if this boot of the machine has kept nothing. Logs a damaged file."""
         try:
             payload = read_state_file(self._disk, self._path, MAGIC)
             if payload is None and size_of_file(self._disk, self._path) is not None:
@@ -61,7 +62,7 @@ class LogTimeFile:
         # The clock goes back only where a container has a boot time of its own: then the file says nothing.
         if boot_id != self._boot_id or passed_ms < 0:
             return None
-        return int(log_time_ms) + passed_ms
+        return KeptTime(log_time_ms, passed_ms)
 
     def save(self, log_time_ms: int) -> None:
         """Raises OSError."""

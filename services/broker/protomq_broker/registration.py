@@ -172,6 +172,16 @@ class BrokerRegistration:
                 timeout_s,
             )
 
+    def wait_for_name(self, timeout_s: float) -> None:
+        """Waits while the name belongs to a broker that has gone and is about to be given up, at most `timeout_s`."""
+
+        def is_settled() -> bool:
+            refusals = self.refusals()
+            return self._is_stopped or not refusals or any(each.retry_delay_ms is None for each in refusals)
+
+        with self._announced:
+            self._announced.wait_for(is_settled, timeout_s)
+
     def refusals(self) -> list[ServiceError]:
         """The errors of the name servers that refuse the broker its name."""
         return [each.verdict for each in self._sessions if isinstance(each.verdict, ServiceError)]
@@ -367,7 +377,9 @@ class _Session(threading.Thread):
 
     def _judge(self, verdict: ServiceError | bool) -> None:
         is_news = (verdict is True) is not (self.verdict is True) or self.verdict is False
-        self.verdict = verdict
+        with self._announced:
+            self.verdict = verdict
+            self._announced.notify_all()
         if is_news:
             self._config.on_verdict()
 

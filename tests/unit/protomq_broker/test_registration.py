@@ -330,6 +330,27 @@ def test_a_name_that_is_taken_is_known_after_the_first_try() -> None:
         assert [refusal.reason for refusal in subject.refusals()] == ["NAME_TAKEN"]
 
 
+def test_a_start_waits_for_a_name_whose_owner_is_gone_and_for_no_other() -> None:
+    server = FakeNameServer()
+    server.taken = name_taken()
+    server.taken.retry_delay_ms = 500
+    with registering(server) as subject:
+        subject.wait_tried(PATIENCE_S)
+        waiter = threading.Thread(target=subject.wait_for_name, args=(10 * PATIENCE_S,), daemon=True)
+        waiter.start()
+        server.next_calls(2)
+        assert waiter.is_alive()
+        server.taken = None
+        waiter.join(PATIENCE_S)
+        assert not waiter.is_alive()
+        assert subject.refusals() == []
+    server.taken = name_taken()  # Its owner is alive.
+    with registering(server) as subject:
+        subject.wait_tried(PATIENCE_S)
+        subject.wait_for_name(10 * PATIENCE_S)
+        assert [refusal.reason for refusal in subject.refusals()] == ["NAME_TAKEN"]
+
+
 def test_a_refusal_is_not_kept_waiting_by_a_silent_name_server() -> None:
     refusing, silent = FakeNameServer(), FakeNameServer()
     refusing.taken = name_taken()

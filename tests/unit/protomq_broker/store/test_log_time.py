@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.timer.log_time import SLEW_RATIO, LogClock
+from protomq_broker.store.timer.log_time import SLEW_RATIO, KeptTime, LogClock
 
 
 def test_it_is_the_wall_clock_where_nobody_sets_it() -> None:
@@ -57,3 +57,13 @@ def test_it_never_goes_back_nor_faster_than_it_may(
         assert before <= now_ms
         assert passed_ms - slew_ms <= now_ms - before <= passed_ms + slew_ms
         before = now_ms
+
+
+def test_a_start_goes_on_where_log_time_was_and_does_not_jump_ahead_of_a_clock_that_was_set_back() -> None:
+    kept = KeptTime(1_000_000, 60_000)
+    assert kept.continued_ms(1_060_000) == 1_060_000
+    assert kept.continued_ms(1_060_000 + 3_600_000) == 1_060_000
+    assert kept.continued_ms(1_059_000) == 1_059_000
+    assert kept.continued_ms(0) == 1_054_000
+    running = LogClock(1_000_000, 0)
+    assert running.now_ms(1_060_000 - 3_600_000, 60_000) == kept.continued_ms(1_060_000 - 3_600_000)
