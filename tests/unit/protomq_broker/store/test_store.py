@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.topics import OFFSETS_TOPIC
+from protomq_broker.store.appending import Appender
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import (
     AppendTooLargeError,
@@ -29,7 +31,9 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.files.disk import write_file_atomically
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.same_messages import SentAgain
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import open_offline
@@ -838,3 +842,21 @@ def test_a_message_id_is_found_once_where_the_request_before_seems_to_reach_it_t
     for sequence in range(40):
         (data,) = store.find_by_message_id("topic", (5, 0, sequence))
         assert Record.FromString(data).sequence == sequence
+
+
+def test_hot_calls_of_the_face_go_straight_to_the_part_that_does_the_work() -> None:
+    store = open_store(SimDisk())
+    found = {store.append: Appender, store.read: LogReader, store.find_repeated: SentAgain}
+    for function, part in found.items():
+        assert isinstance(function.__self__, part)  # type: ignore[attr-defined]
+    calls: list[str] = []
+    requests = [make_request([b"x"])]
+    store.append(requests)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        store.append(requests)
+    finally:
+        sys.setprofile(None)
+    assert calls[0] == "append"
+    assert calls.count("append") <= 3, "of the appender, of the log, of the queue"
+    store.close()
