@@ -45,11 +45,16 @@ $(ENV): $(PYPROJECTS) tools/make_env.py
 # Both are found, or installed where this runs as root on Debian; else one line says what to do.
 .PHONY: jdk
 jdk:
-	@$(need_python); $(PYTHON) tools/ensure_jdk.py "make $(or $(MAKECMDGOALS),jdk)"
+	@$(need_python); $(PYTHON) tools/ensure_jdk.py "$(ASKED)"
+
+# Both may install by apt-get, which bears no other beside it.
+ifneq ($(filter jdk,$(MAKECMDGOALS)),)
+etcd: | jdk
+endif
 
 .PHONY: etcd
 etcd:
-	@$(need_python); $(PYTHON) tools/ensure_etcd.py "make $(or $(MAKECMDGOALS),etcd)"
+	@$(need_python); $(PYTHON) tools/ensure_etcd.py "$(ASKED)"
 
 $(SPARK): $(ENV) | jdk
 	@$(make_env) spark
@@ -63,6 +68,8 @@ $(KAFKA): tests/bench/spark/requirements.txt tools/make_env.py
 $(DEPLOY): tools/deploy-requirements.txt tools/make_env.py
 	@$(make_env) deploy
 
+# Who is named where something is missing.
+ASKED = make $(MAKECMDGOALS)
 need_python = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }
 make_env = $(need_python); $(PYTHON) tools/make_env.py
 
@@ -89,15 +96,20 @@ demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (nee
 
 # --- checks -----------------------------------------------------------------------------------------
 
-# The fast checks come first, and one pytest run comes last: its closing line counts everything.
+# The fast checks come first, and one pytest run comes last: its closing line counts everything. What keeps one core busy only has something
+# beside it: the environments are made together, and the tests are collected once while mypy runs. That compiles them for all workers, which
+# would each do it again in a fresh checkout.
 .PHONY: test
-test: jdk etcd $(SPARK) ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+; etcd)
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory proto
-	@$(MAKE) --no-print-directory generate-check
-	@$(MAKE) --no-print-directory types
-	@$(call need_tests,$(SUITES))
+test: ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+; etcd)
+	@$(MAKE) --no-print-directory -j 3 jdk etcd $(SPARK) $(CODEGEN) ASKED="make test"
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target types lint proto generate-check collect
 	$(PYTEST) $(XDIST) $(SUITES) -m "not long" || { test $$? -eq 1 && $(BIN)/python tools/failed_again.py $(SUITES); }
+
+# One line, or all that pytest says against it.
+.PHONY: collect
+collect: $(SPARK)
+	@$(call need_tests,$(SUITES))
+	@found=$$($(PYTEST) $(SUITES) -m "not long" --collect-only -qq -p no:cacheprovider 2>&1) || { echo "$$found"; exit 1; }
 
 ROUNDS ?= 10
 .PHONY: properties

@@ -6,6 +6,7 @@ And what holds for all tests on a busy machine: Hypothesis gives no example a de
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -65,6 +66,10 @@ def _turn(path: str) -> int:
     if name in SLOW_FILES:
         return 2 + SLOW_FILES.index(name)
     return 2 + len(SLOW_FILES) + path.startswith("tests/unit/")
+
+
+# Nothing here does linear algebra: numpy shall not start threads for it in each process that imports it, for a tenth of a start's CPU.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 # What the collection leaves in memory stays until the end: to look for garbage in it, over and over, is a tenth of a run's CPU.

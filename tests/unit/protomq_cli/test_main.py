@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protomq_cli.exits import ExitCode
 from protomq_cli.main import main
 
 COMMANDS = [
@@ -130,3 +131,23 @@ def test_commands_are_completed(
     with pytest.raises(SystemExit):
         main([])
     assert capsys.readouterr().out.split() == ["describe", "delete"]
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("4", "4")])
+def test_a_server_starts_no_threads_for_linear_algebra_unless_it_is_told_to(
+    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "OPENBLAS_NUM_THREADS"
+    # That it is put back at the end, whatever is set here.
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    seen: list[str | None] = []
+
+    def run_standalone(**_: object) -> int:
+        seen.append(os.environ.get(name))
+        return 0
+
+    monkeypatch.setattr("protomq_cli.standalone.run_standalone", run_standalone)
+    assert main(["standalone"]) == ExitCode.OK
+    assert seen == [found]
