@@ -48,8 +48,9 @@ PACE_SPIN_S: Final = 0.01
 class BrokerProcess:
     """A broker that can be killed, and comes back at its place."""
 
-    def __init__(self, name: str, folder: Path, namesrv: str) -> None:
+    def __init__(self, name: str, folder: Path, namesrv: str, gap_s: float) -> None:
         self.name = name
+        self._gap_s = gap_s
         self._folder = folder
         self._namesrv = namesrv
         self._ports = {"grpc": 0, "remoting": 0}
@@ -63,7 +64,7 @@ class BrokerProcess:
             "namesrv": [self._namesrv],
             "listen": {f"{kind}_port": port for kind, port in self._ports.items()},
             "register_interval_ms": 500,
-            "member_gap_ms": round(GAP_S * 1000),
+            "member_gap_ms": round(self._gap_s * 1000),
             "member_settle_ms": round(SETTLE_S * 1000),
             "store": {"segment_size_bytes": 16 << 20, "disk_delete_ratio": 0.97, "disk_force_ratio": 0.98, "disk_refuse_ratio": 0.99},
         }
@@ -139,7 +140,7 @@ class Member:
 class GroupWorld:
     """A run: its processes, and what they did."""
 
-    def __init__(self, seed: int, folder: Path, counts: Counter[str]) -> None:
+    def __init__(self, seed: int, folder: Path, counts: Counter[str], gap_s: float) -> None:
         self.rng = random.Random(seed)
         self.kind = KINDS[seed % len(KINDS)]
         self.counts = counts
@@ -148,7 +149,7 @@ class GroupWorld:
         self.found: list[Violation] = []
         is_orderly = self.kind.endswith("orderly")
         self.history = GroupHistory(
-            GAP_S, SETTLE_S, is_locked=is_orderly or self.kind == "locked", is_ordered=is_orderly or self.kind in ("pull", "locked")
+            gap_s, SETTLE_S, is_locked=is_orderly or self.kind == "locked", is_ordered=is_orderly or self.kind in ("pull", "locked")
         )
         self.namesrv = ""
         self.members: dict[str, Member] = {}
@@ -274,7 +275,7 @@ class GroupWorld:
             with self.lock:
                 begin_s = self.history.stopping_s.pop(name)
         # Others take its queues once it counts as gone.
-        self._stopping.wait(1.6 * GAP_S + 0.5 - (time.monotonic() - begin_s))
+        self._stopping.wait(1.6 * self.history.gap_s + 0.5 - (time.monotonic() - begin_s))
         self.settle(besides=name)
         with self.lock:
             self.history.stops[name].append(Span(begin_s, time.monotonic()))
@@ -291,7 +292,7 @@ class GroupWorld:
             self.log = stack.enter_context(open(self.folder / "members.log", "ab"))
             self.namesrv = str(stack.enter_context(running_namesrv()).remoting)
             for name in BROKERS:
-                self.brokers[name] = BrokerProcess(name, self.folder, self.namesrv)
+                self.brokers[name] = BrokerProcess(name, self.folder, self.namesrv, self.history.gap_s)
                 stack.callback(self.brokers[name].kill)
                 self.brokers[name].start()
             with Admin(namesrv=self.namesrv) as admin:
@@ -368,9 +369,10 @@ def group_rounds(
     faults: tuple[str, ...] = FAULTS,
     *,
     undisturbed_kills: int = 0,
+    gap_s: float = GAP_S,
 ) -> tuple[list[Violation], list[float]]:
-    """What is wrong, and how long take-overs from killed members lasted, in seconds."""
-    world = GroupWorld(seed, folder, counts)
+    """What is wrong, and how long take-overs from killed members lasted, in seconds. `gap_s`: after which a silent member is given up."""
+    world = GroupWorld(seed, folder, counts, gap_s)
     counts[f"kind: {world.kind}"] += 1
     with world.running():
         for _ in range(rounds):

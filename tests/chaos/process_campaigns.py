@@ -13,6 +13,7 @@ from .checker import Violation
 from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
 from .failover_rounds import FAULTS, failover_rounds
 from .group_rounds import FAULTS as GROUP_FAULTS
+from .group_rounds import GAP_S as GROUP_GAP_S
 from .group_rounds import group_rounds, told
 from .names_world import name_rounds
 from .pop_rounds import pop_rounds
@@ -183,18 +184,24 @@ def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
 
 
 def groups(
-    seeds: Iterable[int], *, rounds_each: int = 12, faults: tuple[str, ...] = GROUP_FAULTS, undisturbed_kills: int = 0
+    seeds: Iterable[int],
+    *,
+    rounds_each: int = 12,
+    faults: tuple[str, ...] = GROUP_FAULTS,
+    undisturbed_kills: int = 0,
+    gap_s: float = GROUP_GAP_S,
 ) -> Counter[str]:
     """Members of a group and its brokers are killed, members are stopped and woken, come and go; a kind of member for each seed.
 
-    `undisturbed_kills`: so many more of each seed, while nothing else happens, to see how long take-overs last.
+    `undisturbed_kills`: so many more of each seed, while nothing else happens, to see how long take-overs last. `gap_s`: after which a
+    silent member is given up.
     """
     take_overs: list[float] = []
 
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
         with tempfile.TemporaryDirectory(prefix="protomq-groups-") as name:
             found, seconds = group_rounds(
-                seed, rounds_each, Path(name), counts, faults, undisturbed_kills=undisturbed_kills
+                seed, rounds_each, Path(name), counts, faults, undisturbed_kills=undisturbed_kills, gap_s=gap_s
             )
         take_overs.extend(seconds)
         return found

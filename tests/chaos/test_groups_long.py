@@ -27,6 +27,13 @@ def test_members_and_brokers_are_killed() -> None:
     assert counts["take-overs"] >= 10
 
 
+def test_brokers_restart_and_no_queue_moves() -> None:
+    counts = process_campaigns.groups(seeds(), rounds_each=6, faults=("broker",), gap_s=25.0)
+    print(counts)
+    assert counts["deliveries"] >= 1_000
+    assert counts["deliveries twice"] == 0
+
+
 def test_members_are_stopped_past_their_time_and_wake_up() -> None:
     counts = process_campaigns.groups(seeds(), rounds_each=4, faults=STOPS)
     print(counts)

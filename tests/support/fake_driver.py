@@ -75,7 +75,7 @@ class FakeWorld:
 
     current = get
 
-    def invalidate(self, topic: str) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
         self.forgotten.append(topic)
 
     def _pause(self, seconds: float) -> None:

@@ -40,7 +40,7 @@ class KnowsRoutes(Protocol):
     async def current(self, topic: str, timeout_s: float) -> Route:
         """See AsyncRoutes.current."""
 
-    def invalidate(self, topic: str) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
         """See AsyncRoutes.invalidate."""
 
 
@@ -82,9 +82,9 @@ class AsyncDriver:
                 assert self._routes is not None
                 look = self._routes.current if may_be_old else self._routes.get
                 return await look(topic, timeout_s)
-            case ForgetRoute(topic):
+            case ForgetRoute(topic, may_be_old):
                 assert self._routes is not None
-                self._routes.invalidate(topic)
+                self._routes.invalidate(topic, may_be_old=may_be_old)
             case Pause(seconds):
                 await self._pause(seconds)
             case Block(function):

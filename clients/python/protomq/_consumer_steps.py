@@ -132,7 +132,8 @@ class ConsumerSteps:
             yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
         yield from self._reassign()
         if self._share is not None and self._share.waits_for_answers():
-            yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
+            # One that comes later is taken by a poll.
+            yield Tell(partial(self._share.member.wait_granted, POLL_CALL_TIMEOUT_S))
             yield from self._reassign()
         return [route]
 
@@ -257,7 +258,7 @@ class ConsumerSteps:
         if share is None:
             return subscribed_queues(self.assigned, self.subscriptions)
         share.want(self.subscriptions, self._filter_texts())
-        shared = share.queues(self.subscriptions)
+        shared = share.queues()
         return [*self.assigned, *(shared if self.locks is None else self.locks.locked(shared))]
 
     def _follow_locks(self, limits: Limits) -> Steps[None]:
@@ -265,7 +266,7 @@ class ConsumerSteps:
         if self.locks is None or self._share is None:
             return
         self._share.want(self.subscriptions, self._filter_texts())
-        lost = yield from self.locks.follow(self._share.queues(self.subscriptions), limits)
+        lost = yield from self.locks.follow(self._share.queues(), limits)
         lost = [queue for queue in lost if queue in self.state.queues]
         if lost:
             text = "group %s: the locks of %d queues are lost: what was finished and not committed comes again"
@@ -339,7 +340,7 @@ class ConsumerSteps:
                 self._is_committing = False
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
-                yield ForgetRoute(topic)
+                yield ForgetRoute(topic, may_be_old=True)
         yield from self._follow_routes(now_s)
         if self._share is not None and not self.group_due_in_s(self.clock()):
             yield from self._follow_group(self._share)
@@ -433,6 +434,7 @@ class ConsumerSteps:
                 continue  # The pulls will tell.
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
+                self.state.hurry(route.brokers.keys() - last.brokers.keys())
                 self._outages.queues_changed(topic, len(route.read_queues))
                 # Of a group, others may consume meanwhile what goes here.
                 added = yield from self._change_queues(IN_POLL, park=self._share is None)

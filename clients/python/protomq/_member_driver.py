@@ -30,6 +30,9 @@ class MemberDriver(Protocol):
     def wait_known(self, timeout_s: float) -> Awaitable[None] | None:
         """Waits until each broker was asked once; a coroutine awaits the result."""
 
+    def wait_granted(self, timeout_s: float) -> Awaitable[None] | None:
+        """Waits until brokers have answered what this member claims; a coroutine awaits the result."""
+
 
 def take_outcome(state: MembershipState, ticket: MemberTicket, result: bytes | ProtomqError) -> None:
     """How a call ended."""

@@ -49,9 +49,16 @@ class MemberTasks:
 
     async def wait_known(self, timeout_s: float) -> None:
         """See MemberDriver."""
+        await self._wait(self.state.is_known_everywhere, timeout_s)
+
+    async def wait_granted(self, timeout_s: float) -> None:
+        """See MemberDriver."""
+        await self._wait(lambda: not self.state.has_open_claims(), timeout_s)
+
+    async def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.state.is_known_everywhere():
+                while not is_so():
                     self._changed.clear()
                     await self._changed.wait()
 

@@ -30,7 +30,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -86,6 +86,8 @@ class _Broker:
     """What is known of one broker, and by it."""
 
     address: BrokerAddress
+    is_wanted: bool = True
+    """Whether it has queues of a topic that is consumed. One that has none any more still hears so, until it fails."""
     number: int = 0
     """Of the last call; only its outcome counts."""
     in_flight: bool = False
@@ -179,11 +181,17 @@ class MembershipState:
                 broker.is_told = False
             self.news += 1
         for name in self._brokers.keys() - addresses.keys():
-            del self._brokers[name]
-            self._drop_claims(name)
-            self.news += 1
+            broker = self._brokers[name]
+            self.news += broker.is_wanted
+            broker.is_wanted = False
+            is_heard = broker.in_flight or broker.members is not None
+            if not is_heard and not any(queue.broker_name == name for queue in self._queues):
+                del self._brokers[name]
+                self._drop_claims(name)
         for name, address in addresses.items():
             known = self._brokers.setdefault(name, _Broker(address))
+            self.news += not known.is_wanted
+            known.is_wanted = True
             if known.address != address:
                 known.address, known.retry_s = address, 0.0
 
@@ -230,13 +238,14 @@ class MembershipState:
         open_claims = [claim for queue, claim in self._claims.items() if queue.broker_name == broker_name and not claim.is_granted]
         for claim in open_claims:
             claim.number = claim.number or self._number
+        needs_list = bool(open_claims) or broker.members is None
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
             member=self._said(broker_name),
-            # A claim is answered at once, with the list. The version of a group is 2 at least, and never goes back.
+            # The version of a group is 2 at least, and never goes back: to an older one the answer is the list, at once.
             hold_ms=CLAIM_HOLD_MS if open_claims else int(hold_s * 1000),
-            known_version=broker.version - 1 if open_claims and broker.version > 1 else broker.version,
+            known_version=broker.version - 1 if needs_list and broker.version > 1 else broker.version,
             broker_start=broker.start,
         )
         if broker.question is not None:
@@ -316,7 +325,10 @@ class MembershipState:
             return
         broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
         broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
-        self._judge_claims(ticket)
+        if broker.settled_s > now_s:
+            self._drop_claims(ticket.broker_name)  # Who has a queue may not have said so yet.
+        else:
+            self._judge_claims(ticket)
         self.news += 1
         self._tell_difference(ticket.broker_name, answer.difference)
 
@@ -372,8 +384,8 @@ class MembershipState:
         return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
 
     def is_known_everywhere(self) -> bool:
-        """Whether each broker was asked once, and has answered every claim."""
-        return all(broker.was_tried for broker in self._brokers.values()) and not self.has_open_claims()
+        """Whether each broker was asked once."""
+        return all(broker.was_tried for broker in self._brokers.values())
 
     def has_open_claims(self) -> bool:
         """Whether an answer to a claim is still to come."""
@@ -401,7 +413,7 @@ class MembershipState:
                     found.append(queue)
                     continue
                 since_s = waiting[queue] = self._waits_since.get(queue, now_s)
-                if queue in claims or not self._is_taken(queue):
+                if queue in claims or not (self._is_taken(queue) or self._is_settling(queue, now_s)):
                     claim = self._claims[queue] = claims.get(queue) or _Claim(is_granted=not self._knows_groups(queue))
                     if claim.is_granted:
                         found.append(queue)
@@ -418,25 +430,30 @@ class MembershipState:
         times += [broker.told_until_s() for broker in self._brokers.values() if broker.version]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
-    def doubtful_topics(self, queues: Mapping[str, Sequence[MessageQueue]]) -> list[str]:
-        """Topics of which a broker says that it has more or fewer queues than these, or of which another member has another route."""
-        return [
-            topic
-            for topic, several in queues.items()
-            if any(
-                self._has_other_count(broker, name, topic, several) or self._has_other_route(broker, topic)
+    def is_away(self, broker_name: str) -> bool:
+        """Whether the broker did not answer the last call."""
+        broker = self._brokers.get(broker_name)
+        return broker is not None and broker.failures > 0
+
+    def contradicted(self, queues: Mapping[str, Sequence[MessageQueue]]) -> dict[str, Hashable]:
+        """Topics of which a broker says that it has more or fewer queues, or another member that its route is another one; and how."""
+        found: dict[str, Hashable] = {}
+        for topic, several in queues.items():
+            counts = Counter(queue.broker_name for queue in several)
+            others = frozenset(
+                (name, broker.queue_counts[topic])
                 for name, broker in self._brokers.items()
+                if broker.queue_counts.get(topic, counts[name]) != counts[name]
             )
-        ]
+            numbers = frozenset(number for broker in self._brokers.values() for number in self._other_routes(broker, topic))
+            if others or numbers:
+                found[topic] = others, numbers
+        return found
 
-    @staticmethod
-    def _has_other_count(broker: _Broker, name: str, topic: str, queues: Sequence[MessageQueue]) -> bool:
-        count = broker.queue_counts.get(topic)
-        return count is not None and count != sum(queue.broker_name == name for queue in queues)
-
-    def _has_other_route(self, broker: _Broker, topic: str) -> bool:
+    def _other_routes(self, broker: _Broker, topic: str) -> set[int]:
+        """The numbers of other members' routes that are not this member's."""
         if broker.members is None:
-            return False
+            return set()
         if broker.route_numbers is None:
             broker.route_numbers = {}
             for said in broker.members:
@@ -444,7 +461,7 @@ class MembershipState:
                     for other in said.topics:
                         if other.route_number:
                             broker.route_numbers.setdefault(other.topic, set()).add(other.route_number)
-        return not broker.route_numbers.get(topic, set()) <= {self._route_numbers.get(topic, 0)}
+        return broker.route_numbers.get(topic, set()) - {self._route_numbers.get(topic, 0)}
 
     def _members(self, views: Iterable[_Broker]) -> dict[MemberKey, tuple[GroupMember, set[str]]]:
         """All members, by name, with their topics. Where two have one name, the random number stands behind it."""
@@ -483,6 +500,11 @@ class MembershipState:
     def _knows_groups(self, queue: MessageQueue) -> bool:
         broker = self._brokers.get(queue.broker_name)
         return broker is not None and broker.knows_groups
+
+    def _is_settling(self, queue: MessageQueue, now_s: float) -> bool:
+        """Whether the queue's broker may not have heard of all members yet."""
+        broker = self._brokers.get(queue.broker_name)
+        return broker is not None and broker.settled_s > now_s
 
     def _is_taken(self, queue: MessageQueue) -> bool:
         """Whether another member has the queue, as far as its broker says."""

@@ -388,6 +388,12 @@ class PullState:
         ]
         return max(min(pauses, default=float("inf")), 0.0)
 
+    def hurry(self, broker_names: Collection[str]) -> None:
+        """Brokers are back: pulls that failed there are made again now."""
+        for queue, state in self._queues.items():
+            if queue.broker_name in broker_names:
+                state.paused_until_s = 0.0
+
     def room_bytes(self, now_s: float) -> int:
         """How much more is to be read now."""
         room_bytes = READ_AHEAD_MAX_BYTES - self._waiting_bytes

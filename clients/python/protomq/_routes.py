@@ -112,11 +112,11 @@ class RouteCache:
         entry.fresh_until_s = now_s + RETRY_AFTER_FAILURE_S
         return entry.route
 
-    def invalidate(self, topic: str) -> None:
-        """A routing error: the next use looks it up first."""
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+        """A routing error: the next use looks it up first. `may_be_old`: a doubt: it may be used while it is looked up."""
         entry = self._entries.get(topic)
         if entry is not None:
-            entry.invalid = True
+            entry.invalid = entry.invalid or not may_be_old
             entry.fresh_until_s = 0.0
 
     def release_refreshes(self) -> None:
@@ -212,10 +212,13 @@ class RouteBook:
         """What was known last, without any look-up."""
         return self._cache.last_known(topic)
 
-    def invalidate(self, topic: str) -> None:
-        """After an error with `stale_route`: the next `get` looks the topic up before it answers."""
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+        """After an error with `stale_route`: the next `get` looks the topic up before it answers.
+
+        `may_be_old`: the route is in doubt only; `current` answers with it, and looks it up behind the caller's back.
+        """
         with self._own_lock():
-            self._cache.invalidate(topic)
+            self._cache.invalidate(topic, may_be_old=may_be_old)
 
     def _own_lock(self) -> threading.Lock:
         """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""

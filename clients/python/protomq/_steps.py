@@ -46,9 +46,10 @@ class GetRoute(NamedTuple):
 
 
 class ForgetRoute(NamedTuple):
-    """The route led to the wrong place: whoever wants it next looks it up first."""
+    """The route led to the wrong place: whoever wants it next looks it up first. `may_be_old`: it is in doubt only, and may be used."""
 
     topic: str
+    may_be_old: bool = False
 
 
 class Pause(NamedTuple):
@@ -97,8 +98,8 @@ class KnowsRoutes(Protocol):
     def current(self, topic: str, timeout_s: float) -> Route:
         """See Routes.current."""
 
-    def invalidate(self, topic: str) -> None:
-        """See Routes.invalidate."""
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+        """See RouteBook.invalidate."""
 
 
 class Driver:
@@ -139,9 +140,9 @@ class Driver:
                 assert self._routes is not None
                 look = self._routes.current if may_be_old else self._routes.get
                 return look(topic, timeout_s)
-            case ForgetRoute(topic):
+            case ForgetRoute(topic, may_be_old):
                 assert self._routes is not None
-                self._routes.invalidate(topic)
+                self._routes.invalidate(topic, may_be_old=may_be_old)
             case Pause(seconds):
                 self._pause(seconds)
             case Block(function):

@@ -323,5 +323,5 @@ class _SureRoutes:
 
     current = get
 
-    def invalidate(self, topic: str) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
         self._calls.forget_route(topic)

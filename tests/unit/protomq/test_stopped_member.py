@@ -62,6 +62,9 @@ class FakeMember:
         self.answer()
         self.call()
 
+    def wait_granted(self, timeout_s: float) -> None:
+        self.wait_known(timeout_s)
+
 
 class Lost(QueueListener):
     def __init__(self) -> None:

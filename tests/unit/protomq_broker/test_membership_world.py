@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq import MessageQueue
-from protomq._group_share import route_number
+from protomq._group_routes import route_number
 from protomq._membership_logic import CLAIM_WAIT_S, HOLD_S, MembershipState
 from protomq._types import BrokerAddress
 from protomq.allocation import Allocation, Average, Circle, ConsistentHash
@@ -271,15 +271,66 @@ def test_members_whose_routes_differ_know_of_it_until_they_agree() -> None:
     first, second = world.join("m1"), world.join("m2")
     queues = {"T": world.queues()}
     world.run(1_000)
-    assert [member.state.doubtful_topics(queues) for member in (first, second)] == [[], []]
+    assert [member.state.contradicted(queues) for member in (first, second)] == [{}, {}]
     second.misses = {"b"}
     world.run(1_000)
-    assert first.state.doubtful_topics(queues) == ["T"]
-    assert second.state.doubtful_topics({"T": world.brokers["a"].queues()}) == ["T"]
+    assert first.state.contradicted(queues).keys() == {"T"}
+    assert second.state.contradicted({"T": world.brokers["a"].queues()}).keys() == {"T"}
     second.misses = set()
     world.run(1_000)
-    assert [member.state.doubtful_topics(queues) for member in (first, second)] == [[], []]
+    assert [member.state.contradicted(queues) for member in (first, second)] == [{}, {}]
     assert set(world.owners().values()) == {1}
+
+
+def beat(member: MemberNode) -> None:
+    """What the driver of a member does while its program does not come to `poll`."""
+    member._take_outcomes(member.world.now_s)
+    for name in member.state.due(member.world.now_s):
+        ticket, _, request, _ = member.state.begin(name, member.world.now_s)
+        broker = member.world.brokers[name]
+        member.calls.append((ticket, broker, broker.server.call(HOLD, request)))
+
+
+def test_nobody_takes_a_queue_at_a_broker_that_may_not_have_heard_of_its_owner_yet() -> None:
+    world = World(BrokerNode("a", 4), BrokerNode("b", 4))
+    owner = world.join("m1")
+    world.run(1_000)
+    world.brokers["a"] = BrokerNode("a", 4, known=("g",), start=2)
+    world.members.remove(owner)
+    newcomer = world.join("m0")  # It comes to the broker before the owner tries again.
+    for _ in range(200):
+        world.run(20)
+        beat(owner)
+        assert not owner.queues & newcomer.queues
+    world.members.append(owner)
+    world.run(1_000)
+    assert set(world.owners().values()) == {1}
+
+
+def test_who_consumes_nothing_of_a_broker_any_more_says_so() -> None:
+    world = World(BrokerNode("a", 4))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    world.members.remove(first)
+    first.state.want({}, {}, {})
+    first.state.claim(())
+    for _ in range(10):
+        world.run(100)
+        beat(first)
+    assert len(second.queues) == 4
+
+
+def test_a_call_that_fails_here_alone_is_followed_by_a_list() -> None:
+    world = World(BrokerNode("a", 4))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    ticket, _, _ = first.calls.pop()
+    first.state.failed(ticket, ConnectionLostError("the broker does not notice"), world.now_s)  # type: ignore[arg-type]
+    for _ in range(1_000):
+        world.run(20)
+        assert len(first.queues) == len(second.queues) == 2
+        assert not first.state.has_open_claims()
+    assert first.state._brokers["a"].members is not None
 
 
 def test_members_of_one_name_share(caplog: pytest.LogCaptureFixture) -> None:
