@@ -31,6 +31,7 @@ EXPRESSION_SIZE_MAX: Final = 8_192
 """Most characters of an expression. The broker does not keep a longer one, not even to remember that it is wrong."""
 RETRY_DELAY_MS: Final = 100
 
+_TAGS_ONLY: Final = (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG)
 _LANGUAGES: Final = {
     FilterType.FILTER_TYPE_SQL92: "SQL92",
     FilterType.FILTER_TYPE_CEL: "CEL",
@@ -111,7 +112,7 @@ class FilterSearches:
 def key_of(request: PullRequest) -> FilterKey | None:
     """Returns the filter that a pull asks for; None if it asks for tags only. Raises ServiceError for an illegal filter."""
     kind = request.filter_type
-    if kind in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
+    if kind in _TAGS_ONLY:
         return None
     if kind not in _LANGUAGES:
         raise unsupported("filter_type", f"this broker has no filters of the type {kind}")

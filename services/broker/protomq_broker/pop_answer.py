@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protomq.v1.pop_service_pb2 import PopResponse, PopStatus
 from protomq.wire.record import encode_varint
@@ -13,13 +14,16 @@ from protomq.wire.record import encode_varint
 from .pop_orders import PopAnswer
 from .pop_receipts import Receipt, encode_receipt
 
+_FOUND: Final = PopStatus.POP_STATUS_FOUND
+"""Kept, since protobuf looks an enum's value up in 2 microseconds."""
+
 
 def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[bytes, int]:
     """Encodes the fields of a PopResponse that stand before the regions. Returns them and the total size of the regions in bytes."""
     request, topic = answer.order.request, answer.topic
     size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
     response = PopResponse(
-        status=PopStatus.POP_STATUS_FOUND,
+        status=_FOUND,
         topic_incarnation=topic.incarnation,
         invisible_ms=request.invisible_ms,
         regions_size_bytes=size_bytes,
@@ -50,9 +54,14 @@ def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[
     pieces = [response.SerializeToString()]
     _append_packed(pieces, b"\x4a", starts)  # 9, record_starts
     _append_packed(pieces, b"\x52", [part.result.sizes for part in answer.parts])  # 10
-    offsets = [np.array(part.offsets, np.uint64) for part in answer.parts]
-    _append_packed(pieces, b"\x5a", offsets)  # 11, queue_offsets
+    _append_packed(pieces, b"\x5a", [_array_of(part.offsets) for part in answer.parts])  # 11, queue_offsets
     return b"".join(pieces), size_bytes
+
+
+def _array_of(offsets: Sequence[int]) -> NDArray[np.uint64]:
+    if isinstance(offsets, range):
+        return np.arange(offsets.start, offsets.stop, dtype=np.uint64)
+    return np.array(offsets, np.uint64)
 
 
 def _append_packed(pieces: list[bytes], tag: bytes, columns: Sequence[Any]) -> None:

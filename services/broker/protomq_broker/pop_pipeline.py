@@ -168,6 +168,7 @@ class PopPipeline:
     def _sweep(self) -> None:
         assert self._lane is not None
         self._is_sweep_due = True
+        self.planner.forget_unwanted()
         self._post()
         self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
 

@@ -156,6 +156,10 @@ class PopPlanner:
             moved = dict(known.moved)
         self._bury(plan, known, due, moved)
 
+    def forget_unwanted(self) -> None:
+        """Forgets what was read ahead for pops that have not come since the last call."""
+        self._reader.ahead.forget_unwanted()
+
     def deliveries_max(self, group: str) -> int:
         """How often a message of the group is handed out before it is dead: once, and then as many retries as the settings allow."""
         limit = self._store.groups.find(group).retry_limit
@@ -252,7 +256,8 @@ class PopPlanner:
         order = answer.order
         if order.filter is None and not order.request.fifo:
             limits = Limits(min(limits.record_count, room), limits.size_bytes)
-            fresh = self._reader.fresh(key, next_offset, limits, order.tag_codes)
+            incarnation = answer.topic.incarnation
+            fresh = self._reader.fresh(key, incarnation, next_offset, limits, order.tag_codes)
         else:
             is_open = None
             if order.request.fifo:

@@ -20,10 +20,12 @@ import numpy as np
 from protomq.wire.record import SEAL_SIZE_BYTES, SHARDING_HASH_AT
 from protomq.wire.topics import retry_topic
 
+from .pop_ahead import AHEAD_COUNT, PopAhead
 from .store.errors import CorruptLogError
 from .store.log.record_arrays import U32, windows
 from .store.queues.consume_queue import ConsumeQueueDamagedError
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
+from .store.queues.selection import NO_TAGS
 from .store.state.popped_queue import runs_of
 
 if TYPE_CHECKING:
@@ -90,18 +92,27 @@ class Found:
 
 
 class PopReader:
-    """Reads messages for pops. `failure`: the last read error; the caller clears it."""
+    """Reads messages for pops. `failure`: the last read error; the caller clears it. `ahead`: what the next pops will want."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
         self._monotonic = monotonic
+        self.ahead = PopAhead(store)
         self.failure: Exception | None = None
 
     def fresh(
-        self, key: QueueOfGroup, next_offset: int, limits: Limits, tag_codes: frozenset[int]
+        self,
+        key: QueueOfGroup,
+        incarnation: int,
+        next_offset: int,
+        limits: Limits,
+        tag_codes: frozenset[int],
     ) -> Fresh:
         """Returns the next new messages of a queue without opening them."""
-        result = self._look(key, next_offset, limits, tag_codes)
+        if tag_codes or limits.record_count > AHEAD_COUNT // 4:
+            result = self._look(key, next_offset, limits, tag_codes)
+        else:
+            result = self._look_ahead(key, incarnation, next_offset, limits)
         if result is None or (isinstance(result, _Gap) and not result.is_final):
             return Fresh(next_offset)
         if isinstance(result, _Gap):
@@ -232,6 +243,25 @@ class PopReader:
                         size_bytes -= result.regions_size_bytes
                 at = following
         return found
+
+    def _look_ahead(
+        self, key: QueueOfGroup, incarnation: int, offset: int, limits: Limits
+    ) -> ReadResult | _Gap | None:
+        """As `_look`, for pops of few messages without tags."""
+        truth = self.ahead.truth(incarnation)
+        found = self.ahead.take(key, truth, offset, *limits)
+        if found is not None:
+            return found
+        result = self._look(key, offset, Limits(AHEAD_COUNT, limits.size_bytes), NO_TAGS)
+        if (
+            not isinstance(result, ReadResult)
+            or result.status is not ReadStatus.FOUND
+            or result.record_count <= limits.record_count
+        ):
+            return result
+        self.ahead.note(key, truth, result)
+        found = self.ahead.take(key, truth, offset, *limits)
+        return self._look(key, offset, limits, NO_TAGS) if found is None else found
 
     def _look(
         self, key: QueueOfGroup, offset: int, limits: Limits, tag_codes: frozenset[int]

@@ -1,0 +1,130 @@
+"""Messages of queues that the next pops will want: read once for many small pops, and handed out from there. The pop lane's thread.
+
+    queue of a group     | handed out | found ahead: up to 512 messages | ...
+
+Rules:
+- What was found stays true as long as the store leads in the same epoch, its quarantine is the same, and the log still begins before it.
+  Only a follower takes back what was readable. Else the pop reads again.
+- It is places only, not bytes: these are checked when they are handed out, as those of every pop are.
+- What no pop wanted for a second or two is forgotten, since it keeps segments open.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from .store.queues.reading import LogRegion, ReadResult, ReadStatus
+
+if TYPE_CHECKING:
+    from .store.state.popped_queue import QueueOfGroup
+    from .store.store import Store
+
+AHEAD_COUNT: Final = 512
+"""Messages of a look. Its size is what the pop allows, so that it has at least what the pop would find."""
+QUEUES_MAX: Final = 1_024
+"""Queues of groups: 5 MiB."""
+
+
+class Truth(NamedTuple):
+    """What was found stays true while all this is the same."""
+
+    incarnation: int
+    epoch: int
+    quarantine: Any
+
+
+@dataclass(slots=True)
+class _Found:
+    truth: Truth
+    result: ReadResult
+    region_ends: list[int]
+    is_wanted: bool = True
+
+
+class PopAhead:
+    """See the module's docstring."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[QueueOfGroup, _Found] = {}
+
+    def truth(self, incarnation: int) -> Truth:
+        """To be taken before the store is asked what `note` is given."""
+        return Truth(incarnation, self._store.epoch, self._store.damaged_ranges)
+
+    def note(self, key: QueueOfGroup, truth: Truth, result: ReadResult) -> None:
+        """Keeps what a look found, if it is messages without gaps."""
+        if result.status is ReadStatus.FOUND and result.queue_offsets is None:
+            if key not in self._found and len(self._found) >= QUEUES_MAX:
+                self._found.clear()
+            ends = list(accumulate(region.size_bytes for region in result.regions))
+            self._found[key] = _Found(truth, result, ends)
+
+    def take(
+        self, key: QueueOfGroup, truth: Truth, next_offset: int, record_count: int, size_max_bytes: int
+    ) -> ReadResult | None:
+        """What a look at `next_offset` would find, as the store would give it; None if the store has to be asked: it may have more."""
+        found = self._found.get(key)
+        if found is None:
+            return None
+        first = found.result.regions[0]
+        is_true = (
+            found.truth[:2] == truth[:2]
+            and found.truth.quarantine is truth.quarantine
+            and first.file.base_position >= self._store.min_position
+        )
+        at = next_offset - found.result.first_offset
+        if not is_true or not 0 <= at < found.result.record_count:
+            del self._found[key]
+            return None
+        found.is_wanted = True
+        return _part_of(found.result, found.region_ends, at, record_count, size_max_bytes)
+
+    def forget_unwanted(self) -> None:
+        """Forgets what nobody wanted since the last call."""
+        self._found = {key: found for key, found in self._found.items() if found.is_wanted}
+        for found in self._found.values():
+            found.is_wanted = False
+
+
+def _part_of(
+    result: ReadResult, region_ends: list[int], at: int, record_count: int, size_max_bytes: int
+) -> ReadResult | None:
+    """The records from index `at` on, at least one; None if the limits allow more than there are."""
+    starts, sizes = result.starts[at : at + record_count], result.sizes[at : at + record_count]
+    begin = int(starts[0])
+    starts = starts - np.uint32(begin)
+    size_bytes = int(starts[-1]) + int(sizes[-1])
+    if size_bytes > size_max_bytes:
+        count = max(1, int(np.searchsorted(starts + sizes, size_max_bytes, "right")))
+        starts, sizes = starts[:count], sizes[:count]
+        size_bytes = int(starts[-1]) + int(sizes[-1])
+    elif len(starts) < record_count:
+        return None
+    end, first_offset = begin + size_bytes, result.first_offset + at
+    regions: list[LogRegion] = []
+    index = bisect_right(region_ends, begin)
+    place = begin
+    while place < end:
+        region, region_end = result.regions[index], region_ends[index]
+        behind = min(end, region_end)
+        offset = region.offset + place - (region_end - region.size_bytes)
+        regions.append(LogRegion(region.file, offset, behind - place))
+        place, index = behind, index + 1
+    return ReadResult(
+        ReadStatus.FOUND,
+        first_offset + len(starts),
+        result.min_offset,
+        result.end_offset,
+        first_offset,
+        starts,
+        sizes,
+        None,
+        regions,
+        size_bytes,
+    )
