@@ -15,21 +15,18 @@ import numpy as np
 
 from protomq.wire.hashing import Octets
 
-from .derived import Derived
 from .errors import DiskFullError, NotLeadingError, StoreFailedError
 from .housekeeping import Clock
 from .leading import Leadership
 from .log.append import AppendRequest
-from .log.checked_log import CheckedLog
-from .log.commit_log import CommitLog, Reserve
+from .log.commit_log import Reserve
 from .log.durations import DISK_BOUNDS_S, Durations
 from .log.kinds import MIXED, NO_OFFSET, is_queued
-from .log.positions import Positions, QueueKey
+from .log.positions import QueueKey
 from .log.record_region import stamp_region
-from .queues.consume_queue_table import ConsumeQueueTable
-from .refusals import Refusals
+from .open_log import OpenLog
 from .state.machine import StateMachine, positions_of, state_region
-from .state.repeated_sends import RepeatedSends
+from .store_files import StoreFiles
 from .topic_counts import TopicCounts
 
 log = logging.getLogger(__name__)
@@ -51,32 +48,27 @@ class Appender:
 
     def __init__(
         self,
-        commit_log: CommitLog,
-        checked: CheckedLog,
-        positions: Positions,
-        queues: ConsumeQueueTable,
-        repeated: RepeatedSends,
-        derived: Sequence[Derived],
+        files: StoreFiles,
+        open_log: OpenLog,
         machine_of: Mapping[str, StateMachine],
         leadership: Leadership,
-        refusals: Refusals,
         counts: TopicCounts,
         clock: Clock,
     ) -> None:
         """`machine_of`: the machines of the broker's own records, by their system topics."""
         self.durations = Durations(DISK_BOUNDS_S)
-        self._log = commit_log
-        self._checked = checked
-        self._positions = positions
-        self._queues = queues
-        self._repeated = repeated
-        self._derived = derived
-        self._apply_derived = tuple(structure.apply for structure in derived)
-        self._apply_plain = tuple(structure.apply for structure in derived if structure.takes_plain)
+        self._log = open_log.commit_log
+        self._checked = open_log.checked
+        self._positions = open_log.positions
+        self._refusals = open_log.refusals
+        self._full_disk = open_log.refusals.full_disk
+        self._queues = files.queues
+        self._repeated = files.repeated
+        self._derived = files.derived
+        self._apply_derived = tuple(each.apply for each in files.derived)
+        self._apply_plain = tuple(each.apply for each in files.derived if each.takes_plain)
         self._machine_of = machine_of
         self._leadership = leadership
-        self._refusals = refusals
-        self._full_disk = refusals.full_disk
         self._count = counts.count_appended
         self._clock = clock
         self._monotonic = clock.monotonic

@@ -11,16 +11,11 @@ import threading
 from .errors import DiskFullError, LogForkError, NotFollowingError, StoreFailedError
 from .following import Follower
 from .log.agreement import START, LogPoint
-from .log.commit_log import CommitLog
 from .log.epochs import Epochs
-from .log.flusher import LogFlusher
-from .log.positions import Positions
 from .log.recovery import skips_of
 from .log.seals import LogWalker
-from .queues.log_reader import LogReader
-from .queues.quarantine import Quarantine
+from .open_log import OpenLog
 from .queues.reading import LogRegion
-from .refusals import Refusals
 from .state.log_front import LogFront
 from .store_files import StoreFiles
 from .truncation import intend_truncation
@@ -34,27 +29,17 @@ class Leadership:
         changing: held while the store begins to lead: what a follower keeps and deletes must not go on behind it.
     """
 
-    def __init__(
-        self,
-        files: StoreFiles,
-        commit_log: CommitLog,
-        positions: Positions,
-        flusher: LogFlusher,
-        quarantine: Quarantine,
-        reader: LogReader,
-        front: LogFront,
-        refusals: Refusals,
-    ) -> None:
+    def __init__(self, files: StoreFiles, open_log: OpenLog, front: LogFront) -> None:
         self.follower: Follower | None = None
         self.changing = threading.Lock()
         self._files = files
-        self._log = commit_log
-        self._positions = positions
-        self._flusher = flusher
-        self._quarantine = quarantine
-        self._reader = reader
+        self._log = open_log.commit_log
+        self._positions = open_log.positions
+        self._flusher = open_log.flusher
+        self._quarantine = open_log.quarantine
+        self._reader = open_log.reader
+        self._refusals = open_log.refusals
         self._front = front
-        self._refusals = refusals
 
     # Changing sides: the writer thread.
 

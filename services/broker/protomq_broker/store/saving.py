@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 from .carry_forward import CarryForward
 from .leading import Leadership
-from .log.checked_log import CheckedLog
 from .log.checkpoint import Checkpoint, write_checkpoint
-from .log.commit_log import DISK_FULL_ERRNOS, CommitLog
-from .log.flusher import LogFlusher
-from .log.positions import LogTail, Positions
+from .log.commit_log import DISK_FULL_ERRNOS
+from .log.positions import LogTail
 from .log.recovery import chain_at_end
-from .queues.quarantine import Quarantine
+from .open_log import OpenLog
 from .state.machine import StateMachine
-from .store_files import Recovery, StoreFiles
+from .store_files import StoreFiles
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +33,21 @@ class Saver:
     def __init__(
         self,
         files: StoreFiles,
-        recovery: Recovery,
-        commit_log: CommitLog,
-        positions: Positions,
-        flusher: LogFlusher,
-        checked: CheckedLog,
-        quarantine: Quarantine,
+        open_log: OpenLog,
+        checkpointed_position: int,
         machines: Sequence[StateMachine],
         leadership: Leadership,
         carried: CarryForward,
     ) -> None:
-        self.checkpointed_position = recovery.replay_position
+        self.checkpointed_position = checkpointed_position
         self.has_failed = False
-        self._start = recovery.start
         self._files = files
-        self._log = commit_log
-        self._positions = positions
-        self._flusher = flusher
-        self._checked = checked
-        self._quarantine = quarantine
+        self._log = open_log.commit_log
+        self._positions = open_log.positions
+        self._flusher = open_log.flusher
+        self._start = open_log.start
+        self._checked = open_log.checked
+        self._quarantine = open_log.quarantine
         self._machines = machines
         self._leadership = leadership
         self._carried = carried

@@ -52,6 +52,7 @@ from .log.epochs import Epochs
 from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
 from .log.recovery import DamagedRange, RecoveredLog, seal_at_end
+from .open_log import OpenLog
 from .opening import make_folders, restore_topics
 from .pop_carrying import PopCarrier
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
@@ -179,7 +180,6 @@ class Store:
         self._queues_default = queues_default
         self.is_closed_clean = False
         """Whether the store was closed with everything on stable storage."""
-        self._start = recovery.start
         self._counts = TopicCounts()
         self._wire_log(recovery, epoch, follows=follows, waits_for_replicas=waits_for_replicas)
         self._wire_reading(recovery)
@@ -223,7 +223,7 @@ class Store:
             disk,
             self._folder,
             lambda: self._log.tail,
-            self._start.point,
+            recovery.start.point,
             self._quarantine,
             self._files.boundaries,
             clock.monotonic_ms,
@@ -231,6 +231,16 @@ class Store:
         )
         self._checked.begin(recovery.walked)
         reader = self._reader = self._new_reader(self.positions)
+        self._open_log = OpenLog(
+            self._log,
+            self.positions,
+            self._flusher,
+            self._refusals,
+            recovery.start,
+            self._quarantine,
+            self._checked,
+            reader,
+        )
         look_ups = MessageLookUps(self._folder, self._queues, self._index, reader, self.positions)
         # Any thread.
         self.read = reader.read
@@ -306,16 +316,7 @@ class Store:
 
     def _wire_leading(self, *, follows: bool) -> None:
         """Connects what takes another leader's log, and what compares the two."""
-        leadership = self._leadership = Leadership(
-            self._files,
-            self._log,
-            self.positions,
-            self._flusher,
-            self._quarantine,
-            self._reader,
-            self._front,
-            self._refusals,
-        )
+        leadership = self._leadership = Leadership(self._files, self._open_log, self._front)
         # The writer thread.
         self.append_verbatim = leadership.append_verbatim
         self.truncate_to = leadership.truncate_to
@@ -347,15 +348,10 @@ class Store:
     def _wire_writing(self) -> None:
         """Connects what appends: sends, the machines' records, and what is carried forward."""
         appender = self._appender = Appender(
-            self._log,
-            self._checked,
-            self.positions,
-            self._queues,
-            self._repeated,
-            self._files.derived,
+            self._files,
+            self._open_log,
             self._machine_of,
             self._leadership,
-            self._refusals,
             self._counts,
             self._clock,
         )
@@ -392,28 +388,17 @@ class Store:
         """Connects what heals, deletes and saves in the background; no thread runs yet."""
         saver = self._saver = Saver(
             self._files,
-            recovery,
-            self._log,
-            self.positions,
-            self._flusher,
-            self._checked,
-            self._quarantine,
+            self._open_log,
+            recovery.replay_position,
             self._machines,
             self._leadership,
             self._carried,
         )
         upkeep = self._upkeep = Upkeep(
             self._files,
-            recovery.start,
-            self._log,
-            self.positions,
-            self._flusher,
-            self._checked,
-            self._quarantine,
-            self._reader,
+            self._open_log,
             self.timer,
             saver,
-            self._refusals,
             self._clock,
             on_writer=self._on_writer,
             keep_from_position=self._keep_from,

@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .housekeeping import Clock, Housekeeper, StoreActions
-from .log.checked_log import CheckedLog
-from .log.commit_log import CommitLog
-from .log.flusher import BackgroundThread, LogFlusher
-from .log.positions import Positions
+from .log.flusher import BackgroundThread
 from .log_healing import LogHealer
+from .open_log import OpenLog
 from .queues.heal import LogState, QueueHealer
-from .queues.log_reader import LogReader
-from .queues.quarantine import Quarantine
-from .refusals import Refusals
 from .saving import Saver
 from .scrub import Scrubber
-from .store_files import LogStart, StoreFiles
+from .store_files import StoreFiles
 from .timer.rebuild import TimerRebuild
 from .timer.timer import TimerState
 
@@ -39,16 +34,9 @@ class Upkeep:
     def __init__(
         self,
         files: StoreFiles,
-        log_start: LogStart,
-        commit_log: CommitLog,
-        positions: Positions,
-        flusher: LogFlusher,
-        checked: CheckedLog,
-        quarantine: Quarantine,
-        reader: LogReader,
+        open_log: OpenLog,
         timer: TimerState,
         saver: Saver,
-        refusals: Refusals,
         clock: Clock,
         *,
         on_writer: Callable[[Callable[[], None]], None],
@@ -56,13 +44,14 @@ class Upkeep:
         keep_time: Callable[[], None],
     ) -> None:
         """Connects the parts; no thread runs yet. `keep_from_position`, `keep_time`: as in `StoreActions`."""
+        commit_log, positions, flusher, refusals, start, quarantine, checked, reader = open_log
         self._log = commit_log
         self._positions = positions
         self._flusher = flusher
         disk, config, folder = files.disk, files.config, files.folder
-        self.log_healer = LogHealer(disk, commit_log, quarantine, checked, log_start.point)
+        self.log_healer = LogHealer(disk, commit_log, quarantine, checked, start.point)
         self.scrubber = Scrubber(
-            disk, folder, config.scrub_bytes_per_s, log_start.point, quarantine, checked
+            disk, folder, config.scrub_bytes_per_s, start.point, quarantine, checked
         )
         self._is_scrubbing = config.scrub_bytes_per_s > 0
         self.queue_healer = QueueHealer(
@@ -84,7 +73,7 @@ class Upkeep:
             files.queues,
             reader,
             quarantine,
-            start_point=log_start.point,
+            start_point=start.point,
             end_position=lambda: positions.appended,
             on_writer=on_writer,
         )
