@@ -3,8 +3,8 @@
     queue of a group     | handed out | found ahead: up to 512 messages | ...
 
 Rules:
-- What was found stays true as long as the store leads in the same epoch, its quarantine is the same, and the log still begins before it.
-  Only a follower takes back what was readable. Else the pop reads again.
+- What was found stays true in one epoch, with the same quarantine, while the log still begins before it. Else the pop reads again. Only a
+  follower takes back what was readable, and who leads after that has another epoch.
 - It is places only, not bytes: these are checked when they are handed out, as those of every pop are.
 - What no pop wanted for a second or two is forgotten, since it keeps segments open.
 """
