@@ -210,13 +210,16 @@ def leadership(seeds: Iterable[int]) -> Tally:
     return _run("leadership", "brokers decide who leads", seeds, check_leadership)
 
 
-def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:
-    """Scripts that hypothesis makes, 100 of up to 40 steps with each seed; a red one is shrunk, which may take half a minute."""
+def store_machine(seeds: Iterable[int], *, rounds_each: int | None = None, shrinks: bool = True) -> Tally:
+    """Scripts of up to 40 steps that hypothesis makes, 100 or `rounds_each` with each seed.
+
+    A red one is shrunk, which may take half a minute.
+    """
     tally = Tally()
     phases = tuple(Phase) if shrinks else (Phase.generate,)
     # The suite's profile derandomizes, so that each seed would run the same scripts.
     chosen = settings(
-        max_examples=100,
+        max_examples=rounds_each or 100,
         stateful_step_count=40,
         deadline=None,
         database=None,
@@ -225,7 +228,7 @@ def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:
     )
     with watch_log() as fired:
         for seed in seeds:
-            with names_its_seed("store-machine", seed), _hypothesis_seed(seed):
+            with names_its_seed("store-machine", seed, rounds_each=rounds_each), _hypothesis_seed(seed):
                 run_state_machine_as_test(StoreMachine, settings=chosen)
             tally.seeds += 1
         tally.fired += fired

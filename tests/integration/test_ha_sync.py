@@ -23,19 +23,29 @@ SLAVE_NOT_AVAILABLE = SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
 HA = {"sync_timeout_ms": 300, "heartbeat_interval_ms": 1_000, "timeout_ms": 60_000}
 
 
-@pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
-def brokers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[HaBroker, HaBroker]]:
-    """A SYNC_MASTER and its slave, in sync."""
+@pytest.fixture(scope="module", params=["ASYNC_FLUSH", "SYNC_FLUSH"])
+def both(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[HaBroker, HaBroker]]:
+    """A SYNC_MASTER and its slave: a start takes longer than most tests."""
     store = {"sync_flush": request.param == "SYNC_FLUSH"}
-    master, slave = pair(tmp_path, "SYNC_MASTER", HA, store=store)
+    master, slave = pair(tmp_path_factory.mktemp("pair"), "SYNC_MASTER", HA, store=store)
     with running(master):
         try:
             assert master.send(b"alone").status == SLAVE_NOT_AVAILABLE
             follow(slave, master)
-            wait_for(lambda: master.send(b"probe").status == SEND_OK, PATIENCE_S)
             yield master, slave
         finally:
             slave.kill()
+
+
+@pytest.fixture
+def brokers(both: tuple[HaBroker, HaBroker]) -> tuple[HaBroker, HaBroker]:
+    """Both, up and in sync, whatever the test before has done to them."""
+    master, _ = both
+    for broker in both:
+        if not broker.is_up:
+            broker.start()
+    wait_for(lambda: master.send(b"probe").status == SEND_OK, PATIENCE_S)
+    return both
 
 
 def pulled(broker: HaBroker, offset: int) -> list[bytes]:
@@ -43,17 +53,6 @@ def pulled(broker: HaBroker, offset: int) -> list[bytes]:
         answer = PullServiceStub(channel).Pull(PullRequest(topic=TOPIC, queue_offset=offset))
         assert answer.status in (PullStatus.PULL_STATUS_FOUND, PullStatus.PULL_STATUS_NO_NEW_MSG)
         return [record.body for record in answer.records]
-
-
-def test_an_answered_send_is_on_the_slave(brokers: tuple[HaBroker, HaBroker]) -> None:
-    """kill -9 of both behind the answer: the slave's files have it."""
-    master, slave = brokers
-    answer = master.send(b"precious " * 3)
-    assert answer.status == SEND_OK
-    master.kill()
-    slave.kill()
-    end = answer.physical_offset + 30
-    assert b"precious precious precious " in slave.log_bytes(end + 200)
 
 
 def test_a_slave_that_stands_still_holds_sends_and_readers_back(
@@ -88,6 +87,17 @@ def test_without_the_slave_the_master_goes_on_and_says_so(
     slave.start()
     wait_for(lambda: master.send(b"back").status == SEND_OK, PATIENCE_S)
     assert pulled(slave, answer.queue_offset)[0] == b"on one copy"
+
+
+def test_an_answered_send_is_on_the_slave(brokers: tuple[HaBroker, HaBroker]) -> None:
+    """kill -9 of both behind the answer: the slave's files have it."""
+    master, slave = brokers
+    answer = master.send(b"precious " * 3)
+    assert answer.status == SEND_OK
+    master.kill()
+    slave.kill()
+    end = answer.physical_offset + 30
+    assert b"precious precious precious " in slave.log_bytes(end + 200)
 
 
 def test_below_the_least_nothing_is_stored(tmp_path: Path) -> None:
