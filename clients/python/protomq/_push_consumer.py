@@ -143,6 +143,8 @@ class PushConsumer(PushBase):
         """Notified when there is something to give back, and when there is nothing any more."""
         self._drained = threading.Condition(self._lock)
         self._idle_count = 0
+        self._is_waking = False
+        """A thread was woken and has not run yet."""
         self._threads: list[threading.Thread] = []
         self._pool: set[threading.Thread] = set()
         self._thread_number = 0
@@ -357,10 +359,13 @@ class PushConsumer(PushBase):
             self._notify_listeners()
 
     def _notify_listeners(self) -> None:
-        if self._idle_count:
-            count = min(self._state.runs_wanted(), self._idle_count)
-            if count:
-                self._changed.notify(count)
+        """Wakes one idle thread if there is work. It wakes the next when it has taken its own, if then there is more.
+
+        A wake-up costs its caller up to 50 us, and listeners that are quick are done before a second thread runs.
+        """
+        if self._idle_count and not self._is_waking and self._state.runs_wanted():
+            self._is_waking = True
+            self._changed.notify()
 
     def _listen_until_end(self) -> None:
         runner: asyncio.Runner | None = None
@@ -392,13 +397,16 @@ class PushConsumer(PushBase):
         while not state.is_stopping and len(self._pool) <= self._concurrency:
             run = state.next_run(time.monotonic(), self._idle_count + 1)
             if run is not None:
+                self._notify_listeners()
                 return run
             if state.has_room_again():
                 self._wake()
             self._idle_count += 1
             self._changed.wait()
             self._idle_count -= 1
+            self._is_waking = False
         self._pool.discard(threading.current_thread())
+        self._notify_listeners()
         return None
 
     def _end(self, run: Run) -> None:
