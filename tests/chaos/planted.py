@@ -1111,6 +1111,13 @@ FIRST_SEEDS: Final = {
     "does not count proposals": 3,
     "goes on where logs do not agree": 18,
     "believes the synced positions of another store": 15,
+    "checkpoint ahead of the log": 4,
+    "counts its lease by a clock that stands still in a suspend": 2,
+    "cuts corruption": 1,
+    "forgets producers to make room": 27,
+    "forgets topics that rest": 1,
+    "lets slaves join without the past": 1,
+    "takes a replaced store for the old one": 1,
 }
 """The seed that showed a bug when this was written, where all lower ones do not. `make test` tries it first, and then the others."""
 
