@@ -402,8 +402,8 @@ class ConsumerSteps:
     ) -> Steps[None]:
         """A pull failed; it is made again. `by_broker`: the broker was asked, not only the name server."""
         queue = ticket.queue
-        if error.stale_route:
-            yield ForgetRoute(queue.topic)
+        if error.stale_route and not (self._share is not None and self._share.is_looked_for(queue)):
+            yield ForgetRoute(queue.topic, may_be_old=not by_broker)
         told = self.state.failed(ticket, error, self.clock(), by_broker=by_broker)
         if told is None and isinstance(error, QueueNotFoundError) and queue in self.assigned:
             told = error  # A subscription follows the route; this queue was asked for by its number.
@@ -434,10 +434,10 @@ class ConsumerSteps:
                 continue  # The pulls will tell.
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
-                self.state.hurry(route.brokers.keys() - last.brokers.keys())
                 self._outages.queues_changed(topic, len(route.read_queues))
                 # Of a group, others may consume meanwhile what goes here.
                 added = yield from self._change_queues(IN_POLL, park=self._share is None)
+                self.state.hurry(route.brokers.keys() - last.brokers.keys())
                 begin: Begin = "earliest" if last.read_queues else self.options.begin
                 yield from self._resolve_or_later(added, begin, IN_POLL)
                 return  # The others: next time.

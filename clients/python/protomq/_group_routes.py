@@ -4,8 +4,9 @@ Rules:
 - Members compute shares of the same queues only if they have the same routes. Each tells a number that stands for its own (`numbers`).
 - Where a broker or another member contradicts a route, it is looked up again: at once, then ever more rarely, up to RocketMQ's
   pollNameServerInterval. A contradiction of another kind has it looked up at once.
-- A broker that falls out of a route and does not answer is restarting, as a rule. Its queues stay in the share while it is looked for, so a
-  short restart moves no queue. One that answers and is not in the route any more has lost the topic.
+- A broker that falls out of a route and does not answer is restarting, as a rule. Its queues stay in the share for KEEP_S, so a restart
+  moves no queue. All members see at the same time that it is gone, and so give it up together. One that answers and does not come back into
+  the route has lost the topic.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from ._types import BrokerAddress, MessageQueue, Route
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
 """Between two look-ups of a route that is in doubt."""
+KEEP_S: Final = 25.0
+"""How long a broker keeps its place in the share while it does not answer; brokers give a silent member up after this time, too."""
 BACK_S: Final = 3.0
 """A broker that answers again may need that long to be in the route again."""
+GRACE_S: Final = 1.0
+"""One that has never stopped answering may be missing that long: a name server that starts does not know all brokers yet."""
 
 
 class _Missing(NamedTuple):
@@ -41,8 +46,8 @@ class _Known:
     missing: dict[str, _Missing] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
     """Missing brokers that do not answer."""
-    away_s: dict[str, float] = field(default_factory=dict)
-    """When each missing broker was last seen not to answer."""
+    until_s: dict[str, float] = field(default_factory=dict)
+    """How long each missing broker keeps its place."""
     reason: Hashable = None
     retry_s: float = RETRY_MIN_S
     due_s: float = 0.0
@@ -54,8 +59,13 @@ class GroupRoutes:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def follow(self, routes: Mapping[str, Route], is_away: Callable[[str], bool], now_s: float) -> None:
-        """Takes the routes as they are now. `is_away`: whether a broker does not answer."""
+    def follow(
+        self, routes: Mapping[str, Route], away_since_s: Callable[[str], float | None], now_s: float, *, drops: bool
+    ) -> None:
+        """Takes the routes as they are now. `away_since_s`: since when a broker has not answered; None: it does.
+
+        `drops`: the routes have just been looked at again, so brokers whose time is over lose their places.
+        """
         for topic in self._known.keys() - routes.keys():
             del self._known[topic]
         for topic, route in routes.items():
@@ -66,10 +76,20 @@ class GroupRoutes:
             is_changed = known.route is not route
             if is_changed:
                 self._note_missing(known, route)
-            if self._drop_found(known, is_away, now_s) or is_changed:
+            self._note_away(known, away_since_s, now_s)
+            gone = [name for name, until_s in known.until_s.items() if drops and now_s > until_s]
+            for name in gone:
+                del known.missing[name], known.until_s[name]
+                known.away -= {name}
+            if gone or is_changed:
                 kept = [queue for one in known.missing.values() for queue in one.queues]
                 known.queues = (*route.read_queues, *kept)
                 known.number = route_number(known.queues)
+
+    def is_looked_for(self, queue: MessageQueue) -> bool:
+        """Whether the queue is one of a broker that is missing in its route."""
+        known = self._known.get(queue.topic)
+        return known is not None and queue.broker_name in known.missing
 
     @property
     def queues(self) -> dict[str, tuple[MessageQueue, ...]]:
@@ -93,8 +113,9 @@ class GroupRoutes:
         return found
 
     def due_in_s(self, contradicted: Mapping[str, Hashable], now_s: float) -> float:
-        """Until `take_due` has something, as far as it is known now."""
+        """Until `take_due` has something, or a broker loses its place, as far as it is known now."""
         times = [self._due_s(known, contradicted.get(topic)) for topic, known in self._known.items()]
+        times += [until_s for known in self._known.values() for until_s in known.until_s.values()]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
     def take_due(self, contradicted: Mapping[str, Hashable], now_s: float) -> list[str]:
@@ -110,7 +131,7 @@ class GroupRoutes:
     def _is_due(self, known: _Known, contradiction: Hashable, now_s: float) -> bool:
         due_s = self._due_s(known, contradiction)
         if due_s == float("inf"):
-            known.reason = None
+            known.reason, known.retry_s = None, RETRY_MIN_S
         if now_s < due_s:
             return False
         reason = (contradiction, frozenset(known.missing), known.away)
@@ -128,23 +149,21 @@ class GroupRoutes:
             known.missing[name] = _Missing(known.route.brokers[name], queues)
         for name in names & known.missing.keys():
             del known.missing[name]
+        known.until_s = {name: until_s for name, until_s in known.until_s.items() if name in known.missing}
         known.route = route
 
     @staticmethod
-    def _drop_found(known: _Known, is_away: Callable[[str], bool], now_s: float) -> bool:
-        """Whether a missing broker is given up: it answers, or was looked for long enough."""
-        gone = []
-        known.away = frozenset(name for name in known.missing if is_away(name))
-        for name in known.missing:
-            if name in known.away:
-                known.away_s[name] = now_s
-            if now_s - known.away_s.get(name, float("-inf")) > BACK_S or known.retry_s >= RETRY_MAX_S:
-                gone.append(name)
-        for name in gone:
-            del known.missing[name]
-        known.away -= set(gone)
-        known.away_s = {name: at_s for name, at_s in known.away_s.items() if name in known.missing}
-        return bool(gone)
+    def _note_away(known: _Known, away_since_s: Callable[[str], float | None], now_s: float) -> None:
+        """Sets how long each missing broker keeps its place."""
+        since_s = {name: away_since_s(name) for name in known.missing}
+        for name, at_s in since_s.items():
+            if at_s is not None:
+                known.until_s[name] = at_s + KEEP_S
+            elif name in known.away:
+                known.until_s[name] = now_s + BACK_S
+            else:
+                known.until_s.setdefault(name, now_s + GRACE_S)
+        known.away = frozenset(name for name, at_s in since_s.items() if at_s is not None)
 
 
 def route_number(queues: Sequence[MessageQueue]) -> int:

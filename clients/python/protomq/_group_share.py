@@ -32,7 +32,7 @@ class GroupShare:
         for topic, route in routes.items():
             if not self._first.get(topic):
                 self._first[topic] = frozenset(route.read_queues)
-        self._follow(routes)
+        self._follow(routes, drops=True)
         with self.member.lock:
             self.member.state.want(filters, self._routes.addresses, self._routes.numbers)
         self.member.poke()
@@ -86,14 +86,18 @@ class GroupShare:
 
     def doubtful_routes(self, routes: Mapping[str, Route]) -> list[str]:
         """Topics that are to be looked up again now."""
-        self._follow(routes)
+        self._follow(routes, drops=False)
         with self.member.lock:
             contradicted = self.member.state.contradicted(self._routes.queues)
         return self._routes.take_due(contradicted, self._clock())
 
-    def _follow(self, routes: Mapping[str, Route]) -> None:
+    def is_looked_for(self, queue: MessageQueue) -> bool:
+        """Whether the queue's broker is missing in the route, and expected back."""
+        return self._routes.is_looked_for(queue)
+
+    def _follow(self, routes: Mapping[str, Route], *, drops: bool) -> None:
         with self.member.lock:
-            self._routes.follow(routes, self.member.state.is_away, self._clock())
+            self._routes.follow(routes, self.member.state.away_since_s, self._clock(), drops=drops)
 
     def is_late(self, queue: MessageQueue) -> bool:
         """Whether the topic got the queue after it was subscribed to: nothing of it was there before."""

@@ -39,7 +39,7 @@ from ._late_imports import fork_waits
 from ._remoting_hello import VERSION
 from ._types import BrokerAddress, MessageQueue
 from .allocation import Allocation, GroupMember
-from .errors import MemberUnknownError, ProtomqError, UnknownMethodError
+from .errors import MemberUnknownError, ProtomqError, TransportError, UnknownMethodError
 
 if TYPE_CHECKING:
     from .v1 import membership_service_pb2 as pb
@@ -87,7 +87,11 @@ class _Broker:
 
     address: BrokerAddress
     is_wanted: bool = True
-    """Whether it has queues of a topic that is consumed. One that has none any more still hears so, until it fails."""
+    """Whether it has queues of a topic that is consumed. One that has none any more hears so, and is forgotten."""
+    leaves: bool = False
+    """Whether the last call said that nothing is consumed there."""
+    away_since_s: float | None = None
+    """Since when it has not been there, or is stopping; None: it answers."""
     number: int = 0
     """Of the last call; only its outcome counts."""
     in_flight: bool = False
@@ -183,17 +187,17 @@ class MembershipState:
         for name in self._brokers.keys() - addresses.keys():
             broker = self._brokers[name]
             self.news += broker.is_wanted
-            broker.is_wanted = False
-            is_heard = broker.in_flight or broker.members is not None
-            if not is_heard and not any(queue.broker_name == name for queue in self._queues):
-                del self._brokers[name]
-                self._drop_claims(name)
+            if broker.is_wanted:
+                broker.is_wanted = broker.is_told = False
+            if not broker.in_flight and broker.members is None:
+                self._forget_unwanted(name)
         for name, address in addresses.items():
             known = self._brokers.setdefault(name, _Broker(address))
-            self.news += not known.is_wanted
-            known.is_wanted = True
+            if not known.is_wanted:
+                known.is_wanted, known.is_told = True, False
+                self.news += 1
             if known.address != address:
-                known.address, known.retry_s = address, 0.0
+                known.address, known.retry_s, known.is_told = address, 0.0, False
 
     def claim(self, queues: Iterable[MessageQueue]) -> None:
         """The queues that it has now, of topics that are shared. Brokers for whom that is news are told."""
@@ -239,6 +243,8 @@ class MembershipState:
         for claim in open_claims:
             claim.number = claim.number or self._number
         needs_list = bool(open_claims) or broker.members is None
+        said = self._said(broker_name)
+        broker.leaves = not said.topics
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
@@ -285,7 +291,8 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         client_id, nonce = self.key
-        ids: dict[str, list[int]] = {topic: [] for topic in self._filters}
+        is_left = not self._brokers[broker_name].is_wanted and not self._has_queues_at(broker_name)
+        ids: dict[str, list[int]] = {} if is_left else {topic: [] for topic in self._filters}
         for queue in sorted(self._queues | self._claims.keys()):
             if queue.broker_name == broker_name and queue.topic in ids:
                 ids[queue.topic].append(queue.queue_id)
@@ -314,7 +321,11 @@ class MembershipState:
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
 
+        if broker.leaves and not broker.is_wanted:
+            del self._brokers[ticket.broker_name]
+            return
         answer = pb.HoldMembershipResponse.FromString(payload)
+        broker.away_since_s = None
         broker.in_flight, broker.was_tried, broker.heard_s = False, True, broker.sent_s
         broker.failures, broker.retry_s, broker.knows_groups = 0, 0.0, True
         broker.version, broker.start = answer.version, answer.broker_start
@@ -339,6 +350,10 @@ class MembershipState:
             return
         broker.in_flight, broker.was_tried = False, True
         self.news += 1
+        if not broker.is_wanted and self._forget_unwanted(ticket.broker_name):
+            return
+        is_away = isinstance(error, TransportError) or error.reason == "SHUTTING_DOWN"
+        broker.away_since_s = (now_s if broker.away_since_s is None else broker.away_since_s) if is_away else None
         if isinstance(error, MemberUnknownError):
             self._forget(ticket.broker_name, broker)
             return
@@ -395,7 +410,7 @@ class MembershipState:
 
     def share(self, queues: Mapping[str, Sequence[MessageQueue]], now_s: float) -> list[MessageQueue] | None:
         """Of these queues, by topic, the ones to consume now; None: as until now, for it is not known who else is there."""
-        views = [broker for broker in self._brokers.values() if broker.members is not None]
+        views = [broker for broker in self._brokers.values() if broker.is_wanted and broker.members is not None]
         if not views:
             if self._brokers and all(not broker.knows_groups for broker in self._brokers.values()):
                 return [queue for several in queues.values() for queue in several]
@@ -430,10 +445,10 @@ class MembershipState:
         times += [broker.told_until_s() for broker in self._brokers.values() if broker.version]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
-    def is_away(self, broker_name: str) -> bool:
-        """Whether the broker did not answer the last call."""
+    def away_since_s(self, broker_name: str) -> float | None:
+        """Since when the broker has not been there, or is stopping; None: it answers, or nothing is known of it."""
         broker = self._brokers.get(broker_name)
-        return broker is not None and broker.failures > 0
+        return None if broker is None else broker.away_since_s
 
     def contradicted(self, queues: Mapping[str, Sequence[MessageQueue]]) -> dict[str, Hashable]:
         """Topics of which a broker says that it has more or fewer queues, or another member that its route is another one; and how."""
@@ -486,6 +501,17 @@ class MembershipState:
                 if not claim.is_granted:
                     del self._claims[queue]
                     self._tell_brokers([queue])
+
+    def _has_queues_at(self, broker_name: str) -> bool:
+        return any(queue.broker_name == broker_name for queue in (*self._queues, *self._claims))
+
+    def _forget_unwanted(self, broker_name: str) -> bool:
+        """Whether nothing is left there that it would have to hear of."""
+        self._drop_claims(broker_name)
+        if self._has_queues_at(broker_name):
+            return False
+        del self._brokers[broker_name]
+        return True
 
     def _drop_claims(self, broker_name: str) -> None:
         for queue in [queue for queue in self._claims if queue.broker_name == broker_name]:

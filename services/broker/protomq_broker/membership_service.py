@@ -228,13 +228,8 @@ class MembershipService:
     def leave_group(self, request: LeaveGroupRequest, context: CallContext) -> LeaveGroupResponse:
         """See the service."""
         check_group_name(request.consumer_group)
-        name, key = request.consumer_group, (request.client_id, request.nonce)
         with self._lock:
-            self._end_waiter((name, key))
-            self._between.pop((name, key), None)
-            if self._memberships.left(name, key, self._clock.monotonic_ms()):
-                self._tell(name)
-                self._tell_gone(name, *key)
+            self._leave((request.consumer_group, (request.client_id, request.nonce)), self._clock.monotonic_ms())
         return LeaveGroupResponse()
 
     @tells_store_errors
@@ -268,6 +263,10 @@ class MembershipService:
         if self._is_stopping:
             raise SHUTTING_DOWN
         name, said, now_ms = request.consumer_group, request.member, self._clock.monotonic_ms()
+        if not said.topics:
+            self._leave((name, (said.client_id, said.nonce)), now_ms)
+            call.answer(self._answer(request))
+            return
         knows_this_start = request.broker_start == self._broker_start
         has_news = self._memberships.seen(
             name, said, call.peer, now_ms, rejoins=knows_this_start and request.known_version > 0
@@ -300,6 +299,15 @@ class MembershipService:
                 self._memberships.answered(*member, now_ms)
                 self._between[member] = call
             call.answer(self._answer(request, question_id))
+
+    def _leave(self, member: MemberId, now_ms: int) -> None:
+        """Takes out a member that consumes nothing here any more."""
+        name, key = member
+        self._end_waiter(member)
+        self._between.pop(member, None)
+        if self._memberships.left(name, key, now_ms):
+            self._tell(name)
+            self._tell_gone(name, *key)
 
     def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
         if self._is_stopping:

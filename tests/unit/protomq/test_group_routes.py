@@ -7,7 +7,15 @@ import random
 from collections.abc import Mapping
 
 from protomq import MessageQueue
-from protomq._group_routes import BACK_S, RETRY_MAX_S, RETRY_MIN_S, GroupRoutes, route_number
+from protomq._group_routes import (
+    BACK_S,
+    GRACE_S,
+    KEEP_S,
+    RETRY_MAX_S,
+    RETRY_MIN_S,
+    GroupRoutes,
+    route_number,
+)
 from protomq._types import Route
 from tests.support.fake_driver import route_of
 
@@ -16,22 +24,22 @@ ONLY_A = route_of("T", "a", queues=4)
 
 
 class Member:
-    """Follows routes of the topic T; the brokers in `away` do not answer."""
+    """Follows routes of the topic T; the brokers in `away` do not answer since the time given."""
 
     def __init__(self, route: Route = BOTH) -> None:
         self.routes = GroupRoutes()
-        self.away: set[str] = set()
+        self.away: dict[str, float] = {}
         self.now_s = 0.0
         self.follow(route)
 
     def follow(self, route: Route) -> None:
-        self.routes.follow({"T": route}, self.away.__contains__, self.now_s)
+        self.routes.follow({"T": route}, self.away.get, self.now_s, drops=True)
 
     def brokers(self) -> set[str]:
         return {queue.broker_name for queue in self.routes.queues["T"]}
 
     def look_ups_s(self, route: Route, for_s: float, contradicted: Mapping[str, str] | None = None) -> list[float]:
-        """When it looks up, in steps of 0.1 s; the answer is always `route`."""
+        """When it looks up, in polls 0.1 s apart; the answer is always `route`."""
         found = []
         for _ in range(int(for_s * 10)):
             self.now_s = round(self.now_s + 0.1, 3)
@@ -72,7 +80,7 @@ def test_a_topic_that_stays_in_doubt_keeps_no_other_waiting() -> None:
     other = route_of("U", "a", queues=1)
     routes = GroupRoutes()
     for step in range(1_200):
-        routes.follow({"T": BOTH, "U": other}, lambda name: False, step / 10)
+        routes.follow({"T": BOTH, "U": other}, lambda name: None, step / 10, drops=True)
         routes.take_due({"T": "old"}, step / 10)
     assert routes.due_in_s({"T": "old"}, 120.0) > 1
     assert routes.due_in_s({"T": "old", "U": "new"}, 120.0) == 0
@@ -82,53 +90,79 @@ def test_a_topic_that_stays_in_doubt_keeps_no_other_waiting() -> None:
 def test_a_broker_that_restarts_keeps_its_place_and_is_looked_for() -> None:
     member = Member()
     numbers = member.routes.numbers
-    member.away = {"b"}
+    member.away = {"b": 0.0}
     assert len(member.look_ups_s(ONLY_A, 3.0)) == 4
     assert member.brokers() == {"a", "b"}
     assert member.routes.numbers == numbers
     assert member.routes.addresses.keys() == {"a", "b"}
-    member.away = set()
+    assert [member.routes.is_looked_for(MessageQueue("T", name, 0)) for name in ("a", "b")] == [False, True]
+    member.away = {}
     now_s = member.now_s
     assert member.look_ups_s(ONLY_A, BACK_S - 1)[0] == now_s + 0.1  # It answers, and name servers do not say so yet.
     assert member.brokers() == {"a", "b"}
     member.follow(BOTH)
     assert member.look_ups_s(BOTH, 100) == []
     assert member.routes.numbers == numbers
+    assert not member.routes.is_looked_for(MessageQueue("T", "b", 0))
 
 
-def test_a_broker_that_does_not_come_back_is_given_up() -> None:
+def test_who_polls_rarely_keeps_it_too() -> None:
     member = Member()
-    numbers = member.routes.numbers
-    member.away = {"b"}
-    times_s = member.look_ups_s(ONLY_A, 1_000)
-    assert 6 <= len(times_s) <= 10
-    assert max(times_s) < 60
-    assert member.brokers() == {"a"}
-    assert member.routes.addresses.keys() == {"a"}
-    assert member.routes.numbers != numbers
-    member.away = set()
+    member.now_s, member.away = 1.5, {"b": 0.2}
+    member.follow(ONLY_A)
+    # The broker is back at 2.5 s, in the route as well; a poll looks the route up, and the next one sees that.
+    member.now_s, member.away = 7.5, {}
+    member.routes.follow({"T": ONLY_A}, member.away.get, member.now_s, drops=False)
+    assert member.routes.take_due({}, member.now_s) == ["T"]
+    member.follow(ONLY_A)
+    assert member.brokers() == {"a", "b"}
+    member.now_s = 13.5
     member.follow(BOTH)
-    assert member.routes.numbers == numbers
+    assert member.brokers() == {"a", "b"}
+
+
+def test_members_give_up_a_broker_that_does_not_come_back_at_the_same_time() -> None:
+    first, second = Member(), Member()
+    numbers = first.routes.numbers
+    for member in (first, second):
+        member.away = {"b": 0.05}
+    second.look_ups_s(BOTH, 2.0)  # It hears of the new route later.
+    for member, other_s in ((first, KEEP_S), (second, KEEP_S - 2.0)):
+        assert 6 <= len(member.look_ups_s(ONLY_A, other_s)) <= 10
+        assert member.brokers() == {"a", "b"}
+        assert 0 < member.routes.due_in_s({}, member.now_s) <= 0.1
+        member.look_ups_s(ONLY_A, 0.2, {"T": "another one gave it up"})
+        assert member.brokers() == {"a"}
+        assert member.routes.addresses.keys() == {"a"}
+        assert member.routes.numbers != numbers
+        assert member.look_ups_s(ONLY_A, 100) == []
+        member.away = {}
+        member.look_ups_s(BOTH, 100)
+        member.away = {"b": member.now_s}
+        member.look_ups_s(ONLY_A, 10)
+        assert member.brokers() == {"a", "b"}  # The next restart is one like the first.
 
 
 def test_a_broker_that_answers_has_lost_the_topic() -> None:
     member = Member()
-    member.follow(ONLY_A)
+    member.look_ups_s(ONLY_A, GRACE_S - 0.1)
+    assert member.brokers() == {"a", "b"}
+    member.look_ups_s(ONLY_A, 0.4)
     assert member.brokers() == {"a"}
     assert member.look_ups_s(ONLY_A, 100) == []
     member.follow(BOTH)
-    member.away = {"b"}
+    member.away = {"b": member.now_s}
     member.look_ups_s(ONLY_A, 1)
-    member.away = set()
-    member.look_ups_s(ONLY_A, BACK_S + 0.2)
+    member.away = {}
+    member.look_ups_s(ONLY_A, BACK_S + 0.3)
     assert member.brokers() == {"a"}
 
 
 def test_a_topic_that_is_not_consumed_any_more_is_not_looked_up() -> None:
     member = Member()
-    member.away = {"b"}
+    member.away = {"b": 0.0}
     member.look_ups_s(ONLY_A, 1)
-    member.routes.follow({}, member.away.__contains__, 2.0)
+    member.routes.follow({}, member.away.get, 2.0, drops=True)
     assert (member.routes.queues, member.routes.numbers, member.routes.addresses) == ({}, {}, {})
     assert member.routes.take_due({}, 2.0) == []
     assert member.routes.due_in_s({}, 2.0) == float("inf")

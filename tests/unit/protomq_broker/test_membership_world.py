@@ -100,7 +100,7 @@ class MemberNode:
     def turn(self) -> None:
         """What its driver and its `poll` do."""
         world, now_s = self.world, self.world.now_s
-        addresses = {name: BrokerAddress(name, name, name) for name in world.brokers}
+        addresses = {name: BrokerAddress(name, name, name) for name in world.brokers if name not in self.misses}
         queues = [queue for queue in world.queues() if queue.broker_name not in self.misses]
         self.state.want({"T": self.wanted}, addresses, {"T": route_number(queues)})
         self._take_outcomes(now_s)
@@ -318,6 +318,27 @@ def test_who_consumes_nothing_of_a_broker_any_more_says_so() -> None:
         world.run(100)
         beat(first)
     assert len(second.queues) == 4
+    assert first.state._brokers == {}
+    assert not first.calls
+    answer = ListMembersResponse.FromString(
+        world.brokers["a"].server.call(LIST, ListMembersRequest(consumer_group="g").SerializeToString()).answer_payload or b""
+    )
+    assert [listed.member.client_id for listed in answer.members] == ["m2"]
+
+
+def test_a_broker_that_is_consumed_from_no_more_says_nothing_of_who_is_there() -> None:
+    world = World(BrokerNode("a", 4), BrokerNode("b", 6))
+    first, second, third = (world.join(name) for name in ("m1", "m2", "m3"))
+    world.run(1_000)
+    # The topic moves to b; the first member hears of it and still holds its call at a, which others never had a topic at.
+    first.misses = second.misses = third.misses = {"a"}
+    world.run(1_000)
+    before = [set(member.queues) for member in (first, second, third)]
+    assert [len(queues) for queues in before] == [2, 2, 2]
+    world.brokers["b"] = BrokerNode("b", 6, known=("g",), start=2)
+    for _ in range(100):
+        world.run(50)
+        assert [member.queues for member in (first, second, third)] == before
 
 
 def test_a_call_that_fails_here_alone_is_followed_by_a_list() -> None:
@@ -448,7 +469,10 @@ def test_a_call_is_held_until_there_is_news_or_its_time_is_up() -> None:
     assert held.response().is_unchanged
     held = hold(broker, known_version=first.version, broker_start=1)
     broker.server.call(
-        HOLD, HoldMembershipRequest(consumer_group="g", member=GroupMember(client_id="n", nonce=6))
+        HOLD,
+        HoldMembershipRequest(
+            consumer_group="g", member=GroupMember(client_id="n", nonce=6, topics=[MemberTopic(topic="T")])
+        ),
     )
     broker.advance(30)
     assert [said.client_id for said in held.response().members] == ["m", "n"]

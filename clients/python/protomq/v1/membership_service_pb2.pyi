@@ -42,7 +42,7 @@ class GroupMember(_message.Message):
     """The library and its version."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
-        """What it consumes; each topic once."""
+        """What it consumes; each topic once. None: it consumes nothing here any more, and leaves."""
 
     def __init__(
         self,
