@@ -485,10 +485,10 @@ class FakeServer:
     def _hold_membership(self, payload: bytes) -> bytes | None:
         """Each member is alone in its group, and hears no news."""
         request = membership_service_pb2.HoldMembershipRequest.FromString(payload)
-        if request.known_version:
+        if request.known_version == 2:
             return None
         return membership_service_pb2.HoldMembershipResponse(
-            version=1, broker_start=1, members=[request.member], expiry_ms=25_000
+            version=2, broker_start=1, members=[request.member], expiry_ms=25_000
         ).SerializeToString()
 
     def _leave_group(self, payload: bytes) -> bytes:

@@ -377,11 +377,11 @@ class _Session(threading.Thread):
 
     def _judge(self, verdict: ServiceError | bool) -> None:
         is_news = (verdict is True) is not (self.verdict is True) or self.verdict is False
-        with self._announced:
-            self.verdict = verdict
-            self._announced.notify_all()
+        self.verdict = verdict
         if is_news:
             self._config.on_verdict()
+        with self._announced:
+            self._announced.notify_all()
 
     def _now_ms(self) -> int:
         return self._config.clock.monotonic_ms()
