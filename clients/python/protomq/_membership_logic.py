@@ -248,7 +248,7 @@ class MembershipState:
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
-            member=self._said(broker_name),
+            member=said,
             # The version of a group is 2 at least, and never goes back: to an older one the answer is the list, at once.
             hold_ms=CLAIM_HOLD_MS if open_claims else int(hold_s * 1000),
             known_version=broker.version - 1 if needs_list and broker.version > 1 else broker.version,
