@@ -201,6 +201,21 @@ class GroupWorld:
         if not self.wait(is_consumed):
             self.say("G6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
 
+    def share_out(self) -> None:
+        """Waits until all members have queues, and none has changed hands for a while: who begins is still giving queues up before."""
+
+        def owners() -> dict[str, str]:
+            with self.lock:
+                return {queue: self.history.got[queue][-1].member for queue in self.queues if self.history.got[queue]}
+
+        def is_steady() -> bool:
+            before = owners()
+            self._stopping.wait(1.0)
+            return set(before.values()) == self.members.keys() and owners() == before
+
+        self.wait(is_steady)
+        self.settle()
+
     def wait(self, is_done: Callable[[], bool]) -> bool:
         """Whether it becomes so within PATIENCE_S."""
         ends_s = time.monotonic() + PATIENCE_S
@@ -307,6 +322,7 @@ class GroupWorld:
             for _ in range(MEMBERS_MIN + 1):
                 self._join()
             self.settle()
+            self.share_out()
             try:
                 yield
                 self.settle()

@@ -31,8 +31,8 @@ def test_brokers_restart_and_no_queue_moves() -> None:
     counts = process_campaigns.groups(seeds(), rounds_each=6, faults=("broker",), gap_s=25.0)
     print(counts)
     assert counts["deliveries"] >= 1_000
-    # The first kill may fall while the members still share out. Where queues moved at each restart, one of ten came twice.
-    assert counts["deliveries twice"] <= counts["deliveries"] // 33
+    # While members join, a queue's first message may come twice. Where queues moved at each restart, one of ten messages did.
+    assert counts["deliveries twice"] <= len(KINDS)
 
 
 def test_members_are_stopped_past_their_time_and_wake_up() -> None:
