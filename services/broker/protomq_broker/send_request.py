@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
@@ -25,7 +24,7 @@ from .bare_record import bare_body_of, write_bare
 from .store.log.append import RecordRegion
 from .store.log.due_time_room import with_due_time
 from .store.log.kinds import MIXED
-from .store.log.record_region import prove_region, stamp_due_time
+from .store.log.record_region import prove_lone, prove_region, stamp_due_time
 from .store.log.record_scan import record_field_at
 
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
@@ -110,24 +109,21 @@ def read_records(
         body = bare_body_of(whole)
         if body is not None:
             return _bare_region(body, topic, now_ms(), identify(1)), True
-    sizes: Sequence[int] | NDArray[np.uint32]
     if len(packed) == 4:
-        sizes = (int.from_bytes(packed, "little"),)
+        region = prove_lone(whole, topic, int.from_bytes(packed, "little"))
     elif packed and len(packed) % 4 == 0:
-        sizes = np.frombuffer(packed, np.uint32)
+        region = prove_region(whole, topic, np.frombuffer(packed, np.uint32))
     else:
-        sizes = _find_record_sizes(whole)
-    if len(sizes):
-        region = prove_region(whole, topic, sizes)
-        if region is not None:
-            if not region.producer_id or (due_time_ms is not None and region.flags == MIXED):
-                return _rewrite(bytes(region.data), topic, now_ms(), identify, due_time_ms)
-            if due_time_ms is not None:
-                if region.flags:
-                    stamp_due_time(region, due_time_ms)
-                else:
-                    region = with_due_time(region, due_time_ms)
-            return region, False
+        region = prove_region(whole, topic, _find_record_sizes(whole))
+    if region is not None:
+        if not region.producer_id or (due_time_ms is not None and region.flags == MIXED):
+            return _rewrite(bytes(region.data), topic, now_ms(), identify, due_time_ms)
+        if due_time_ms is not None:
+            if region.flags:
+                stamp_due_time(region, due_time_ms)
+            else:
+                region = with_due_time(region, due_time_ms)
+        return region, False
     return _rewrite(bytes(whole), topic, now_ms(), identify, due_time_ms)
 
 

@@ -67,6 +67,19 @@ class _Pending(NamedTuple):
     previous_sequence: int | None
 
 
+class _Group:
+    """The sends that are appended together: with one write, one seal."""
+
+    __slots__ = ("new_topics", "orders", "requests", "size_bytes")
+
+    def __init__(self) -> None:
+        self.orders: list[_Pending] = []
+        self.requests: list[AppendRequest] = []
+        self.new_topics: list[_Pending] = []
+        """Those of the orders that create their topic."""
+        self.size_bytes = 0
+
+
 class SendService:
     """Implements protomq.v1.SendService. All methods on the send lane's thread."""
 
@@ -110,39 +123,42 @@ class SendService:
             for call in calls:
                 call.fail(refusal)
             return
-        pending: list[_Pending] = []
-        size_bytes = 0
+        group = _Group()
         find_repeated = self._store.find_repeated
         for call in calls:
             try:
                 order = self._read(call)
+                request = order.request
                 try:
-                    repeated = find_repeated(order.request, order.previous_sequence)
+                    repeated = find_repeated(request, order.previous_sequence)
                 except SendInFlightError:
                     # The same send came twice in one turn. The broker recognises the second only when the first is stored.
-                    self._append(pending)
-                    pending, size_bytes = [], 0
-                    repeated = find_repeated(order.request, order.previous_sequence)
+                    self._append(group)
+                    group = _Group()
+                    repeated = find_repeated(request, order.previous_sequence)
             except Exception as error:
                 call.fail(to_service_error(error))
                 continue
             if repeated is not None:
                 self._answer_repeated(order, repeated)
                 continue
-            region = order.request.region
+            region = request.region
             is_checked = region.flags & FLAG_KIND_HALF or order.topic.type != MIXED
             if is_checked and not self._is_taken(order):
                 # Otherwise the claims of the refused send would go on counting.
-                self._append(pending)
-                pending, size_bytes = [], 0
+                self._append(group)
+                group = _Group()
                 continue
-            pending.append(order)
-            size_bytes += len(region.data)
-            if size_bytes >= self._group_size_bytes:
-                self._append(pending)
-                pending, size_bytes = [], 0
-        if pending:
-            self._append(pending)
+            group.orders.append(order)
+            group.requests.append(request)
+            if order.new_topic is not None:
+                group.new_topics.append(order)
+            group.size_bytes += len(region.data)
+            if group.size_bytes >= self._group_size_bytes:
+                self._append(group)
+                group = _Group()
+        if group.orders:
+            self._append(group)
 
     @raw
     def recall_message(self, call: Call) -> None:
@@ -248,23 +264,22 @@ class SendService:
         self._answer(order, response, self._store.appended_position)
         self._waiting.request_flush()
 
-    def _append(self, pending: list[_Pending]) -> None:
-        if not pending:
+    def _append(self, group: _Group) -> None:
+        if not group.orders:
             self._store.drop_claims()
             return
         try:
-            end_position = self._store.append([order.request for order in pending])
+            end_position = self._store.append(group.requests)
         except Exception as error:
             failure = to_service_error(error)
-            for order in pending:
+            for order in group.orders:
                 order.call.fail(failure)
             return
-        new_topics = [order for order in pending if order.new_topic is not None]
-        if new_topics:
-            end_position = max(end_position, self._add_topics(new_topics))
+        if group.new_topics:
+            end_position = max(end_position, self._add_topics(group.new_topics))
         is_stored = self._waiting.is_stored(end_position)
         status = self._status_at(end_position)
-        for order in pending:
+        for order in group.orders:
             request = order.request
             region = request.region
             is_answered_now = is_stored or not order.wait_store_ok

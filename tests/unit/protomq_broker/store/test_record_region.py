@@ -53,6 +53,32 @@ def prove(records: list[bytes], topic: str = TOPIC, tail: bytes = b"") -> Record
     return prove_region(join(records) + tail, topic, [len(record) for record in records])
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1, 126, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_a_lone_body_is_proved_whatever_the_width_of_its_length(size_bytes: int) -> None:
+    (record,) = encode([bytes(size_bytes)])
+    region = prove([record])
+    assert region is not None
+    assert bytes(region.data) == join([record])
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 126, 127])
+def test_a_length_that_is_wider_than_it_need_be_is_read_as_the_parser_reads_it(size_bytes: int) -> None:
+    (record,) = encode([bytes(size_bytes)])
+    wide = bytes((layout.BODY_TAG, size_bytes | 0x80, 0)) + record[2:]
+    region = prove([wide])
+    assert region is not None
+    assert [each.body for each in RecordBatch.FromString(bytes(region.data)).records] == [bytes(size_bytes)]
+
+
+@pytest.mark.parametrize("size_bytes", [2, 127, 129, 16_385])
+def test_an_octet_that_belongs_to_no_field_is_refused(size_bytes: int) -> None:
+    (record,) = encode([bytes(size_bytes)])
+    length = layout.encode_varint(size_bytes)
+    shorter = layout.encode_varint(size_bytes - 1)
+    assert len(shorter) == len(length)
+    assert prove([record[:1] + shorter + record[1 + len(length) :]]) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=40))
 def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> None:

@@ -119,11 +119,18 @@ class Positions:
                 _tell(self.on_appended, tail.position)
             return
         self.tail = tail
-        self.readable = tail.position
-        if self.on_arrival:
-            _tell(self.on_arrival, keys)
-        if self.on_appended:
-            _tell(self.on_appended, tail.position)
+        self.readable = position = tail.position
+        # `_tell`, written out: this runs once for each small send.
+        for arrived in self.on_arrival:
+            try:
+                arrived(keys)
+            except Exception as error:
+                _report(error)
+        for appended in self.on_appended:
+            try:
+                appended(position)
+            except Exception as error:
+                _report(error)
 
     def note_flushed(self, position: int) -> None:
         """Everything below `position` is synced. Who has synced it, one at a time."""
@@ -173,5 +180,10 @@ def _tell(listeners: Sequence[Callable[[T], None]], what: T) -> None:
     for listener in listeners:
         try:
             listener(what)
-        except Exception:  # what has happened has happened: its maker must not be told otherwise
-            log.exception("a listener for the log's positions failed")
+        except Exception as error:
+            _report(error)
+
+
+def _report(error: Exception) -> None:
+    """What has happened has happened: its maker must not be told otherwise."""
+    log.error("a listener for the log's positions failed", exc_info=error)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,7 @@ _pack_stamp = layout.STAMP.pack_into
 _FIXED_TRAILER_SIZE_BYTES = layout.FIXED_TRAILER_SIZE_BYTES
 _STAMP_SIZE_BYTES = layout.STAMP_SIZE_BYTES
 _BODY_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES
+_TOPIC_SIZE_MAX_BYTES = layout.TOPIC_SIZE_MAX_BYTES
 _FLAG_DUE_TIME = layout.FLAG_DUE_TIME
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 
@@ -78,12 +79,12 @@ def prove_region(
     count = len(record_sizes)
     if count == 0:
         return None
+    first_size = int(record_sizes[0])
+    if count == 1:
+        return prove_lone(payload, topic, first_size)
     topic_bytes = topic.encode()
     if not 0 < len(topic_bytes) <= layout.TOPIC_SIZE_MAX_BYTES:
         return None
-    if count == 1:
-        return _prove_one(payload, topic, topic_bytes, int(record_sizes[0]))
-    first_size = int(record_sizes[0])
     # The heads of larger records do not fit into the words that are compared; there are few of those in a request.
     fits = count >= _EQUAL_MIN and first_size < _WORD_RECORD_SIZE_BYTES
     if fits and _are_equal(record_sizes):
@@ -190,9 +191,11 @@ def _steps(stride: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64
     return starts, sizes
 
 
-def _prove_one(
-    payload: bytes | bytearray, topic: str, topic_bytes: bytes, size: int
-) -> RecordRegion | None:
+def prove_lone(payload: bytes | bytearray, topic: str, size: int) -> RecordRegion | None:
+    """As `prove_region`, for a single record of `size` bytes without tag and length: what most small sends have."""
+    topic_bytes = topic.encode()
+    if not 0 < len(topic_bytes) <= _TOPIC_SIZE_MAX_BYTES:
+        return None
     proved = _prove_record(payload, 0, topic_bytes, size)
     if proved is None:
         return None
@@ -266,31 +269,67 @@ def _prove_few(
     )
 
 
+class _Shape(NamedTuple):
+    """What records of one size have where, if they have no due time.
+
+    Attributes:
+        head: tag and length of the record.
+        bare_head: the same, then tag and length of a body that is all of the front; None if no body makes a front of this size.
+        front_size_bytes: size of all that stands before the trailer.
+        topic_field: what stands behind the front.
+    """
+
+    head: bytes
+    bare_head: bytes | None
+    front_size_bytes: int
+    topic_field: bytes
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(size: int, topic_bytes: bytes) -> _Shape | None:
+    """The shape of a record of this size; None if no record has this size."""
+    front_size = size - _FIXED_TRAILER_SIZE_BYTES - 2 - len(topic_bytes)
+    if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
+        return None
+    head = record_head(size)
+    bare_head = None
+    size_of_length = len(layout.encode_varint(front_size))
+    for guess in (size_of_length, size_of_length - 1):
+        body_size = front_size - 1 - guess
+        if 0 <= body_size <= _BODY_SIZE_MAX_BYTES:
+            length = layout.encode_varint(body_size)
+            if len(length) == guess:
+                bare_head = head + bytes((layout.BODY_TAG,)) + length
+    return _Shape(head, bare_head, front_size, topic_field_of(topic_bytes))
+
+
 def _prove_record(
     payload: bytes | bytearray, start: int, topic_bytes: bytes, size: int
 ) -> tuple[int, tuple[int, ...], Sequence[MoreKey]] | None:
     """The scalar form of the proof for the record field at `start`. (Its end, the values of the fixed trailer, the keys behind the first
     one); None if it fails.
     """
-    topic_size = len(topic_bytes)
-    front_size = size - _FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
-    if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
+    shape = _shape_of(size, topic_bytes)
+    if shape is None:
         return None
-    head = record_head(size)
+    head, bare_head, front_size, topic_field = shape
     content = start + len(head)
     end = content + size
-    if end > len(payload) or not payload.startswith(head, start):
+    if end > len(payload):
         return None
     values = _unpack_trailer(payload, end - _FIXED_TRAILER_SIZE_BYTES)
     flags = values[_FLAGS]
     if values[::2] != TAGS or flags & BROKER_FLAGS:
         return None
+    front_end = content + front_size
     if flags & _FLAG_DUE_TIME:
         front_size -= layout.DUE_TIME_SIZE_BYTES
+        front_end = content + front_size
         if front_size < 2 or payload[end + layout.DUE_TIME_MS_AT - 1] != layout.DUE_TIME_TAG:
             return None
-    front_end = content + front_size
-    if not payload.startswith(topic_field_of(topic_bytes), front_end):
+    elif bare_head is not None and payload.startswith(bare_head, start):
+        return (end, values, ()) if payload.startswith(topic_field, front_end) else None
+    if not payload.startswith(head, start) or not payload.startswith(topic_field, front_end):
         return None
     # Field 1 of a record, as a record is of a batch.
     body_size, body_head = record_field_at(payload, content, front_end)
