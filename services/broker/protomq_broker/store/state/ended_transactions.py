@@ -23,6 +23,9 @@ _ROW: Final = struct.Struct("<QIQBQ")
 """The same for one row: an item of an array costs several times as much to read and to write."""
 assert _ROW.size == ENDED_ROW.itemsize
 
+_ROWS_MIN: Final = 1_024
+"""What is there from the start."""
+
 Key = tuple[int, int, int]
 
 
@@ -30,8 +33,9 @@ class EndedTransactions:
     """A table of bounded size. What stands in it stands in rows too, so that a snapshot is one copy."""
 
     def __init__(self, count_max: int) -> None:
-        self._rows = np.zeros(count_max, ENDED_ROW)
-        self._octets = self._rows.view(np.uint8).data
+        self._count_max = count_max
+        # Grown by doubling: all 3 MB at once would be most of what it takes to open a small store.
+        self._put(np.zeros(min(count_max, _ROWS_MIN), ENDED_ROW))
         self._start = 0
         self._endings: dict[Key, int] = {}
 
@@ -45,9 +49,14 @@ class EndedTransactions:
     def add(self, key: Key, ending: int, position: int) -> None:
         """One has ended, by the record at a position that is never less than the one before; the oldest is forgotten if it must be."""
         count = len(self._endings)
-        if count == len(self._rows):
+        if count == self._count_max:
             self._forget_first()
             count -= 1
+        elif count == len(self._rows):
+            grown = np.zeros(min(2 * count, self._count_max), ENDED_ROW)
+            grown[:count] = self.rows()
+            self._put(grown)
+            self._start = 0
         at = (self._start + count) % len(self._rows)
         _ROW.pack_into(self._octets, at * _ROW.size, *key, ending, position)
         self._endings[key] = ending
@@ -67,6 +76,10 @@ class EndedTransactions:
         """Takes over what `rows` gave."""
         for producer_id, epoch, sequence, ending, position in np.asarray(rows, ENDED_ROW).tolist():
             self.add((producer_id, epoch, sequence), ending, position)
+
+    def _put(self, rows: NDArray[Any]) -> None:
+        self._rows = rows
+        self._octets = rows.view(np.uint8).data
 
     def _forget_first(self) -> None:
         producer_id, epoch, sequence, _, _ = _ROW.unpack_from(self._octets, self._start * _ROW.size)
