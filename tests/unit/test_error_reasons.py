@@ -34,7 +34,11 @@ def raised() -> Iterator[Raised]:
     for path in sorted((ROOT / "services").rglob("*.py")) + sorted((ROOT / "cli").rglob("*.py")):
         if path.name in RELAYS:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        # Each worker collects these anew: to parse only the files with such a call takes a fifth of the time.
+        if "ServiceError" not in text and "invalid_argument" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call):
                 continue
             name, place = getattr(node.func, "id", ""), str(path.relative_to(ROOT))
