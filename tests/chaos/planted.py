@@ -18,7 +18,7 @@ import numpy as np
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
-from protomq_broker.store import appending, opening, topic_counts
+from protomq_broker.store import appending, derived_recovery, log_replay, topic_counts
 from protomq_broker.store.appending import Appender
 from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.errors import DiskFullError, StoreError
@@ -509,7 +509,7 @@ def _cuts_corruption() -> Any:
         ):
             return real(*args, **kwargs)
 
-    return _patch(opening, "recover_log", recover_log)
+    return _patch(derived_recovery, "recover_log", recover_log)
 
 
 def _nothing_found(*_: Any, **__: Any) -> None:
@@ -759,7 +759,7 @@ def _saves_what_is_not_synced() -> Any:
 
 def _deletions_are_not_followed() -> Any:
     """A start that finds a deletion in the log leaves what stood in front of it."""
-    return _patch(opening, "deletions_in_block", lambda block, records: ())
+    return _patch(log_replay, "deletions_in_block", lambda block, records: ())
 
 
 def _commits_are_answered_before_they_are_appended() -> Any:
@@ -853,7 +853,7 @@ def _flipped_entries(seed: int) -> list[Violation]:
 
 def _restarts_on_lost_pages() -> Any:
     """After a failed fsync and a restart, pages that never reached the disk are taken for stored."""
-    return _patch(opening, "rewrite_unsynced", lambda *args: None)
+    return _patch(derived_recovery, "rewrite_unsynced", lambda *args: None)
 
 
 def _lost_pages(seed: int) -> list[Violation]:
@@ -919,7 +919,7 @@ def _log_damaged_while_open(seed: int) -> list[Violation]:
 
 def _starts_at_the_checkpoint() -> Any:
     """A start looks at nothing that stands in front of the checkpoint."""
-    return _patch(opening, "check_before", lambda *args, **kwargs: None)
+    return _patch(derived_recovery, "check_before", lambda *args, **kwargs: None)
 
 
 def _looks_past_damage() -> Any:

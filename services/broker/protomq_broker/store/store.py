@@ -53,15 +53,16 @@ from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
 from .log.recovery import DamagedRange, RecoveredLog, seal_at_end
 from .open_log import OpenLog
-from .opening import make_folders, restore_topics
 from .pop_carrying import PopCarrier
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .queues.log_reader import LogReader, ReadBound
 from .queues.quarantine import Quarantine
 from .queues.reading import StoredPlace, TopicCounters
 from .refusals import Refusals
+from .restored_topics import restore_topics
 from .same_messages import Appended, SentAgain
 from .saving import Saver
+from .settings import make_folders
 from .state.groups import GroupTable
 from .state.half_copies import HalfCopies, half_copies
 from .state.half_messages import TransactionState

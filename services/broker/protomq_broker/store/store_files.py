@@ -12,6 +12,7 @@ from protomq.wire.log_walk import WalkedBlock
 
 from .config import StoreConfig
 from .derived import Derived
+from .derived_recovery import rebuild, recover_store
 from .errors import StaleEpochError
 from .files.disk import Disk
 from .files.identity import store_id
@@ -34,9 +35,10 @@ from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
 from .log_healing import complete_healing
 from .log_proof import forget_unused_segments
-from .opening import check_settings, rebuild, recover_store
+from .log_replay import StartFiles
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
+from .settings import check_settings
 from .state.half_messages import HalfMessages
 from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable
@@ -114,11 +116,11 @@ class StoreFiles:
         config_folder = f"{self.root}/config"
         self.queues.known_ends += read_saved_ends(disk, config_folder)
         self.queues.keep_known_ends = partial(save_ends, disk, config_folder)
-        deleted = dict(self.topics.deleted)
         for structure in self.derived:
             structure.load(self.folder.first_position)
+        files = self._start_files(checkpoint)
         for structure in self.derived:
-            structure.forget_deleted(deleted)
+            structure.forget_deleted(files.deleted)
         cache_id = disk.cache_id(self.root)
         walked: list[Stretch] = []
         epochs = self.epochs
@@ -129,24 +131,17 @@ class StoreFiles:
             epochs = epochs.note(block.seals)
 
         recovered = recover_store(
-            disk,
-            self.folder,
-            self.root,
-            self.config,
-            checkpoint,
-            self.queues,
-            self.derived,
+            files,
+            self.config.corruption,
             epochs=self.epochs,
             same_cache=bool(cache_id) and cache_id == self.lock.previous_cache_id,
-            deleted=deleted,
             boundaries=self.boundaries,
             on_walked=take,
         )
         if epochs.is_known:  # else what was walked is not all
             self.epochs = epochs
         if not self.topics.believe(recovered.tail.position):  # nor what followed from it
-            deleted = dict(self.topics.deleted)
-            rebuild(disk, self.folder, checkpoint, recovered, self.queues, self.derived, deleted)
+            rebuild(self._start_files(checkpoint), recovered, self.derived)
         replay_position = checkpoint.replay_position if checkpoint else 0
         return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
 
@@ -211,10 +206,17 @@ class StoreFiles:
 
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
         """Rebuilds the consume queues from the log."""
-        deleted = dict(self.topics.deleted)
-        checkpoint = self._checkpoint()
-        rebuild(
-            self.disk, self.folder, checkpoint, recovered, self.queues, [self.queues], deleted
+        rebuild(self._start_files(self._checkpoint()), recovered, [self.queues])
+
+    def _start_files(self, checkpoint: Checkpoint | None) -> StartFiles:
+        return StartFiles(
+            self.disk,
+            self.folder,
+            f"{self.root}/config",
+            checkpoint,
+            self.queues,
+            self.derived,
+            dict(self.topics.deleted),
         )
 
     @property

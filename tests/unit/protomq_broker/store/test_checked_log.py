@@ -13,7 +13,7 @@ import pytest
 
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
-from protomq_broker.store import opening
+from protomq_broker.store import derived_recovery
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import write_file_atomically
 from protomq_broker.store.log import checked_log
@@ -474,7 +474,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many boundaries in a segment of 8 KiB as there are in one of a gigabyte."""
     monkeypatch.setattr(checked_log, "PIECE_SIZE_BYTES", 512)
     monkeypatch.setattr(checked_log, "SAVED_COUNT_MIN", 2)
-    monkeypatch.setattr(opening, "START_CHECK_SIZE_BYTES", 1000)
+    monkeypatch.setattr(derived_recovery, "START_CHECK_SIZE_BYTES", 1000)
 
 
 class ReadCounter(SimDisk):

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq_broker.store.files.side_files import read_state_file, write_state_file
-from protomq_broker.store.opening import make_folders
 from protomq_broker.store.queues import consume_queue, consume_queue_table, queue_flush
 from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable, has_table
 from protomq_broker.store.queues.queue_flush import flush_together
+from protomq_broker.store.settings import make_folders
 from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import (
     ListLog,
