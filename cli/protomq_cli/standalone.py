@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from protomq_broker.broker_process import BrokerProcess, metrics_words
 from protomq_broker.config import BrokerConfig
-from protomq_broker.main import BrokerProcess, metrics_words
 from protomq_broker.name_server_connections import NameServer
 from protomq_namesrv.config import NamesrvConfig
 from protomq_namesrv.direct_connection import DirectConnection

@@ -23,8 +23,8 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire import record as layout
 from protomq_broker import plain_body_workers
+from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.config import BrokerConfig
-from protomq_broker.main import BrokerProcess
 from protomq_broker.plain_bodies import with_plain_bodies
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError

@@ -21,8 +21,8 @@ from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.v1.topic_pb2 import Topic
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker import broker as broker_module
+from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.config import BrokerConfig, MetricsConfig
-from protomq_broker.main import BrokerProcess
 from protomq_broker.name_server_connections import NameServer
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.state.topics import TopicConfig

@@ -103,7 +103,7 @@ THREADS: Final = {
     "protomq_broker.leadership_driver": "asks etcd, and looks at the clock",
     "protomq_broker.ha_follower": "fetches the log of the master",
     "protomq_broker.replica_healing": "fetches from a replica what is damaged",
-    "protomq_broker.main": "starts and stops without holding up the event loop",
+    "protomq_broker.broker_process": "starts and stops without holding up the event loop",
     "protomq_broker.plain_body_workers": "bodies to unpack",
     "protomq_broker.registration": "one for each name server",
     "protomq_broker.timer_mover": "delivers what is due",

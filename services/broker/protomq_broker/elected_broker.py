@@ -34,10 +34,10 @@ from protomq_ha.roles import BrokerRole
 from protomq_runtime.clock import boottime_ms
 
 from .broker import Election
+from .broker_process import BrokerProcess, with_ports_of
 from .config import BrokerConfig, EtcdConfig
 from .etcd_gateway import HttpEtcd
 from .leadership_driver import LeadershipDriver
-from .main import BrokerProcess, with_ports_of
 from .store.files.disk import Disk
 from .store.store import Store
 from .tail_file import TailFile, read_boot_id

@@ -1,0 +1,71 @@
+"""A broker whose store is opened again while the process runs: a slave that drops what its master does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from .broker_process import REFUSED_GRACE_S, BrokerProcess, with_ports_of
+from .config import BrokerConfig
+
+log = logging.getLogger("protomq.broker")
+
+
+class ReopenedBroker:
+    """A broker that opens its store again on request. A slave asks for that when it has to drop bytes that its master does not have.
+
+    For protomq_runtime.lifecycle. Attribute: process, the one that runs now.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        """Raises what BrokerProcess raises."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_fatal: Callable[[BaseException], None] = lambda error: None
+        self._changing = asyncio.Lock()
+        self._is_stopped = False
+        self._reopening: asyncio.Task[None] | None = None
+        self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+
+    def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """Implements the hook of protomq_runtime.lifecycle."""
+        self._on_fatal = on_fatal
+        self.process.set_on_fatal(on_fatal)
+
+    async def start(self) -> None:
+        """As BrokerProcess."""
+        self._loop = asyncio.get_running_loop()
+        async with self._changing:
+            await self.process.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """As BrokerProcess."""
+        async with self._changing:
+            self._is_stopped = True
+            await self.process.stop(grace_s)
+
+    def _reopen_soon(self) -> None:
+        """Opens the store again soon. Any thread, after the start."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin_reopening)
+
+    def _begin_reopening(self) -> None:
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        async with self._changing:
+            if self._is_stopped:
+                return
+            old = self.process
+            config = with_ports_of(old, old.broker.config)
+            try:
+                await old.stop(REFUSED_GRACE_S)
+                self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+                self.process.set_on_fatal(self._on_fatal)
+                await self.process.start()
+            except Exception as error:
+                log.critical("the store could not be opened again: %s", error)
+                self._is_stopped = True
+                self._on_fatal(error)
+                return
+            log.warning("the store is open again")
