@@ -9,9 +9,9 @@ import typer
 
 from protomq_cli.connection import open_producer
 from protomq_cli.message_text import body_fields
-from protomq_cli.messages import Keys, Properties, properties_of
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
 from protomq_cli.output import OutputFormat, print_object
+from protomq_cli.sending import Keys, Properties, properties_of
 
 
 def request(

@@ -12,10 +12,10 @@ import typer
 
 from protomq_cli.exits import ExitCode
 from protomq_cli.main import COMMANDS, Group, build_app, main
-from protomq_cli.messages import CompressionName
 from protomq_cli.options import DEFAULT_TIMEOUT_S, timeout_option
 from protomq_cli.output import OutputFormat
 from protomq_cli.quick_values import ELSEWHERE, convert_quickly, quick_value
+from protomq_cli.sending import CompressionName
 
 
 @pytest.mark.parametrize(
