@@ -873,15 +873,6 @@ def _lost_pages(seed: int) -> list[Violation]:
     return second.fork("power", second.rng, keep=0.0).verify()
 
 
-def _refused_send_stays() -> Any:
-    """A send that was refused for a full disk is in the log all the same."""
-
-    def take_back(self: CommitLog, tail: LogTail, size: int, error: OSError) -> None:
-        raise DiskFullError("no space")
-
-    return _patch(CommitLog, "_take_back", take_back)
-
-
 def _heals_without_the_log() -> Any:
     """What a damaged queue has lost is given up without a look into the log."""
 
@@ -1093,9 +1084,6 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *(Planted(*bug) for bug in TRANSACTION_BUGS),
     *(Planted(name, plant, check_send_backs) for name, plant in RETRY_BUGS),
 )
-
-DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))
-
 
 FIRST_SEEDS: Final = {
     "deletes before what is carried is synced": 42,

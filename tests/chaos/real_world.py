@@ -114,7 +114,6 @@ class RealWorld:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._transport = SyncTransport()
-        self._poll_from: dict[int, int] = {}
 
     def _new_broker(self) -> Broker:
         return Broker(data_dir=self.folder, environment=self.environment)

@@ -12,7 +12,6 @@ from tests.bench.batches import BatchTemplate
 from tests.bench.measure import Counter, Sample, Window
 
 SEND_PATH = "/protomq.v1.SendService/Send"
-PING_PATH = "/protomq.v1.AdminService/Ping"
 
 
 def _identity(data: bytes) -> bytes:

@@ -348,7 +348,7 @@ class Store:
 
     def _wire_writing(self) -> None:
         """Connects what appends: sends, the machines' records, and what is carried forward."""
-        appender = self._appender = Appender(
+        appender = Appender(
             self._files,
             self._open_log,
             self._machine_of,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.files.disk import Disk, sync_names_above
-from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.log.checkpoint import Checkpoint
 from protomq_broker.store.log.commit_log import CommitLog
 from protomq_broker.store.log.epochs import UNKNOWN_EPOCHS, Epochs
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.log.record_scan import read_trailers, record_field_at
 from protomq_broker.store.log.recovery import (
     CorruptionMode,
     RecoveredLog,
@@ -151,3 +154,17 @@ def recover(
         on_block=take,
     )
     return recovered, fields, folder
+
+
+def scan_records(data: bytes, base_position: int) -> ScannedRecords:
+    """What a replay reads of the records of an append that begins at `base_position`."""
+    starts, sizes, position = [], [], 0
+    while position < len(data):
+        size, head = record_field_at(data, position, len(data))
+        assert size >= 0, f"no record field at {position}"
+        starts.append(position)
+        sizes.append(head + size)
+        position += head + size
+    return read_trailers(
+        data, base_position, np.array(starts, np.int64), np.array(sizes, np.int64)
+    )

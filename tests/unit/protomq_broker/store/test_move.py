@@ -28,10 +28,11 @@ from protomq_broker.store.log.append import RecordRegion
 from protomq_broker.store.log.first_copies import first_copies
 from protomq_broker.store.log.move import move_records
 from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
-from protomq_broker.store.log.record_scan import scan_records
 from protomq_broker.store.log.transit import LAST_ERROR_SIZE_MAX_BYTES
 from tests.support.moves import move_record
 from tests.support.region_parts import parts_of
+
+from .log_helpers import scan_records
 
 WORDS = st.text("abcäß ", min_size=1, max_size=20)
 CODED = ("crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash", "tag_code", "sharding_hash")  # fmt: skip

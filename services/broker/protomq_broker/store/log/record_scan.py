@@ -27,29 +27,6 @@ from .record_arrays import (
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 
 
-def scan_records(data: bytes | bytearray | memoryview, base_position: int) -> ScannedRecords:
-    """Reads the records of one or more appends back, seals and padding already taken out; `data` starts at `base_position` of the log.
-
-    Raises CorruptRecordError with the position if the chain of tags and lengths or a trailer does not hold. The caller has checked
-    the seal's CRC, so that is a defect of the writer and no torn write.
-    """
-    starts_list: list[int] = []
-    sizes_list: list[int] = []
-    position, end = 0, len(data)
-    while position < end:
-        size, head = record_field_at(data, position, end)
-        if size < 0:
-            raise CorruptRecordError(
-                base_position + position, "no record field where one must stand"
-            )
-        starts_list.append(position)
-        sizes_list.append(head + size)
-        position += head + size
-    return read_trailers(
-        data, base_position, np.array(starts_list, np.int64), np.array(sizes_list, np.int64)
-    )
-
-
 def record_field_at(
     data: bytes | bytearray | memoryview, position: int, end: int
 ) -> tuple[int, int]:
@@ -84,7 +61,8 @@ def read_trailers(
 ) -> ScannedRecords:
     """The trailers of the record fields at `starts` (relative to `data`) with `sizes`, as arrays.
 
-    Raises CorruptRecordError as `scan_records`.
+    Raises CorruptRecordError with the position if a trailer does not hold. The caller has checked the seal's CRC, so that is a defect of
+    the writer and no torn write.
     """
     count = len(starts)
     ends = starts + sizes

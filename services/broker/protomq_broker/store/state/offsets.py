@@ -52,7 +52,6 @@ class TooManyGroupsError(StoreError):
             f"{GROUPS_MAX} consumer groups have committed offsets here, the most that it takes: delete those that nobody needs"
             " (`protomq group delete`), or pull without committing"
         )
-        self.groups_max = GROUPS_MAX
 
 
 class OffsetKey(NamedTuple):
