@@ -9,76 +9,58 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from . import _methods
-from ._admin_calls import PAGE_SIZE, AdminCalls, whole
+from ._admin_calls import AdminCalls, whole
 from ._admin_values import (
     BrokerInfo,
     BrokerStatus,
     ConsumerGroup,
     FilterModule,
     MissingBroker,
-    QueueStatus,
     TopicConfig,
     TopicDescription,
     TopicStats,
     broker_status_of,
-    datetime_of,
-    topic_config_of,
 )
-from ._call_steps import decoded
 from ._checks import (
-    OFFSET_MAX,
-    QUEUE_ID_MAX,
-    check_count,
-    check_flag,
-    check_group,
     check_seconds,
     check_text,
-    check_time,
-    check_topic,
     check_wanted,
     checked_texts,
     explain_unknown_settings,
 )
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
-from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
+from ._filter_admin import delete_filter, deploy_filter, list_filters
+from ._group_admin import (
+    GroupSettings,
+    delete_group,
+    get_group,
+    list_group_settings,
+    list_groups,
+    set_group,
+)
 from ._group_locks import QueueLockInfo, queue_locks
 from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
 from ._ha_admin import HaStatus, ha_status, order_lead
-from ._late_imports import fork_waits, load_needed_modules
-from ._message import Message, field_values
+from ._late_imports import load_needed_modules
+from ._message import Message
+from ._message_queries import query_by_id, query_by_key
 from ._message_track import MessageTrack, track_message
+from ._topic_admin import create_topic, delete_topic, describe_topic, list_topics
 from ._trace import TRACE_TOPIC, TraceEvent, events_of
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
-from ._types import (
-    PEER_TIMEOUT_S,
-    MessageQueue,
-    Permission,
-    QueueRange,
-    TopicType,
-)
-from .errors import (
-    BrokerNotFoundError,
-    GroupNotFoundError,
-    NotFoundError,
-    PartialResultError,
-    ProtomqError,
-    TopicNotFoundError,
-    WrongTypeError,
-)
+from ._types import PEER_TIMEOUT_S, Permission, TopicType
+from .errors import BrokerNotFoundError, NotFoundError, PartialResultError, ProtomqError
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message as PbMessage
-
     from ._transactions import TransactionDecision
 
 REQUEST_TIMEOUT_S = 5.0
 
-_T = TypeVar("_T", bound="PbMessage")
 
 class Admin(AdminCalls):
     """Administration of a cluster. Any thread may call everything.
@@ -129,135 +111,40 @@ class Admin(AdminCalls):
         no type leaves it. Raises TopicExistsError if it exists with another configuration or incarnation, InvalidArgumentError,
         BrokerNotFoundError.
         """
-        from .v1 import admin_service_pb2 as pb
-        from .v1 import topic_pb2
-
-        check_topic(topic)
-        for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
-            check_count(name, count, 0, QUEUE_ID_MAX)
-        if not isinstance(permission, Permission):
-            raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
-        check_flag("update", update)
-        check_count("incarnation", incarnation, 0, OFFSET_MAX)
-        if not isinstance(type, TopicType):
-            raise WrongTypeError(f"type is a TopicType, TopicType.FIFO for instance, not {type!r}")
-        kind: Any = int(type)
-        number: Any = int(permission)
-        wanted = topic_pb2.Topic(
-            name=topic,
-            write_queues=write_queues,
-            read_queues=read_queues or write_queues,
-            permission=number,
-            incarnation=incarnation,
-            type=kind,
-        )
-        request = pb.CreateTopicRequest(topic=wanted, update=update)
-        configs = {}
-
-        def ask(broker: BrokerInfo) -> None:
-            answer = self._call(
-                broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
+        return whole(
+            *create_topic(
+                self,
+                topic,
+                write_queues=write_queues,
+                read_queues=read_queues,
+                permission=permission,
+                update=update,
+                brokers=brokers,
+                incarnation=incarnation,
+                kind=type,
             )
-            configs[broker.broker_name] = topic_config_of(answer.topic)
-
-        failures = self._ask_each(brokers, ask)
-        self._routes.invalidate(topic)
-        return whole(configs, failures)
+        )
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Configuration and queues of a topic. Raises TopicNotFoundError."""
-        from .v1 import admin_service_pb2 as pb
-
-        check_topic(topic)
-        configs: dict[str, TopicConfig] = {}
-        queues: list[QueueStatus] = []
-
-        def ask(broker: BrokerInfo) -> None:
-            try:
-                answer = self._call(
-                    broker.address,
-                    _methods.DESCRIBE_TOPIC,
-                    pb.DescribeTopicRequest(topic=topic),
-                    pb.DescribeTopicResponse,
-                )
-            except TopicNotFoundError:
-                return
-            configs[broker.broker_name] = topic_config_of(answer.topic)
-            queues.extend(
-                QueueStatus(
-                    MessageQueue(topic, broker.broker_name, item.queue_id),
-                    QueueRange(item.min_offset, item.end_offset),
-                    datetime_of(item.last_store_time) if item.HasField("last_store_time") else None,
-                )
-                for item in answer.queues
-            )
-
-        failures = self._ask_each(None, ask, topic)
-        if not configs:
-            raise next(iter(failures.values()), _no_broker_has(topic))
-        return whole(TopicDescription(topic, configs, tuple(queues)), failures)
+        return whole(*describe_topic(self, topic))
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a topic, its queues and committed offsets. Returns the brokers that had it. Raises TopicNotFoundError if none had."""
-        from .v1 import admin_service_pb2 as pb
-
-        check_topic(topic)
-        deleted: list[str] = []
-
-        def ask(broker: BrokerInfo) -> None:
-            try:
-                self._call(
-                    broker.address,
-                    _methods.DELETE_TOPIC,
-                    pb.DeleteTopicRequest(topic=topic),
-                    pb.DeleteTopicResponse,
-                )
-            except TopicNotFoundError:
-                return
-            deleted.append(broker.broker_name)
-
-        failures = self._ask_each(brokers, ask, topic)
-        self._routes.invalidate(topic)
-        if not deleted:
-            raise next(iter(failures.values()), _no_broker_has(topic))
-        return whole(deleted, failures)
+        return whole(*delete_topic(self, topic, brokers))
 
     def list_topic_names(self, *, group_topics: bool = False) -> list[str]:
         """Returns the names of all topics that the name server knows, sorted. `group_topics`: also those of groups (%RETRY%group,
         %DLQ%group).
         """
-        from .v1 import route_service_pb2 as pb
-
         self._check_open()
-        names: list[str] = []
-        token = ""
-        while True:
-            request = pb.ListTopicNamesRequest(
-                page_size=PAGE_SIZE, page_token=token, group_topics=group_topics
-            )
-            data = self._routes.ask(
-                _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self._request_timeout_s
-            )
-            answer = decoded(data, pb.ListTopicNamesResponse.FromString)
-            names.extend(answer.topics)
-            token = answer.next_page_token
-            if not token:
-                return names
+        return self._routes.topic_names(self._request_timeout_s, group_topics=group_topics)
 
     def list_topics(
         self, broker_name: str | None = None, *, group_topics: bool = False
     ) -> dict[str, list[TopicConfig]]:
         """Returns the topics of a broker, or of each, by broker name. `group_topics`: also those of groups (%RETRY%group, %DLQ%group)."""
-        from .v1 import admin_service_pb2 as pb
-
-        found: dict[str, list[TopicConfig]] = {}
-
-        def ask(broker: BrokerInfo) -> None:
-            request = pb.ListTopicsRequest(group_topics=group_topics)
-            pages = self._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
-            found[broker.broker_name] = [topic_config_of(one) for page in pages for one in page.topics]
-
-        return whole(found, self._ask_each(_one_or_all(broker_name), ask))
+        return whole(*list_topics(self, _one_or_all(broker_name), group_topics=group_topics))
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -266,28 +153,7 @@ class Admin(AdminCalls):
 
         Brokers do not list a group that has never committed. Raises TopicNotFoundError.
         """
-        from .v1 import admin_service_pb2 as pb
-
-        check_topic(topic)
-        found: dict[str, set[str]] = {}
-        known = False
-
-        def ask(broker: BrokerInfo) -> None:
-            nonlocal known
-            request = pb.ListGroupsRequest(topic=topic)
-            try:
-                for page in self._pages(broker, _methods.LIST_GROUPS, request, pb.ListGroupsResponse):
-                    known = True
-                    for group in page.groups:
-                        found.setdefault(group.consumer_group, set()).update(group.topics)
-            except TopicNotFoundError:
-                return
-
-        failures = self._ask_each(None, ask, topic)
-        if topic and not known:
-            raise next(iter(failures.values()), _no_broker_has(topic))
-        groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
-        return whole(groups, failures)
+        return whole(*list_groups(self, topic))
 
     def group_lag(
         self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
@@ -351,32 +217,7 @@ class Admin(AdminCalls):
         If members have pulled within the last minute, brokers refuse to delete the group (GroupInUseError), unless `force` is given. A
         member that goes on would commit, and so create the group again.
         """
-        from .v1 import admin_service_pb2 as pb
-
-        check_group(group)
-        check_flag("force", force)
-        deleted: list[str] = []
-
-        def ask(broker: BrokerInfo) -> None:
-            try:
-                self._call(
-                    broker.address,
-                    _methods.DELETE_GROUP,
-                    pb.DeleteGroupRequest(consumer_group=group, force=force),
-                    pb.DeleteGroupResponse,
-                )
-            except GroupNotFoundError:
-                return
-            deleted.append(broker.broker_name)
-
-        failures = self._ask_each(brokers, ask)
-        if not deleted:
-            nobody = GroupNotFoundError(
-                f"group {group!r} has committed nothing at any broker",
-                metadata={"consumer_group": group},
-            )
-            raise next(iter(failures.values()), nobody)
-        return whole(deleted, failures)
+        return whole(*delete_group(self, group, brokers, force=force))
 
     def get_group(self, group: str) -> GroupSettings:
         """Returns the settings of a consumer group with the highest version over all brokers; the defaults if nobody has set it up."""
@@ -490,59 +331,17 @@ class Admin(AdminCalls):
         docs/filters.md says what it must export. Raises IllegalFilterError for an invalid module, InvalidArgumentError, TooManyError,
         UnsupportedError if a broker is installed without WebAssembly.
         """
-        with fork_waits:
-            from .v1 import filter_service_pb2 as pb
-
-        request = pb.DeployFilterRequest(name=check_text("name", name), module=_module(module))
-        deployed: list[str] = []
-
-        def ask(broker: BrokerInfo) -> None:
-            self._call(broker.address, _methods.DEPLOY_FILTER, request, pb.DeployFilterResponse)
-            deployed.append(broker.broker_name)
-
-        return whole(deployed, self._ask_each(brokers, ask))
+        return whole(*deploy_filter(self, name, module, brokers))
 
     def list_filters(self) -> dict[str, list[FilterModule]]:
         """The modules of each broker, by name."""
-        with fork_waits:
-            from .v1 import filter_service_pb2 as pb
-
-        found: dict[str, list[FilterModule]] = {}
-
-        def ask(broker: BrokerInfo) -> None:
-            pages = self._pages(
-                broker, _methods.LIST_FILTERS, pb.ListFiltersRequest(), pb.ListFiltersResponse
-            )
-            found[broker.broker_name] = [
-                FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules
-            ]
-
-        return whole(found, self._ask_each(None, ask))
+        return whole(*list_filters(self))
 
     def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a module. Returns the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
-        with fork_waits:
-            from .v1 import filter_service_pb2 as pb
-
-        request = pb.DeleteFilterRequest(name=check_text("name", name))
-        deleted: list[str] = []
-
-        def ask(broker: BrokerInfo) -> None:
-            answer = self._call(
-                broker.address, _methods.DELETE_FILTER, request, pb.DeleteFilterResponse
-            )
-            if answer.deleted:
-                deleted.append(broker.broker_name)
-
-        return whole(deleted, self._ask_each(brokers, ask))
+        return whole(*delete_filter(self, name, brokers))
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
-
-    def cluster_info(self) -> list[BrokerInfo]:
-        """All brokers, by cluster, name and id; slaves too."""
-        from .v1 import route_service_pb2 as pb
-
-        return self._cluster(pb.GetClusterInfoRequest())[0]
 
     def missing_brokers(self, topic: str = "") -> list[MissingBroker]:
         """Brokers that were removed since the name server started and are not back, by name; `topic`: those that had it.
@@ -658,34 +457,13 @@ class Admin(AdminCalls):
         Raises CorruptLogError (from several brokers: PartialResultError) if a message with that key may be damaged. Then ask only for the
         found_count messages that its metadata names, or choose `begin` and `end` to leave the damage out.
         """
-        from .v1 import admin_service_pb2 as pb
-
-        check_topic(topic)
-        check_wanted("key", key)
-        check_count("count_max", count_max, 1, 256)
-        request = pb.QueryMessagesRequest(topic=topic, key=key, record_count_max=count_max)
-        if begin is not None:
-            check_time("begin", begin)
-            request.begin_time.FromMilliseconds(int(begin.timestamp() * 1000))
-        if end is not None:
-            check_time("end", end)
-            request.end_time.FromMilliseconds(int(end.timestamp() * 1000))
-        return self._query(request, count_max)
+        return whole(
+            *query_by_key(self, topic, key, begin=begin, end=end, count_max=count_max)
+        )
 
     def query_by_id(self, topic: str, message_id: str) -> Message | None:
         """Returns the message with that id; None if no broker has it. Raises as `query_by_key` if it may be damaged."""
-        from .v1 import admin_service_pb2 as pb
-
-        check_topic(topic)
-        check_wanted("message_id", message_id)
-        request = pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1)
-        try:
-            found = self._query(request, 1)
-        except PartialResultError as error:
-            found = error.result
-            if not found:
-                raise PartialResultError(str(error), None, error.failures) from error
-        return found[0] if found else None
+        return whole(*query_by_id(self, topic, message_id))
 
     def track_message(
         self, message_id: str, *, brokers: Iterable[str] | None = None
@@ -717,36 +495,6 @@ class Admin(AdminCalls):
         """ "remoting", "grpc", or "" before the first call to that broker."""
         return self._transport.kind(self._brokers([check_text("broker_name", broker_name)])[0][0].address)
 
-    def _query(self, request: Any, count_max: int) -> list[Message]:
-        from .v1 import admin_service_pb2 as pb
-
-        found: list[Message] = []
-        payload = request.SerializeToString()
-
-        def ask(broker: BrokerInfo) -> None:
-            try:
-                data = self._ask(broker.address, _methods.QUERY_MESSAGES, (payload,))
-            except NotFoundError:
-                return
-            answer = decoded(data, pb.QueryMessagesResponse.FromString)
-            # Take the records as they stand in the answer: their CRC covers these bytes, and another serialisation may differ.
-            for record, octets in zip(answer.records, field_values(data, 1), strict=True):
-                queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
-                found.append(Message.from_record(octets, queue, record.queue_offset))
-
-        failures = self._ask_each(None, ask, request.topic)
-        found.sort(key=lambda message: message.store_time_ms, reverse=True)
-        return whole(found[:count_max], failures)
 
 def _one_or_all(broker_name: str | None) -> list[str] | None:
     return None if broker_name is None else [broker_name]
-
-
-def _module(module: bytes) -> bytes:
-    if not isinstance(module, bytes):
-        raise WrongTypeError(f"module is bytes, those of a .wasm file, not {type(module).__name__}")
-    return module
-
-
-def _no_broker_has(topic: str) -> TopicNotFoundError:
-    return TopicNotFoundError(f"no broker has the topic {topic!r}", metadata={"topic": topic})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from . import _methods
 from ._admin_values import BrokerInfo, MissingBroker, broker_info_of, datetime_of
-from ._call_steps import call_address, decoded
+from ._call_steps import call_address
 from ._checks import checked_texts
 from ._connection_options import ConnectionOptions
+from ._decoding import decoded
 from ._retry import CHANGE
-from ._routes import Routes
+from ._routes import PAGE_SIZE, Routes
 from ._steps import Driver
 from ._transport import SyncTransport
 from ._types import BrokerAddress, MethodInfo
@@ -31,8 +32,6 @@ from .errors import (
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as PbMessage
-
-PAGE_SIZE: Final = 1000
 
 _T = TypeVar("_T", bound="PbMessage")
 _R = TypeVar("_R")
@@ -61,6 +60,12 @@ class AdminCalls:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def cluster_info(self) -> list[BrokerInfo]:
+        """All brokers, by cluster, name and id; slaves too."""
+        from .v1 import route_service_pb2 as pb
+
+        return self._cluster(pb.GetClusterInfoRequest())[0]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from ._retry import Retries
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import BrokerAddress, MethodInfo, Route
-from .errors import NoRouteError, ProtocolError, ProtomqError
+from .errors import NoRouteError, ProtomqError
 
 _T = TypeVar("_T")
 
@@ -100,13 +100,3 @@ def broker_of(route: Route, broker_name: str) -> BrokerAddress:
             metadata={"topic": route.topic, "broker_name": broker_name},
         )
     return address
-
-
-def decoded(data: bytes, parse: Callable[[bytes], _T]) -> _T:
-    """An answer as `parse` of its protobuf class gives it. Raises ProtocolError."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        return parse(data)
-    except DecodeError as error:
-        raise ProtocolError(f"the server's answer does not parse: {error}") from error

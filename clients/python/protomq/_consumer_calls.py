@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
 from . import _methods
-from ._call_steps import call_broker, decoded
+from ._call_steps import call_broker
+from ._decoding import decoded
 from ._filters import MessageFilter
 from ._late_imports import fork_waits
 from ._retry import CALL, Retries

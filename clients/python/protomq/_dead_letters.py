@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
 from ._checks import check_flag, check_time, checked_texts
-from ._group_admin import AsksBrokers, check_wanted_group
+from ._group_admin import check_wanted_group
 from ._late_imports import fork_waits
 from .errors import ConfigurationError, ProtomqError, TopicNotFoundError, WrongTypeError
+
+if TYPE_CHECKING:
+    from ._admin_calls import AdminCalls
 from .wire.topics import dead_letter_topic
 
 IDS_MAX: Final = 256
 """In one call to a broker."""
-_PAGE_SIZE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ReplayProgress:
     unknown_ids: tuple[str, ...] = ()
 
 
-def list_dead_letters(admin: AsksBrokers) -> tuple[list[DeadLetters], dict[str, ProtomqError]]:
+def list_dead_letters(admin: AdminCalls) -> tuple[list[DeadLetters], dict[str, ProtomqError]]:
     """Of all groups, by name, and the brokers that did not answer."""
     with fork_waits:
         from .v1 import dead_letter_service_pb2 as pb
@@ -55,25 +57,19 @@ def list_dead_letters(admin: AsksBrokers) -> tuple[list[DeadLetters], dict[str, 
     found: dict[str, DeadLetters] = {}
 
     def ask(broker: Any) -> None:
-        token = ""
-        while True:
-            request = pb.ListDeadLettersRequest(page_size=_PAGE_SIZE, page_token=token)
-            answer = admin._call(
-                broker.address, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse
-            )
-            for one in answer.groups:
-                known = found.get(one.consumer_group)
-                found[one.consumer_group] = _added(one, known)
-            token = answer.next_page_token
-            if not token:
-                return
+        request = pb.ListDeadLettersRequest()
+        for page in admin._pages(
+            broker, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse
+        ):
+            for one in page.groups:
+                found[one.consumer_group] = _added(one, found.get(one.consumer_group))
 
     failures = admin._ask_each(None, ask)
     return [found[group] for group in sorted(found)], failures
 
 
 def replay_dead_letters(
-    admin: AsksBrokers,
+    admin: AdminCalls,
     group: str,
     *,
     message_ids: Iterable[str],

@@ -1,41 +1,34 @@
-"""Settings of consumer groups over all brokers: each has its own copy, with a version, and the highest version holds."""
+"""Consumer groups over all brokers. Each broker has its own copy of their settings, with a version; the highest holds. Used by Admin."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import _methods
-from ._checks import check_count, check_flag, check_group
+from ._admin_values import BrokerInfo, ConsumerGroup
+from ._checks import check_count, check_flag, check_group, check_topic
 from ._late_imports import fork_waits
-from ._types import BrokerAddress, MethodInfo
-from .errors import ConfigurationError, ProtomqError, SystemBusyError, WrongTypeError
+from ._topic_admin import no_broker_has
+from .errors import (
+    ConfigurationError,
+    GroupNotFoundError,
+    ProtomqError,
+    SystemBusyError,
+    TopicNotFoundError,
+    WrongTypeError,
+)
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message as PbMessage
-
-_T = TypeVar("_T", bound="PbMessage")
+    from ._admin_calls import AdminCalls
 
 DELAY_MAX_MS: Final = 40 * 86_400_000
 RETRY_DELAYS_MAX: Final = 64
 RETRY_COUNT_MAX: Final = (1 << 31) - 1
 SET_ATTEMPTS: Final = 3
 """Whoever sets a group up at the same moment may win; then it is done again on top of that."""
-_PAGE_SIZE: Final = 1_000
-
-
-class AsksBrokers(Protocol):
-    """What is needed of an Admin: it knows the brokers."""
-
-    def _call(
-        self, address: BrokerAddress, method: MethodInfo, request: Any, answer_class: type[_T]
-    ) -> _T: ...
-
-    def _ask_each(
-        self, names: Iterable[str] | None, ask: Callable[[Any], None], topic: str = ""
-    ) -> dict[str, ProtomqError]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class GroupSettings:
 
 
 def get_group(
-    admin: AsksBrokers, group: str, brokers: Iterable[str] | None = None
+    admin: AdminCalls, group: str, brokers: Iterable[str] | None = None
 ) -> tuple[GroupSettings, dict[str, ProtomqError]]:
     """The settings with the highest version, and the brokers that did not answer."""
     with fork_waits:
@@ -80,7 +73,7 @@ def get_group(
 
 
 def set_group(
-    admin: AsksBrokers,
+    admin: AdminCalls,
     group: str,
     *,
     orderly: bool | None,
@@ -138,7 +131,7 @@ def set_group(
     )
 
 
-def list_group_settings(admin: AsksBrokers) -> tuple[list[str], dict[str, ProtomqError]]:
+def list_group_settings(admin: AdminCalls) -> tuple[list[str], dict[str, ProtomqError]]:
     """Names of the groups that were set up at any broker, and the brokers that did not answer."""
     with fork_waits:
         from .v1 import group_service_pb2 as pb
@@ -146,19 +139,74 @@ def list_group_settings(admin: AsksBrokers) -> tuple[list[str], dict[str, Protom
     found: set[str] = set()
 
     def ask(broker: Any) -> None:
-        token = ""
-        while True:
-            request = pb.ListGroupSettingsRequest(page_size=_PAGE_SIZE, page_token=token)
-            answer = admin._call(
-                broker.address, _methods.LIST_GROUP_SETTINGS, request, pb.ListGroupSettingsResponse
-            )
-            found.update(settings.consumer_group for settings in answer.settings)
-            token = answer.next_page_token
-            if not token:
-                return
+        request = pb.ListGroupSettingsRequest()
+        for page in admin._pages(
+            broker, _methods.LIST_GROUP_SETTINGS, request, pb.ListGroupSettingsResponse
+        ):
+            found.update(settings.consumer_group for settings in page.settings)
 
     failures = admin._ask_each(None, ask)
     return sorted(found), failures
+
+
+def list_groups(
+    admin: AdminCalls, topic: str
+) -> tuple[list[ConsumerGroup], dict[str, ProtomqError]]:
+    """The groups that have committed, by name, and the brokers that did not answer. Raises TopicNotFoundError."""
+    from .v1 import admin_service_pb2 as pb
+
+    check_topic(topic)
+    found: dict[str, set[str]] = {}
+    known = False
+
+    def ask(broker: BrokerInfo) -> None:
+        nonlocal known
+        request = pb.ListGroupsRequest(topic=topic)
+        try:
+            for page in admin._pages(broker, _methods.LIST_GROUPS, request, pb.ListGroupsResponse):
+                known = True
+                for group in page.groups:
+                    found.setdefault(group.consumer_group, set()).update(group.topics)
+        except TopicNotFoundError:
+            return
+
+    failures = admin._ask_each(None, ask, topic)
+    if topic and not known:
+        raise next(iter(failures.values()), no_broker_has(topic))
+    groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
+    return groups, failures
+
+
+def delete_group(
+    admin: AdminCalls, group: str, brokers: Iterable[str] | None, *, force: bool
+) -> tuple[list[str], dict[str, ProtomqError]]:
+    """The brokers that knew it, and those that did not answer. Raises GroupNotFoundError if none did."""
+    from .v1 import admin_service_pb2 as pb
+
+    check_group(group)
+    check_flag("force", force)
+    deleted: list[str] = []
+
+    def ask(broker: BrokerInfo) -> None:
+        try:
+            admin._call(
+                broker.address,
+                _methods.DELETE_GROUP,
+                pb.DeleteGroupRequest(consumer_group=group, force=force),
+                pb.DeleteGroupResponse,
+            )
+        except GroupNotFoundError:
+            return
+        deleted.append(broker.broker_name)
+
+    failures = admin._ask_each(brokers, ask)
+    if not deleted:
+        nobody = GroupNotFoundError(
+            f"group {group!r} has committed nothing at any broker",
+            metadata={"consumer_group": group},
+        )
+        raise next(iter(failures.values()), nobody)
+    return deleted, failures
 
 
 def check_wanted_group(group: object) -> str:

@@ -13,7 +13,7 @@ from ._types import MessageQueue
 from .errors import ProtomqError
 
 if TYPE_CHECKING:
-    from ._group_admin import AsksBrokers
+    from ._admin_calls import AdminCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class QueueLockInfo:
 
 
 def queue_locks(
-    admin: AsksBrokers, group: str, brokers: Iterable[str] | None
+    admin: AdminCalls, group: str, brokers: Iterable[str] | None
 ) -> tuple[list[QueueLockInfo], dict[str, ProtomqError]]:
     """The locks at all brokers, by queue, and the failures by broker."""
     with fork_waits:

@@ -13,7 +13,7 @@ from ._types import MessageQueue
 from .errors import MemberUnknownError, ProtomqError, RequestTimeoutError
 
 if TYPE_CHECKING:
-    from ._group_admin import AsksBrokers
+    from ._admin_calls import AdminCalls
     from .v1 import membership_service_pb2 as pb
 
 
@@ -76,7 +76,7 @@ class MemberReport:
 
 
 def describe_member(
-    admin: AsksBrokers, group: str, client_id: str, nonce: int, stacks: bool, timeout_s: float
+    admin: AdminCalls, group: str, client_id: str, nonce: int, stacks: bool, timeout_s: float
 ) -> MemberReport:
     """Asks the brokers in turn, until the member has answered one."""
     with fork_waits:
@@ -145,7 +145,7 @@ def _report(said: pb.MemberDescription) -> MemberReport:
 
 
 def group_members(
-    admin: AsksBrokers, group: str, brokers: Iterable[str] | None
+    admin: AdminCalls, group: str, brokers: Iterable[str] | None
 ) -> tuple[list[GroupMemberInfo], dict[str, ProtomqError]]:
     """Members over all brokers, by name, and the failures by broker."""
     with fork_waits:

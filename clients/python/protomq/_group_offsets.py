@@ -13,7 +13,7 @@ from ._types import MessageQueue
 from .errors import ConfigurationError, GroupNotFoundError, ProtomqError, TopicNotFoundError
 
 if TYPE_CHECKING:
-    from ._group_admin import AsksBrokers
+    from ._admin_calls import AdminCalls
 
 Place = Literal["earliest", "latest"] | datetime | int
 
@@ -34,7 +34,7 @@ class GroupLag:
 
 
 def group_lag(
-    admin: AsksBrokers, group: str, topic: str, brokers: Iterable[str] | None
+    admin: AdminCalls, group: str, topic: str, brokers: Iterable[str] | None
 ) -> tuple[list[GroupLag], dict[str, ProtomqError]]:
     """Of each queue, and the failures by broker. Raises GroupNotFoundError if no broker knows the group."""
     from .v1 import consumer_service_pb2 as pb
@@ -72,7 +72,7 @@ def group_lag(
 
 
 def reset_offsets(
-    admin: AsksBrokers,
+    admin: AdminCalls,
     group: str,
     topic: str,
     to: Place,
@@ -101,7 +101,7 @@ def reset_offsets(
 
 
 def clone_offsets(
-    admin: AsksBrokers, source: str, group: str, topic: str, brokers: Iterable[str] | None
+    admin: AdminCalls, source: str, group: str, topic: str, brokers: Iterable[str] | None
 ) -> tuple[list[str], dict[str, ProtomqError]]:
     """The brokers that did it, and the failures by broker."""
     from .v1 import consumer_service_pb2 as pb
@@ -115,7 +115,7 @@ def clone_offsets(
 
 
 def _on_those_that_have_it(
-    admin: AsksBrokers, method: Any, request: Any, answer_class: Any, brokers: Iterable[str] | None
+    admin: AdminCalls, method: Any, request: Any, answer_class: Any, brokers: Iterable[str] | None
 ) -> tuple[list[str], dict[str, ProtomqError]]:
     """Brokers that do not know the topic or the group are skipped, unless none knows it."""
     done: list[str] = []

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from . import _methods
 from ._late_imports import fork_waits
-from ._types import BrokerAddress, MethodInfo
 from .errors import BrokerNotFoundError, ProtomqError, TransportError
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message as PbMessage
-
-_T = TypeVar("_T", bound="PbMessage")
+    from ._admin_calls import AdminCalls
 
 
 class BrokerRole(IntEnum):
@@ -93,18 +89,8 @@ class HaStatus:
         return max((replica.lag_bytes for replica in self.replicas), default=0)
 
 
-class KnowsBrokers(Protocol):
-    """What is needed of an Admin: it knows the brokers, slaves too."""
-
-    def cluster_info(self) -> Iterable[Any]: ...
-
-    def _call(
-        self, address: BrokerAddress, method: MethodInfo, request: Any, answer_class: type[_T]
-    ) -> _T: ...
-
-
 def ha_status(
-    admin: KnowsBrokers, broker_name: str | None
+    admin: AdminCalls, broker_name: str | None
 ) -> tuple[list[HaStatus], dict[str, ProtomqError]]:
     """Of all brokers by name and id, or of those with a name; what went wrong, by `name/id`."""
     with fork_waits:
@@ -129,7 +115,7 @@ def ha_status(
 
 
 def order_lead(
-    admin: KnowsBrokers, broker_name: str, broker_id: int | None, *, is_unclean: bool
+    admin: AdminCalls, broker_name: str, broker_id: int | None, *, is_unclean: bool
 ) -> None:
     """Leaves the order at a broker of the name. `broker_id`: as `ha_status` has it of the one that is to lead; None: the master chooses."""
     with fork_waits:

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _methods
 from ._checks import check_wanted
-from ._group_admin import AsksBrokers
 from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import ProtomqError
+
+if TYPE_CHECKING:
+    from ._admin_calls import AdminCalls
 
 
 class PlaceKind(IntEnum):
@@ -90,7 +92,7 @@ class MessageTrack:
 
 
 def track_message(
-    admin: AsksBrokers, message_id: str, brokers: Iterable[str] | None
+    admin: AdminCalls, message_id: str, brokers: Iterable[str] | None
 ) -> tuple[MessageTrack, dict[str, ProtomqError]]:
     """The track, and the brokers that did not answer."""
     with fork_waits:

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from . import _methods
-from ._call_steps import call_broker, decoded, retried
+from ._call_steps import call_broker, retried
 from ._checks import (
     check_count,
     check_flag,
@@ -24,6 +24,7 @@ from ._checks import (
     check_seconds,
     check_topic,
 )
+from ._decoding import decoded
 from ._filters import MessageFilter, checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import HeldMessages

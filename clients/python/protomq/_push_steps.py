@@ -18,8 +18,9 @@ from functools import partial
 from typing import Final, cast
 
 from . import _methods
-from ._call_steps import call_broker, decoded
+from ._call_steps import call_broker
 from ._consumer_steps import ConsumerSteps
+from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter
 from ._late_imports import fork_waits
 from ._local_offsets import LocalOffsets, StoredOffset

@@ -20,8 +20,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from . import _methods
-from ._call_steps import call_broker, decoded
+from ._call_steps import call_broker
 from ._consumer_calls import Limits
+from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._membership_logic import MemberKey
 from ._steps import Steps

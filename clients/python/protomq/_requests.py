@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from . import _methods
-from ._call_steps import broker_of, call_broker, decoded
+from ._call_steps import broker_of, call_broker
+from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
 from ._outgoing import SendResult

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import _methods
+from ._decoding import decoded
 from ._name_servers import NameServerList, ask_all, ask_one
 from ._outages import Outages
 from ._steps import Driver, Steps
@@ -40,6 +41,8 @@ INVALIDATE_INTERVAL_S: Final = 0.2
 MISSING_KEPT_S: Final = 10.0
 """A known topic that all name servers suddenly do not know: they, not the topic, may be new."""
 TIMEOUT_S: Final = 3.0
+PAGE_SIZE: Final = 1000
+"""Entries of a list in one answer."""
 NAME_SERVERS: Final = "the name server"
 """In the log."""
 
@@ -284,6 +287,20 @@ class Routes(RouteBook):
         answer = self.ask(_methods.GET_CLUSTER_INFO, b"", timeout_s)
         info = route_service_pb2.GetClusterInfoResponse.FromString(answer)
         return tuple(broker_address(broker) for broker in info.brokers if broker.broker_id == 0)
+
+    def topic_names(self, timeout_s: float = TIMEOUT_S, *, group_topics: bool = False) -> list[str]:
+        """All topics that the name server knows. `group_topics`: also those of groups."""
+        from .v1 import route_service_pb2 as pb
+
+        names: list[str] = []
+        request = pb.ListTopicNamesRequest(page_size=PAGE_SIZE, group_topics=group_topics)
+        while True:
+            data = self.ask(_methods.LIST_TOPIC_NAMES, request.SerializeToString(), timeout_s)
+            answer = decoded(data, pb.ListTopicNamesResponse.FromString)
+            names.extend(answer.topics)
+            request.page_token = answer.next_page_token
+            if not request.page_token:
+                return names
 
     def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         """What the first name server says that answers. See ask_one."""

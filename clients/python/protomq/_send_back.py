@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from . import _methods
-from ._call_steps import call_broker, decoded
+from ._call_steps import call_broker
 from ._checks import check_count, check_flag
+from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
 from ._retry import CALL

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ._call_steps import decoded
 from ._connection_options import ConnectionOptions
+from ._decoding import decoded
 from ._hook_points import HookPoints
 from ._late_imports import fork_waits
 from ._steps import Block, Steps

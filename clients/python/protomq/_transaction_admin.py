@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
 from ._checks import check_text
-from ._group_admin import AsksBrokers
 from ._late_imports import fork_waits
 from ._message import Message
 from ._transactions import TransactionDecision, check_decision
 from ._types import MessageQueue
 from .errors import ConfigurationError, ProtomqError, TransactionNotFoundError
+
+if TYPE_CHECKING:
+    from ._admin_calls import AdminCalls
 
 _PAGE_SIZE: Final = 100
 
@@ -46,7 +48,7 @@ class OpenTransaction:
 
 
 def list_transactions(
-    admin: AsksBrokers,
+    admin: AdminCalls,
     *,
     topic: str = "",
     group: str = "",
@@ -84,7 +86,7 @@ def list_transactions(
 
 
 def end_transaction(
-    admin: AsksBrokers, message_id: str, decision: TransactionDecision
+    admin: AdminCalls, message_id: str, decision: TransactionDecision
 ) -> OpenTransaction:
     """Ends the open transaction of a message; what it was.
 

@@ -21,10 +21,11 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from . import _methods
-from ._call_steps import call_broker, decoded, retried
+from ._call_steps import call_broker, retried
 from ._checks import check_seconds
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_calls import CommittedOffsets, ConsumerCalls, FoundOffset, Limits, QueueRanges
+from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter, checked_filter
 from ._late_imports import fork_waits
 from ._name_servers import NameServerList
@@ -58,7 +59,6 @@ __all__ = [
 _T = TypeVar("_T")
 
 TIMEOUT_S: Final = 30.0
-_PAGE_SIZE: Final = 1000
 
 
 class Selection(NamedTuple):
@@ -145,20 +145,7 @@ class Calls:
 
     def topic_names(self) -> list[str]:
         """All topics that the name server knows, when asked once. Raises NoRouteError while no broker is there."""
-        from .v1 import route_service_pb2 as pb
-
-        names: list[str] = []
-        token = ""
-        while True:
-            request = pb.ListTopicNamesRequest(page_size=_PAGE_SIZE, page_token=token)
-            data = self._routes.ask(
-                _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self.timeout_s
-            )
-            answer = decoded(data, pb.ListTopicNamesResponse.FromString)
-            names.extend(answer.topics)
-            token = answer.next_page_token
-            if not token:
-                break
+        names = self._routes.topic_names(self.timeout_s)
         if not names:
             self._need_a_broker("which topics there are")
         return names

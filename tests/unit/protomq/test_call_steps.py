@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq._call_steps import call_address, call_broker, decoded
+from protomq._call_steps import call_address, call_broker
+from protomq._decoding import decoded
 from protomq._methods import GET_OFFSETS, GET_ROUTE, PING
 from protomq._name_servers import NameServerList, ask_all, ask_one
 from protomq._retry import CALL, CHANGE, LAST_COMMIT, ONCE, UNTIL_THE_END, Retries

@@ -1,0 +1,156 @@
+"""Topics over all brokers: each has its own configuration and its own queues of one. Used by Admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import _methods
+from ._admin_values import (
+    BrokerInfo,
+    QueueStatus,
+    TopicConfig,
+    TopicDescription,
+    datetime_of,
+    topic_config_of,
+)
+from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_flag, check_topic
+from ._types import MessageQueue, Permission, QueueRange, TopicType
+from .errors import ProtomqError, TopicNotFoundError, WrongTypeError
+
+if TYPE_CHECKING:
+    from ._admin_calls import AdminCalls
+
+
+def create_topic(
+    admin: AdminCalls,
+    topic: str,
+    *,
+    write_queues: int,
+    read_queues: int,
+    permission: Permission,
+    update: bool,
+    brokers: Iterable[str] | None,
+    incarnation: int,
+    kind: TopicType,
+) -> tuple[dict[str, TopicConfig], dict[str, ProtomqError]]:
+    """The configuration by broker, and the brokers that did not answer."""
+    from .v1 import admin_service_pb2 as pb
+    from .v1 import topic_pb2
+
+    check_topic(topic)
+    for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
+        check_count(name, count, 0, QUEUE_ID_MAX)
+    if not isinstance(permission, Permission):
+        raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
+    check_flag("update", update)
+    check_count("incarnation", incarnation, 0, OFFSET_MAX)
+    if not isinstance(kind, TopicType):
+        raise WrongTypeError(f"type is a TopicType, TopicType.FIFO for instance, not {kind!r}")
+    type_number: Any = int(kind)
+    number: Any = int(permission)
+    wanted = topic_pb2.Topic(
+        name=topic,
+        write_queues=write_queues,
+        read_queues=read_queues or write_queues,
+        permission=number,
+        incarnation=incarnation,
+        type=type_number,
+    )
+    request = pb.CreateTopicRequest(topic=wanted, update=update)
+    configs: dict[str, TopicConfig] = {}
+
+    def ask(broker: BrokerInfo) -> None:
+        answer = admin._call(
+            broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
+        )
+        configs[broker.broker_name] = topic_config_of(answer.topic)
+
+    failures = admin._ask_each(brokers, ask)
+    admin._routes.invalidate(topic)
+    return configs, failures
+
+
+def describe_topic(
+    admin: AdminCalls, topic: str
+) -> tuple[TopicDescription, dict[str, ProtomqError]]:
+    """Configuration and queues, and the brokers that did not answer. Raises TopicNotFoundError."""
+    from .v1 import admin_service_pb2 as pb
+
+    check_topic(topic)
+    configs: dict[str, TopicConfig] = {}
+    queues: list[QueueStatus] = []
+
+    def ask(broker: BrokerInfo) -> None:
+        try:
+            answer = admin._call(
+                broker.address,
+                _methods.DESCRIBE_TOPIC,
+                pb.DescribeTopicRequest(topic=topic),
+                pb.DescribeTopicResponse,
+            )
+        except TopicNotFoundError:
+            return
+        configs[broker.broker_name] = topic_config_of(answer.topic)
+        queues.extend(
+            QueueStatus(
+                MessageQueue(topic, broker.broker_name, item.queue_id),
+                QueueRange(item.min_offset, item.end_offset),
+                datetime_of(item.last_store_time) if item.HasField("last_store_time") else None,
+            )
+            for item in answer.queues
+        )
+
+    failures = admin._ask_each(None, ask, topic)
+    if not configs:
+        raise next(iter(failures.values()), no_broker_has(topic))
+    return TopicDescription(topic, configs, tuple(queues)), failures
+
+
+def delete_topic(
+    admin: AdminCalls, topic: str, brokers: Iterable[str] | None
+) -> tuple[list[str], dict[str, ProtomqError]]:
+    """The brokers that had it, and those that did not answer. Raises TopicNotFoundError if none had."""
+    from .v1 import admin_service_pb2 as pb
+
+    check_topic(topic)
+    deleted: list[str] = []
+
+    def ask(broker: BrokerInfo) -> None:
+        try:
+            admin._call(
+                broker.address,
+                _methods.DELETE_TOPIC,
+                pb.DeleteTopicRequest(topic=topic),
+                pb.DeleteTopicResponse,
+            )
+        except TopicNotFoundError:
+            return
+        deleted.append(broker.broker_name)
+
+    failures = admin._ask_each(brokers, ask, topic)
+    admin._routes.invalidate(topic)
+    if not deleted:
+        raise next(iter(failures.values()), no_broker_has(topic))
+    return deleted, failures
+
+
+def list_topics(
+    admin: AdminCalls, brokers: Iterable[str] | None, *, group_topics: bool
+) -> tuple[dict[str, list[TopicConfig]], dict[str, ProtomqError]]:
+    """The topics by broker, and the brokers that did not answer."""
+    from .v1 import admin_service_pb2 as pb
+
+    found: dict[str, list[TopicConfig]] = {}
+
+    def ask(broker: BrokerInfo) -> None:
+        request = pb.ListTopicsRequest(group_topics=group_topics)
+        pages = admin._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
+        found[broker.broker_name] = [topic_config_of(one) for page in pages for one in page.topics]
+
+    return found, admin._ask_each(brokers, ask)
+
+
+def no_broker_has(topic: str) -> TopicNotFoundError:
+    """The error of a call about a topic that all brokers have answered, and none has."""
+    return TopicNotFoundError(f"no broker has the topic {topic!r}", metadata={"topic": topic})
