@@ -56,7 +56,8 @@ endif
 etcd:
 	@$(need_python); $(PYTHON) tools/ensure_etcd.py "$(ASKED)"
 
-$(SPARK): $(ENV) | jdk
+# With all that ENV has, whose stamp it sets too: by one run of the installer, not two.
+$(SPARK): $(PYPROJECTS) tools/make_env.py
 	@$(make_env) spark
 
 $(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
@@ -90,7 +91,7 @@ demo-failover: etcd $(ENV) ## the flights through three brokers, whose master is
 	@$(BIN)/python tools/demo_failover.py
 
 .PHONY: demo-spark
-demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)
+demo-spark: jdk $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)
 	@test -d build/demo-store/commitlog || $(MAKE) --no-print-directory demo
 	@$(BIN)/python clients/spark/demo.py
 
@@ -107,7 +108,7 @@ test: ## all that must pass: lint, types, proto, unit, integration, examples (Sp
 
 # One line, or all that pytest says against it.
 .PHONY: collect
-collect: $(SPARK)
+collect: jdk $(SPARK)
 	@$(call need_tests,$(SUITES))
 	@found=$$($(PYTEST) $(SUITES) -m "not long" --collect-only -qq -p no:cacheprovider 2>&1) || { echo "$$found"; exit 1; }
 
@@ -131,21 +132,21 @@ types: $(ENV) ## mypy
 	$(BIN)/mypy $(typed)
 
 .PHONY: unit examples
-unit examples: $(SPARK) ## a test suite
+unit examples: jdk $(SPARK) ## a test suite
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@
 
 .PHONY: integration
-integration: etcd $(SPARK) ## the tests with real processes, Spark and etcd among them (a JDK 17+)
+integration: jdk etcd $(SPARK) ## the tests with real processes, Spark and etcd among them (a JDK 17+)
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@ -m "not long"
 
 .PHONY: long
-long: etcd $(SPARK) ## the tests that are too long for `make test`, without those of Spark (`make spark`)
+long: jdk etcd $(SPARK) ## the tests that are too long for `make test`, without those of Spark (`make spark`)
 	$(PYTEST) -n 2 --dist loadfile $(filter-out $(wildcard tests/*/test_spark_*.py),$(wildcard tests/integration/test_*.py)) -m long -rP
 
 .PHONY: spark
-spark: $(SPARK) ## the tests of the Spark package with a real Spark, a cluster too (a JDK 17+)
+spark: jdk $(SPARK) ## the tests of the Spark package with a real Spark, a cluster too (a JDK 17+)
 	$(PYTEST) tests/unit/protomq_spark $(filter-out tests/chaos/%,$(wildcard tests/*/test_spark_*.py))
 
 .PHONY: spark-package
@@ -158,7 +159,7 @@ chaos: etcd $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	$(PYTEST) -n 2 --dist worksteal tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
 
 .PHONY: spark-chaos
-spark-chaos: $(SPARK) ## the same for Spark copying a topic: half an hour, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)
+spark-chaos: jdk $(SPARK) ## the same for Spark copying a topic: half an hour, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)
 	$(PYTEST) tests/chaos/test_spark_long.py --timeout 0 -rP
 
 .PHONY: soak
@@ -216,7 +217,7 @@ bench-turns: $(ENV) ## broker CPU per message of two checkouts, in turns: BEFORE
 	$(BIN)/python -m tests.bench.turns "$(BEFORE)" "$(AFTER)" $(ROWS) --turns $(or $(TURNS),20)
 
 .PHONY: bench-spark
-bench-spark: $(SPARK) $(KAFKA) ## Spark with protomq against the SDK and against real Kafka (needs a JDK and Maven)
+bench-spark: jdk $(SPARK) $(KAFKA) ## Spark with protomq against the SDK and against real Kafka (needs a JDK and Maven)
 	$(BIN)/python -m tests.bench.spark
 
 # --- the rest ---------------------------------------------------------------------------------------

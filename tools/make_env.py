@@ -1,7 +1,7 @@
 """Make the virtual environments of the workspace, by uv when it is there and by venv and pip when not.
 
     make_env.py dev        .venv: every member of the workspace, editable, and the dependency group `dev`
-    make_env.py spark      .venv, once more with the dependency group `spark`
+    make_env.py spark      .venv with the dependency group `spark` too
     make_env.py codegen    .venv-codegen: what generates the stubs (see codegen-requirements.txt)
     make_env.py kafka      .venv-kafka: the Spark of Kafka's connector, for `make bench-spark`
     make_env.py deploy     .venv-deploy: linters, for `make deploy-check`
@@ -34,13 +34,23 @@ def sources(kind: str) -> tuple[list[str], list[Path]]:
     """What the installer is told to install, and the files that decide the outcome."""
     if kind in REQUIREMENTS:
         return ["-r", REQUIREMENTS[kind]], [ROOT / REQUIREMENTS[kind]]
-    project = ROOT / "pyproject.toml"
-    members = tomllib.loads(project.read_text("utf-8"))["tool"]["uv"]["workspace"]["members"]
     arguments = ["--group", "dev", *(["--group", "spark"] if kind == "spark" else [])]
-    for member in members:
+    for member in members():
         # The SDK first, with what its users may choose: types and tests need all of it.
         arguments += ["-e", "./clients/python[all]" if member == "clients/python" else f"./{member}"]
-    return arguments, [project, *(ROOT / member / "pyproject.toml" for member in members)]
+    return arguments, [ROOT / "pyproject.toml", *(ROOT / member / "pyproject.toml" for member in members())]
+
+
+def members() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    found: list[str] = project["tool"]["uv"]["workspace"]["members"]
+    return found
+
+
+def builders() -> list[str]:
+    """What builds the members, and what hatchling asks for besides to install something editable."""
+    projects = (tomllib.loads((ROOT / member / "pyproject.toml").read_text("utf-8")) for member in members())
+    return sorted({"editables", *(one for project in projects for one in project["build-system"]["requires"])})
 
 
 def digest(files: list[Path]) -> str:
@@ -73,16 +83,24 @@ def install(venv: Path, arguments: list[str]) -> None:
     # An environment that uv made has no pip, and is rebuilt.
     if not (works(python, "-c", same) and works(python, "-m", "pip", "--version")):
         run(sys.executable, "-m", "venv", "--clear", str(venv))
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    run(*pip, "--upgrade", "pip>=25.1")  # The first that knows dependency groups.
-    run(*pip, *arguments)
+    pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    if "-e" in arguments:
+        # The first that knows dependency groups. What builds the members is installed once, where pip would do it anew for each.
+        run(*pip, "--upgrade", "pip>=25.1", *builders())
+        run(*pip, "--no-build-isolation", *arguments)
+    else:
+        run(*pip, *arguments)
+    # For all cores, where pip has one at work, and without the tests that packages bring along. What does not compile is a template.
+    subprocess.run([str(python), "-m", "compileall", "-qq", "-j", "0", "-x", "/tests/", str(venv / "lib")], check=False)
 
 
 def main() -> None:
     kind = sys.argv[1]
     venv = ROOT / (f".venv-{kind}" if kind in REQUIREMENTS else ".venv")
-    stamp = venv / (".installed-spark" if kind == "spark" else ".installed")
-    lock = ROOT / "build" / f"make_env.{kind}.lock"
+    stamps = [venv / ".installed"]
+    if kind == "spark":  # It has all that `dev` has.
+        stamps.append(venv / ".installed-spark")
+    lock = ROOT / "build" / f"make_env{venv.name}.lock"
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -91,17 +109,19 @@ def main() -> None:
         if missing:
             sys.exit(f"make_env: missing: {', '.join(missing)}")
         wanted = digest(files)
-        if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
-            stamp.unlink(missing_ok=True)
+        if not all(stamp.exists() and stamp.read_text("utf-8") == wanted for stamp in stamps):
+            for stamp in stamps:
+                stamp.unlink(missing_ok=True)
             print(f"making {venv.name} by {'uv' if shutil.which('uv') else 'venv and pip'}", flush=True)
             try:
                 install(venv, arguments)
             except subprocess.CalledProcessError as error:
                 sys.exit(f"make_env: {' '.join(error.cmd)}: exit code {error.returncode}")
         # Also when nothing was to do: make compares times, and a checkout changes those of the sources.
-        temporary = stamp.with_suffix(".new")
-        temporary.write_text(wanted, "utf-8")
-        os.replace(temporary, stamp)
+        for stamp in stamps:
+            temporary = stamp.with_suffix(".new")
+            temporary.write_text(wanted, "utf-8")
+            os.replace(temporary, stamp)
 
 
 if __name__ == "__main__":
