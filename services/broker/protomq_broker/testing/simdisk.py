@@ -25,11 +25,14 @@ import posixpath
 import random
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar, cast
 
 from protomq_broker.store.files.disk import Disk, DiskUsage
 
 SECTOR_SIZE_BYTES: Final = 512
+CAPACITY_BYTES: Final = 1 << 40
+"""Of a disk that is never full."""
 _Node = TypeVar("_Node", bound="_File | _Folder")
 
 
@@ -145,7 +148,7 @@ class SimDisk(Disk):
     def __init__(
         self,
         *,
-        capacity_bytes: int = 1 << 40,
+        capacity_bytes: int = CAPACITY_BYTES,
         plan: Callable[[Operation], Fault | None] | None = None,
     ) -> None:
         self.capacity_bytes = capacity_bytes
@@ -276,7 +279,7 @@ class SimDisk(Disk):
     def remove(self, under: str) -> None:
         """Takes away a file or everything below a folder, durably and without a trace."""
         prefix = under.rstrip("/") + "/"
-        self._folders[posixpath.dirname(under)].forget(posixpath.basename(under))
+        self._folders[_folder_of(under)].forget(posixpath.basename(under))
         for nodes in (self._names, self._folders):
             for path in [path for path in nodes if path == under or path.startswith(prefix)]:
                 del nodes[path]
@@ -300,7 +303,7 @@ class SimDisk(Disk):
     def create(self, path: str) -> int:
         if path not in self._names:
             self._begin("create", path)
-            folder = posixpath.dirname(path)
+            folder = _folder_of(path)
             if folder not in self._folders:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             file = self._names[path] = _File()
@@ -391,7 +394,7 @@ class SimDisk(Disk):
     def make_folder(self, path: str) -> None:
         if path in self._folders:
             return
-        self.make_folder(posixpath.dirname(path))
+        self.make_folder(_folder_of(path))
         self._begin("make_folder", path)
         folder = self._folders[path] = _Folder()
         self._change_name(path, _NameChange(posixpath.basename(path), None, folder))
@@ -400,7 +403,7 @@ class SimDisk(Disk):
         self._begin("rename", source)
         if source not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-        if posixpath.dirname(source) != posixpath.dirname(target):
+        if _folder_of(source) != _folder_of(target):
             raise OSError(errno.EXDEV, "the simulated disk moves nothing between folders", target)
         file = self._names[target] = self._names.pop(source)
         names = posixpath.basename(target), posixpath.basename(source)
@@ -474,7 +477,7 @@ class SimDisk(Disk):
     # Parts.
 
     def _change_name(self, path: str, change: _NameChange) -> None:
-        self._folders[posixpath.dirname(path)].changes.append(change)
+        self._folders[_folder_of(path)].changes.append(change)
 
     def _descriptor(self, file: _File, path: str) -> int:
         self._next_fd += 1
@@ -490,10 +493,15 @@ class SimDisk(Disk):
     def _begin(self, name: str, path: str) -> Fault | None:
         """Counts an operation and lets its fault happen; SHORT and SYNC_LOST, and a CRASH in a write, are left to the caller."""
         self.operations += 1
+        plan, history = self.plan, self.history
+        if plan is None and history is None:
+            return None  # Most are such: nobody looks at them.
         operation = Operation(self.operations, name, path)
-        if self.history is not None:
-            self.history.append(operation)
-        fault = self.plan(operation) if self.plan is not None else None
+        if history is not None:
+            history.append(operation)
+        fault = plan(operation) if plan is not None else None
+        if fault is None:
+            return None
         if fault is Fault.EIO or (fault is Fault.SHORT and not name.startswith("pwrite")):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         if fault is Fault.ENOSPC:
@@ -538,8 +546,14 @@ class SimDisk(Disk):
         )
 
     def _require_space(self, size_bytes: int) -> None:
-        if self._used_bytes() + size_bytes > self.capacity_bytes:
+        # What the disk has room for by itself does not fit into memory: there is nothing to add up.
+        if self.capacity_bytes < CAPACITY_BYTES and self._used_bytes() + size_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@lru_cache(4_096)
+def _folder_of(path: str) -> str:
+    return posixpath.dirname(path)
 
 
 def _apply_name_change(names: dict[str, _File | _Folder], change: _NameChange) -> None:
