@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 def running_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark, started once: a start costs more than most tests."""
     from tests.support.spark import spark_session
+    from tests.support.warm_python import warm_python
 
-    with spark_session(tmp_path_factory.mktemp("warehouse")) as session:
+    with (
+        warm_python(tmp_path_factory.mktemp("python")) as python,
+        spark_session(tmp_path_factory.mktemp("warehouse"), python=python) as session,
+    ):
         yield session
 
 

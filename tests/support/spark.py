@@ -66,10 +66,13 @@ def program_environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def spark_session(
-    warehouse: Path, master: str = "local[2,3]", **more: str
+    warehouse: Path, master: str = "local[2,3]", python: str = sys.executable, **more: str
 ) -> Iterator[SparkSession]:
-    """A session of this process. local[2,3]: two cores, three attempts for a task. The JVM outlives it, for the next one."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    """A session of this process. local[2,3]: two cores, three attempts for a task. The JVM outlives it, for the next one.
+
+    `python`: what Spark starts as its workers.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["PYTHONPATH"] = str(ROOT)  # Workers shall find tests.support.
     builder = SparkSession.builder.master(master).appName("protomq-tests")
     for name, value in (CONFIGURATION | {"spark.sql.warehouse.dir": str(warehouse)} | more).items():
