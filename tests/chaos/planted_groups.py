@@ -137,7 +137,7 @@ BUGS: Final = (
     PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "G6"),
     PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "G3"),
     PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "G8"),
-    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "G[37]"),
+    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "G[347]"),
 )
 
 
