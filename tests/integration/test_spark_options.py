@@ -89,13 +89,13 @@ def test_max_offsets_are_shared_in_proportion_to_lag(
 ) -> None:
     large = make_topic(protomq_server, "options-max-large", 1)
     small = make_topic(protomq_server, "options-max-small", 1)
-    fill(protomq_producer, large, 900)
-    fill(protomq_producer, small, 100)
+    fill(protomq_producer, large, 270)
+    fill(protomq_producer, small, 30)
     given = {"subscribe": f"{large},{small}", "startingOffsets": "earliest"}
     progress = run(
         count_stream(spark, protomq_server, tmp_path, maxOffsetsPerTrigger="100", **given)
     )
-    assert rows_of(progress) == [100] * 10
+    assert rows_of(progress) == [100] * 3
     assert place(progress[0], "endOffset", small) == 10
 
 
@@ -322,7 +322,7 @@ def test_lag_tools_see_how_far_a_stream_is(
     named: str,
 ) -> None:
     topic = make_topic(protomq_server, f"options-group-{named}", 2)
-    fill(protomq_producer, topic, 400)
+    fill(protomq_producer, topic, 200)
     given = {"prefix": {"groupIdPrefix": "night-job"}, "id": {"protomq.group.id": "the-job"}}[named]
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
     progress = run(count_stream(spark, protomq_server, tmp_path, **given, **options))

@@ -374,7 +374,7 @@ def test_a_mistake_is_one_line(protomq_server: Broker, tmp_path: Path) -> None:
             sys.executable, "-m", "protomq_spark.pipelines", "lag", "--namesrv", protomq_server.namesrv,
             "--topic", "no-such-topic", "--report", str(tmp_path),
         ],
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=180, check=False, env=program_environment(tmp_path / "conf"),
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith("lag: ")
