@@ -50,7 +50,13 @@ class FakeWorld:
         return self._clock.monotonic()
 
     def call(
-        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
     ) -> bytes:
         self._pass(self.call_takes_s)
         server, request = address.broker_name or address.grpc_address, b"".join(payload)

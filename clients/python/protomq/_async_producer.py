@@ -20,20 +20,17 @@ from ._delays import when_of
 from ._forks import call_after_fork
 from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
-from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._requests import Reply, queue_at, reply_steps
 from ._send_arguments import (
     as_message,
-    field_of,
     refuse_call_hooks,
     refuse_settings_beside_transport,
     when_of_message,
 )
 from ._send_core import SendCore
-from ._send_request import address_of
-from ._send_steps import recall, send_groups
+from ._send_steps import recall, send_batch, send_one_way
 from ._show_settings import show_settings
 from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
@@ -172,27 +169,7 @@ class AsyncProducer(AsyncLineSender):
         check_selector(selector, message.queue)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        core = self._core
-        message, context = core.before_send(message, is_one_way=True)
-        error: BaseException | None = None
-        try:
-            record = core.prepare_message(message, deadline_s)
-            route = await self._route(message.topic, deadline_s, message.queue)
-            request = core.make_request(
-                route,
-                (record,),
-                core.target_queue(route, message, selector),
-                field_of(when_of_message(message)),
-            )
-            within_s = deadline_s - time.monotonic()
-            await self._transport.call(
-                address_of(request), SEND, request.payload, within_s, one_way=True
-            )
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            core.after_send(context, None, error)
+        await self._driver.run(send_one_way(self._core, message, selector, deadline_s))
 
     async def send_batch(
         self,
@@ -212,24 +189,21 @@ class AsyncProducer(AsyncLineSender):
         check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        core, context = self._core, None
         when = when_of(delay, deliver_at)
-        if core.hooks.send:
-            given = core.as_messages(topic, messages, keys, tags)
-            context = core.hooks.before_send(topic, given, is_batch=True)
-            messages, keys, tags = context.messages, None, ""
-        try:
-            records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
-            route = await self._route(topic, deadline_s, queue)
-            groups, places = core.group(route, records, messages, queue, sharding_key, when)
-            result = await self._driver.run(send_groups(core, route, groups, places, deadline_s))
-        except BaseException as error:
-            if context is not None:
-                core.hooks.after_send(context, (), error)
-            raise
-        if context is not None:
-            core.hooks.after_send(context, result, None)
-        return result
+        return await self._driver.run(
+            send_batch(
+                self._core,
+                topic,
+                messages,
+                keys,
+                tags,
+                queue,
+                sharding_key,
+                when,
+                deadline_s,
+                self._routes.cached,
+            )
+        )
 
     async def recall(
         self, topic: str, recall_handle: str, *, timeout_s: float | None = None

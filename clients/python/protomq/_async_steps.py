@@ -15,6 +15,7 @@ from ._steps import (
     ForgetRoute,
     GetRoute,
     Pause,
+    SendOneWay,
     Steps,
     T,
     Tell,
@@ -26,7 +27,13 @@ class CallsServers(Protocol):
     """What a driver needs of a transport."""
 
     async def call(
-        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
     ) -> bytes:
         """See AsyncTransport.call."""
 
@@ -95,4 +102,6 @@ class AsyncDriver:
                     await result
             case Each(several):
                 return await asyncio.gather(*(self.run(steps) for steps in several))
+            case SendOneWay():
+                await self._transport.call(*effect, one_way=True)
         return None

@@ -18,7 +18,6 @@ from ._forks import call_after_fork
 from ._hook_points import HookPoints
 from ._hooked_calls import transport_with
 from ._lines import Entry, Line, Room, resolve_batch
-from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._request_calls import RequestCalls
@@ -26,7 +25,6 @@ from ._requests import Reply, queue_at, reply_steps
 from ._routes import Routes
 from ._send_arguments import (
     as_message,
-    field_of,
     refuse_call_hooks,
     refuse_settings_beside_transport,
     when_of_message,
@@ -34,8 +32,7 @@ from ._send_arguments import (
 from ._send_core import SendCore
 from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._send_lines import LineSender
-from ._send_request import address_of
-from ._send_steps import recall, send_groups
+from ._send_steps import recall, send_batch, send_one_way
 from ._show_settings import show_settings
 from ._steps import Driver
 from ._trace import Tracer, traced
@@ -249,27 +246,7 @@ class Producer(LineSender):
         check_selector(selector, message.queue)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        core = self._core
-        message, context = core.before_send(message, is_one_way=True)
-        error: BaseException | None = None
-        try:
-            record = core.prepare_message(message, deadline_s)
-            route = self._route(message.topic, deadline_s, message.queue)
-            request = core.make_request(
-                route,
-                (record,),
-                core.target_queue(route, message, selector),
-                field_of(when_of_message(message)),
-            )
-            within_s = deadline_s - time.monotonic()
-            self._transport.call(
-                address_of(request), SEND, request.payload, within_s, one_way=True
-            )
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            core.after_send(context, None, error)
+        self._driver.run(send_one_way(self._core, message, selector, deadline_s))
 
     def send_batch(
         self,
@@ -297,24 +274,21 @@ class Producer(LineSender):
         check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        core, context = self._core, None
         when = when_of(delay, deliver_at)
-        if core.hooks.send:
-            given = core.as_messages(topic, messages, keys, tags)
-            context = core.hooks.before_send(topic, given, is_batch=True)
-            messages, keys, tags = context.messages, None, ""
-        try:
-            records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
-            route = self._route(topic, deadline_s, queue)
-            groups, places = core.group(route, records, messages, queue, sharding_key, when)
-            result = self._driver.run(send_groups(core, route, groups, places, deadline_s))
-        except BaseException as error:
-            if context is not None:
-                core.hooks.after_send(context, (), error)
-            raise
-        if context is not None:
-            core.hooks.after_send(context, result, None)
-        return result
+        return self._driver.run(
+            send_batch(
+                self._core,
+                topic,
+                messages,
+                keys,
+                tags,
+                queue,
+                sharding_key,
+                when,
+                deadline_s,
+                self._routes.cached,
+            )
+        )
 
     def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
         """Takes a delayed message back by the `recall_handle` of its SendResult; any producer may.

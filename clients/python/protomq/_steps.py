@@ -37,6 +37,15 @@ class CallServer(NamedTuple):
     timeout_s: float
 
 
+class SendOneWay(NamedTuple):
+    """As CallServer, for a request that has no answer."""
+
+    address: BrokerAddress
+    method: MethodInfo
+    payload: Sequence[bytes]
+    timeout_s: float
+
+
 class GetRoute(NamedTuple):
     """The route of a topic. `may_be_old`: whatever is known will do, and is looked up again behind the steps' back."""
 
@@ -76,7 +85,7 @@ class Each(NamedTuple):
     steps: Sequence[Generator[Any, Any, Any]]
 
 
-Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Tell | Each
+Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Tell | Each | SendOneWay
 Steps: TypeAlias = Generator[Effect, Any, T]
 
 
@@ -84,7 +93,13 @@ class CallsServers(Protocol):
     """What a driver needs of a transport."""
 
     def call(
-        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
     ) -> bytes:
         """See SyncTransport.call."""
 
@@ -151,4 +166,6 @@ class Driver:
                 function()
             case Each(several):
                 return [self.run(steps) for steps in several]
+            case SendOneWay():
+                self._transport.call(*effect, one_way=True)
         return None

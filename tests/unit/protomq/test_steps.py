@@ -12,7 +12,17 @@ import pytest
 from protomq import _steps
 from protomq._async_steps import AsyncDriver
 from protomq._methods import PING
-from protomq._steps import Block, CallServer, Driver, Each, ForgetRoute, GetRoute, Pause, Steps
+from protomq._steps import (
+    Block,
+    CallServer,
+    Driver,
+    Each,
+    ForgetRoute,
+    GetRoute,
+    Pause,
+    SendOneWay,
+    Steps,
+)
 from protomq._types import BrokerAddress, MethodInfo, Route
 from protomq.errors import ConnectionLostError
 from tests.support.fake_driver import address_of, route_of
@@ -28,9 +38,16 @@ class Recorder:
         self.error: BaseException | None = None
 
     def call(
-        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
     ) -> bytes:
-        self.seen.append(("call", address.broker_name, method.path, payload, timeout_s))
+        kind = "one way" if one_way else "call"
+        self.seen.append((kind, address.broker_name, method.path, payload, timeout_s))
         if self.error is not None:
             raise self.error
         return b"answer"
@@ -53,8 +70,8 @@ class Recorder:
 class AsyncRecorder(Recorder):
     """The same with coroutines."""
 
-    async def call(self, *arguments: Any) -> bytes:  # type: ignore[override]
-        return super().call(*arguments)
+    async def call(self, *arguments: Any, one_way: bool = False) -> bytes:  # type: ignore[override]
+        return super().call(*arguments, one_way=one_way)
 
     async def get(self, topic: str, timeout_s: float) -> Route:  # type: ignore[override]
         return super().get(topic, timeout_s)
@@ -86,18 +103,20 @@ def everything() -> Steps[list[Any]]:
     found.append((yield CallServer(A, PING, (b"x", b"y"), 3.0)))
     found.append((yield Pause(0.5)))
     found.append((yield Block(lambda: 7)))
+    found.append((yield SendOneWay(A, PING, (b"z",), 4.0)))
     return found
 
 
 def test_each_effect_is_done_and_its_outcome_sent_in(driven: tuple[Recorder, Run]) -> None:
     recorder, run = driven
-    assert run(everything()) == [route_of("T", "a"), route_of("U", "a"), None, b"answer", None, 7]
+    assert run(everything()) == [route_of("T", "a"), route_of("U", "a"), None, b"answer", None, 7, None]
     assert recorder.seen == [
         ("get", "T", 1.0),
         ("current", "U", 2.0),
         ("invalidate", "T"),
         ("call", "a", PING.path, (b"x", b"y"), 3.0),
         ("pause", 0.5),
+        ("one way", "a", PING.path, (b"z",), 4.0),
     ]
 
 

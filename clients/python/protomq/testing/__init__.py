@@ -5,7 +5,7 @@
     with Broker() as broker:                  # or: async with Broker() as broker
         producer = Producer(namesrv=broker.namesrv)
 
-With pytest, the plugin that comes with this package offers `protomq_server`, `protomq_topic` and `protomq_producer`.
+With pytest, the plugin that comes with this package offers `protomq_server`, `protomq_topic`, `protomq_producer` and `protomq_group`.
 The fakes: `FakeGroup` (listeners of a push consumer, without a broker), `FakeClock` and `FaultProxy` (a network with faults, from a seed).
 The simulated disk is the store's: `protomq_broker.testing`.
 """
