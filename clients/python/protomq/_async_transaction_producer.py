@@ -13,7 +13,7 @@ from ._async_producer import AsyncProducer
 from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
-from ._half_core import HalfCore, HalfResult
+from ._half_core import HalfCore, HalfResult, end_of
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
 from ._send_arguments import SendSettings
@@ -191,16 +191,8 @@ class AsyncTransactionProducer:
         timeout_s: float | None = None,
     ) -> bool:
         """See TransactionProducer.end."""
-        if not isinstance(half, HalfResult):
-            raise ConfigurationError("only the result of a half message names a transaction")
-        if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
-            raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
-        return await self._end(self._end_of(half, decision), timeout_s)
-
-    def _end_of(self, half: HalfResult, decision: TransactionDecision) -> End:
-        queue = half.queue
-        message_id = half.message_id if self._producer._hooks.end else ""
-        return End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
+        end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
+        return await self._end(end, timeout_s)
 
     def _line_of(self, end: End) -> AsyncEndLine:
         if self._closed:
@@ -245,7 +237,8 @@ class AsyncTransactionProducer:
         """Puts the decision on its way; waits only where as many wait as one request takes."""
         if decision is TransactionDecision.UNKNOWN:
             return
-        end, hooks = self._end_of(half, decision), self._producer._hooks
+        hooks = self._producer._hooks
+        end = end_of(half, decision, for_hooks=bool(hooks.end))
         line = self._line_of(end)
         context = hooks.before_end(end) if hooks.end else None
 

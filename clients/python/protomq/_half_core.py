@@ -12,8 +12,9 @@ from ._outgoing import SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
 from ._send_core import SendCore
 from ._send_request import Request
+from ._transactions import End, TransactionDecision, wanted_end
 from ._types import MessageQueue
-from .errors import ProtocolError
+from .errors import ConfigurationError, ProtocolError
 from .wire.record import encode_varint
 
 _HALF_FIELD: Final = b"\x58\x01"
@@ -47,6 +48,19 @@ class HalfStored(Stored):
         )
         result.transaction_handle = self.handles[index]
         return result
+
+
+def end_of(half: object, decision: TransactionDecision, *, for_hooks: bool) -> End:
+    """The end of the transaction that a half message began. `for_hooks`: with its message id.
+
+    Raises ConfigurationError for another result and for UNKNOWN, WrongTypeError for what is no decision.
+    """
+    if not isinstance(half, HalfResult):
+        raise ConfigurationError("only the result of a half message names a transaction")
+    queue, message_id = half.queue, half.message_id if for_hooks else ""
+    return End(
+        queue.topic, queue.broker_name, half.transaction_handle, wanted_end(decision), message_id
+    )
 
 
 class HalfEncoder(RecordEncoder):

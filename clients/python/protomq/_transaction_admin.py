@@ -10,7 +10,7 @@ from . import _methods
 from ._checks import check_text
 from ._late_imports import fork_waits
 from ._message import Message
-from ._transactions import TransactionDecision, check_decision
+from ._transactions import TransactionDecision, wanted_end
 from ._types import MessageQueue
 from .errors import ConfigurationError, ProtomqError, TransactionNotFoundError
 
@@ -95,8 +95,7 @@ def end_transaction(
     with fork_waits:
         from .v1 import transaction_service_pb2 as pb
 
-    if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
-        raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+    decision = wanted_end(decision)
     if not message_id:
         raise ConfigurationError("message_id is empty")
     found, failures = list_transactions(admin, message_id=message_id)

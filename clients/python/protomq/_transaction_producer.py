@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
-from ._half_core import HalfCore, HalfResult
+from ._half_core import HalfCore, HalfResult, end_of
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
 from ._producer_options import ProducerSettings
@@ -227,16 +227,8 @@ class TransactionProducer:
 
         Raises TransactionEndedError if it has ended otherwise, TransactionNotFoundError if it is not known.
         """
-        if not isinstance(half, HalfResult):
-            raise ConfigurationError("only the result of a half message names a transaction")
-        if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
-            raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
-        return self._end(self._end_of(half, decision), timeout_s)
-
-    def _end_of(self, half: HalfResult, decision: TransactionDecision) -> End:
-        queue = half.queue
-        message_id = half.message_id if self._producer._hooks.end else ""
-        return End(queue.topic, queue.broker_name, half.transaction_handle, decision, message_id)
+        end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
+        return self._end(end, timeout_s)
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -283,7 +275,8 @@ class TransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return
         self._check_open()
-        end, hooks = self._end_of(half, decision), self._producer._hooks
+        hooks = self._producer._hooks
+        end = end_of(half, decision, for_hooks=bool(hooks.end))
         told = self._told.get(end.broker_name)
         if told is None:
             told = self._told.setdefault(end.broker_name, ToldEnds(self._call_end))

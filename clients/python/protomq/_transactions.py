@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from ._call_steps import call_broker
+from ._decoding import decoded
 from ._message import Message, field_values
 from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
 from ._outgoing import SendResult
 from ._retry import UNTIL_THE_END
 from ._steps import CallServer, Steps
 from ._types import BrokerAddress, MessageQueue
-from .errors import ProtocolError, ProtomqError, WrongTypeError, error_from_status
+from .errors import (
+    ConfigurationError,
+    ProtocolError,
+    ProtomqError,
+    WrongTypeError,
+    error_from_status,
+)
 from .v1 import transaction_service_pb2 as pb
 from .wire.record import encode_varint
 from .wire.status import RpcStatus
@@ -125,6 +130,14 @@ def check_decision(returned: object, what: str) -> TransactionDecision:
     return returned
 
 
+def wanted_end(decision: object) -> TransactionDecision:
+    """The decision by which a caller ends a transaction. Raises WrongTypeError, or ConfigurationError for UNKNOWN."""
+    checked = check_decision(decision, "the caller")
+    if checked is TransactionDecision.UNKNOWN:
+        raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+    return checked
+
+
 def answer_of(listener: Callable[[TransactionCheck], Any], check: TransactionCheck) -> Any:
     """What a listener returns; an error of it is logged, and nothing is decided."""
     try:
@@ -174,10 +187,7 @@ def _end_field(handle: str, decision: TransactionDecision) -> bytes:
 
 
 def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:
-    try:
-        results = pb.EndTransactionResponse.FromString(answer).results
-    except DecodeError as error:
-        raise ProtocolError(f"the server's answer does not parse: {error}") from error
+    results = decoded(answer, pb.EndTransactionResponse.FromString).results
     if len(results) != len(ends):
         raise ProtocolError(f"{len(ends)} decisions were told, the broker answered {len(results)}")
     found: list[bool | ProtomqError] = []
