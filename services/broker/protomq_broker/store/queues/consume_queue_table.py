@@ -50,9 +50,10 @@ from .consume_queue import (
     QueueFiles,
 )
 from .found_files import FoundFiles
+from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_lost, fill_up, replay_queue, restart, sound_end
+from .queue_replay import fill_up, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
@@ -396,62 +397,24 @@ class ConsumeQueueTable:
         """Gives queues entries for messages that the log has lost and that only `known_ends` report: no offset is given twice, and
         readers are told. The log ends at `end_position`, and is synced.
         """
-        kept = self._keep_beginnings(damaged, deleted)
+        kept = fill_beginnings(self.all(), self._begins, damaged, deleted)
         self.known_ends += [
             QueueEnd(topic, queue_id, *ends) for (topic, queue_id), ends in self._carried.items()
         ]
-        for end in self.known_ends if damaged else ():
-            queue = self.find(end.topic, end.queue_id)
-            known = queue.end_offset if queue is not None else end.min_offset
-            if end.end_offset <= known or end.position < deleted.get(end.topic, -1):
-                continue
-            last = 0
-            if queue is not None and known > queue.known_min_offset:
-                position, size, _ = queue.entry(known - 1)
-                last = position + size
-            damage = next((d for d in damaged if d.end_position > max(last, end.position)), None)
-            if damage is None or -1 < end.position < damage.start_position:
-                continue  # it was never synced: a torn tail is no loss
-            queue = self.queue(end.topic, end.queue_id)
-            if not queue.end_offset:
-                queue.reset(end.min_offset, end.min_offset)
-            fill_lost(queue, end.end_offset, max(last, damage.start_position))
-            log.error(
-                "queue %d of topic %s: messages %d to %d are lost with positions %d to %d of the log",
-                end.queue_id, end.topic, known, end.end_offset - 1, damage.start_position, damage.end_position,
-            )  # fmt: skip
-            self._dirty.add(queue)
-            kept = True
+        kept |= fill_ends(self.known_ends, damaged, deleted, self.find, self.queue)
+        self._dirty |= kept
         self.known_ends = []
         self.begin_carried()
-        if kept:  # for good: the files that had them are cut
+        # For good: the files that had them are cut.
+        if kept:
             self.checkpoint(end_position)
 
-    def _keep_beginnings(self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int]) -> bool:
-        """Queues that begin later than they should, at 0 or where `note_carried` says: what stood before their first entry is lost.
-        Whether there are any."""
-        if not damaged:
-            return False
-        kept = False
-        for queues in self._queues.values():
-            for queue in queues.values():
-                first, end = queue.known_min_offset, queue.end_offset
-                begins = self._carried.get((queue.topic, queue.queue_id), (first, 0))[0]
-                if not self.log_start:
-                    begins = 0
-                if first <= begins or first == end or queue.topic in deleted:
-                    continue
-                entries = queue.entries(first, end - first).copy()
-                position = int(entries["position"][0])
-                before = [d for d in damaged if d.end_position <= position]
-                if before and len(entries) == end - first:
-                    restart(queue)
-                    queue.reset(begins, begins)
-                    fill_lost(queue, first, before[-1].start_position)
-                    queue.append_many(entries["position"], entries["size"], entries["tag_code"])
-                    self._dirty.add(queue)
-                    kept = True
-        return kept
+    def _begins(self, queue: ConsumeQueue) -> int | None:
+        """The offset at which a queue should begin: 0, or where `note_carried` says; None: nobody says."""
+        if not self.log_start:
+            return 0
+        carried = self._carried.get((queue.topic, queue.queue_id))
+        return carried[0] if carried is not None else None
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is skipped."""

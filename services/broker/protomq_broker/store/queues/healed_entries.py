@@ -3,7 +3,7 @@
     survey     which entries hold: their check bits are right, and they stand in order, within the log
     spans      where in the log the others must stand: behind the entry before them, before the one after
     take       puts in entries of the records that were read there
-    fill_lost  puts in entries of lost records, as a start does (`consume_queue_table.py`), for what the log does not have
+    fill_lost  puts in entries of lost records, as a start does (`lost_offsets.py`), for what the log does not have
 
 Values only: this module reads and writes no file.
 """
