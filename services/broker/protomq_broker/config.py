@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from protomq.wire.broker_names import is_broker_name
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.addresses import (
@@ -27,7 +28,6 @@ THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
 INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
 """A receipt cannot hold a longer time than some 49 days."""
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
 """Names of clusters and brokers that name servers accept."""
 
 
@@ -308,7 +308,7 @@ class BrokerConfig:
 
 def check_name(what: str, name: str) -> None:
     """Raises ValueError for a name that name servers refuse. `what`: the name's field, for the message."""
-    if not _NAME.fullmatch(name):
+    if not is_broker_name(name):
         raise ValueError(
             f"{what} is {name!r}; it must be 1 to 127 characters of A-Z a-z 0-9 _ . - and start with none of the last two"
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
+from protomq.wire.broker_names import is_broker_name
 from protomq.wire.topics import QUEUES_DEFAULT, QUEUES_MAX, is_stored_name
 from protomq_runtime.addresses import WILDCARD_HOSTS, parse_address
 from protomq_runtime.errors import Code, ServiceError, too_many
@@ -19,7 +19,6 @@ PAGE_SIZE_DEFAULT: Final = 1_000
 VIOLATIONS_MAX: Final = 16
 """Maximum number of faults that are listed: the answer must stay small whatever the request holds."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
 """Of brokers and clusters: often host names, so dots are fine."""
 _PERMISSIONS: Final = frozenset(Permission.values())
 
@@ -169,7 +168,7 @@ def _topic_violations(topic: Topic, at: str) -> Iterator[Violation]:
 
 
 def _name_violations(field: str, name: str) -> Iterator[Violation]:
-    if not _NAME.fullmatch(name):
+    if not is_broker_name(name):
         yield (
             field,
             "has to be 1 to 127 characters of A-Z a-z 0-9 _ . - and starts with none of the last two",
