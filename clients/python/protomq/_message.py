@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
+from ._fields import read_varint, skip_value
 from ._transit import MessageOrigin, MessageTransit, read_transit
 from ._types import MessageQueue
 from .body_codecs import decode_body
 from .errors import CorruptMessageError, ProtocolError
-from .wire import varints
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
     BORN_TIME_MS_AT,
@@ -64,10 +64,6 @@ _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
 _I64: Final = struct.Struct("<q").unpack_from
 
-CONTIGUOUS_MAX_BYTES: Final = 4096
-"""Up to this size one call computes the CRC over a copy of the covered bytes. For larger messages the copy would cost more than several
-calls.
-"""
 TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
 _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A
@@ -465,42 +461,3 @@ def _read_two_texts(raw: bytes, position: int, end: int) -> tuple[str, str]:
         else:
             position = skip_value(raw, position, field_tag)
     return first, second
-
-
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value as a signed 64-bit number, position behind it); IndexError at the end of the data."""
-    byte = data[position]
-    if byte < 0x80:
-        return byte, position + 1
-    try:
-        value, position = varints.read_varint(data, position)
-    except ValueError as error:
-        raise ProtocolError(str(error)) from error
-    return (value if value < 1 << 63 else value - (1 << 64)), position
-
-
-def field_values(data: bytes, number: int) -> list[bytes]:
-    """The values of all occurrences of a length-delimited field, in a message that parses."""
-    values: list[bytes] = []
-    position = 0
-    while position < len(data):
-        field_tag, start = read_varint(data, position)
-        position = skip_value(data, start, field_tag)
-        if field_tag == number << 3 | 2:
-            values.append(data[read_varint(data, start)[1] : position])
-    return values
-
-
-def skip_value(data: bytes, position: int, field_tag: int) -> int:
-    """Position behind the value of a field that this version does not know."""
-    wire_type = field_tag & 7
-    if wire_type == 0:
-        return read_varint(data, position)[1]
-    if wire_type == 1:
-        return position + 8
-    if wire_type == 2:
-        size, position = read_varint(data, position)
-        return position + size
-    if wire_type == 5:
-        return position + 4
-    raise ProtocolError(f"field tag {field_tag:#x} has a wire type that is not in use")

@@ -9,7 +9,8 @@ from . import _methods
 from ._admin_values import BrokerInfo
 from ._checks import check_count, check_time, check_topic, check_wanted
 from ._decoding import decoded
-from ._message import Message, field_values
+from ._fields import field_values
+from ._message import Message
 from ._types import MessageQueue
 from .errors import NotFoundError, ProtomqError
 

@@ -25,11 +25,12 @@ from ._checks import (
     check_topic,
 )
 from ._decoding import decoded
+from ._fields import read_varint, skip_value
 from ._filters import MessageFilter, checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
-from ._message import Message, read_varint, skip_value
+from ._message import Message
 from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps

@@ -19,19 +19,17 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ._fields import read_varint, skip_value
 from ._late_imports import fork_waits
 from ._message import (
-    CONTIGUOUS_MAX_BYTES,
     TRAILER_SIZE_MIN_BYTES,
     DamagedMessage,
     Message,
     StoredMessage,
-    read_varint,
-    skip_value,
 )
 from ._types import MessageQueue, PullStatus
 from .errors import ProtocolError
-from .wire.hashing import crc32c, extend_crc32c
+from .wire.hashing import CONTIGUOUS_MAX_BYTES, crc32c, extend_crc32c
 from .wire.record import (
     CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ._message import CONTIGUOUS_MAX_BYTES, read_varint
+from ._fields import read_varint
 from .errors import ProtocolError
 from .wire.crc_arrays import without_end
-from .wire.hashing import crc32c, extend_crc32c
+from .wire.hashing import CONTIGUOUS_MAX_BYTES, crc32c, extend_crc32c
 from .wire.record import (
     CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,

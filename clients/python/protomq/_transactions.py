@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from ._call_steps import call_broker
 from ._decoding import decoded
-from ._message import Message, field_values
+from ._fields import field_values
+from ._message import Message
 from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
 from ._outgoing import SendResult
 from ._retry import UNTIL_THE_END

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 import google_crc32c
 
@@ -25,6 +25,11 @@ crc32c: Callable[[Octets], int] = google_crc32c.value
 
 extend_crc32c: Callable[[int, Octets], int] = google_crc32c.extend
 """extend_crc32c(crc, data): the CRC-32C of what `crc` covered, followed by `data`."""
+
+CONTIGUOUS_MAX_BYTES: Final = 4096
+"""Up to this size one call computes the CRC over a copy of the covered bytes. For larger messages the copy would cost more than several
+calls.
+"""
 
 
 def hash63(data: bytes) -> int:
