@@ -514,13 +514,15 @@ class RealWorld:
             log = parse_log(files)
             parsed = not why_not()
             if parsed:
+                parts = []
                 for path in sorted(path for path in files if path.startswith("commitlog/")):
                     base = int(path.rpartition("/")[2])
                     part = files[path][: max(log.end - base, 0)]
                     count = sum(
                         base <= record.position < base + len(part) for record in log.records
                     )
-                    found += decode_with_protoc(part, count)
+                    parts.append((part, count))
+                found += decode_with_protoc(parts)
             if rebuild:
                 found += check_rebuild(copy, files, self.sync_flush, self.segment_size_bytes)
         return found, parsed

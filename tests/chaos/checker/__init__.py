@@ -3,7 +3,7 @@
     check_history(events, promise)        A, B, I     messages.py
     check_commits(events, promise)        C3          commits.py
     check_log(files, ...)                 D1, D2, D5, D7, D8    log_files.py
-    decode_with_protoc(segment bytes)     D5          protoc.py
+    decode_with_protoc(segments)          D5          protoc.py
 
 An empty list means that nothing is wrong. That the checker sees what is wrong is proved with planted bugs (tests/chaos/planted.py).
 """
