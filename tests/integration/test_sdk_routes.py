@@ -223,7 +223,7 @@ def test_topics_are_created_described_listed_and_deleted(server: FakeServer) -> 
 
 
 def test_many_topics_come_page_by_page(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protomq._admin.PAGE_SIZE", 3)
+    monkeypatch.setattr("protomq._routes.PAGE_SIZE", 3)
     server.topics = {f"t{i}": 1 for i in range(8)}
     with Admin(namesrv=server.address) as admin:
         assert admin.list_topic_names() == [f"t{i}" for i in range(8)]
