@@ -8,6 +8,7 @@ Rules:
   `follow` returns these queues, also if the member has one again by now, with a new token.
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
   nothing away.
+- The share may grow at any moment, for brokers answer on another thread. A queue that came after `follow` is asked for at once (`locked`).
 - A broker that knows no locks (UNKNOWN_METHOD) is one of an older version: its queues are consumed without.
 
 One thread at a time, or coroutines of one loop.
@@ -51,6 +52,8 @@ class QueueLocks:
         self._lost: set[MessageQueue] = set()
         self._going: set[MessageQueue] = set()
         """Queues that are to be unlocked."""
+        self._followed: frozenset[MessageQueue] = frozenset()
+        """The queues that the last `follow` was given."""
         self._due_s = 0.0
         self._renew_s = 0.0
         self._told_of: set[str] = set()
@@ -63,8 +66,10 @@ class QueueLocks:
         """What a commit carries; 0: the queue is not locked."""
         return self._tokens.get(queue, NO_TOKEN)
 
-    def locked(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those of the queues that may be consumed."""
+    def locked(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+        """Those of the queues that may be consumed. Where one came after the last `follow`, the next is due at once."""
+        if any(queue not in self._tokens and queue not in self._followed for queue in queues):
+            self._due_s = 0.0
         return [queue for queue in queues if queue in self._tokens]
 
     def beside(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
@@ -97,6 +102,7 @@ class QueueLocks:
             self._tokens.clear()
             self._going.clear()
         self._going.difference_update(wanted)
+        self._followed = frozenset(wanted)
         is_renewal = now_s >= self._renew_s
         if is_renewal:
             self._renew_s = now_s + RENEW_S

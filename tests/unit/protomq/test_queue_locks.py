@@ -206,6 +206,38 @@ def test_a_queue_that_goes_to_another_while_its_lock_is_on_its_way_is_unlocked_a
     assert list(broker.owners) == [0], "else it has an owner that never consumes it"
 
 
+class QuickMember(FakeMember):
+    """Its broker grants a claim at a certain poke: calls have a thread of their own, so that may be while queues are being changed."""
+
+    answers_at = 0
+    pokes = 0
+
+    def poke(self) -> None:
+        self.pokes += self.state.has_open_claims()
+        if self.pokes == self.answers_at and self.state.has_open_claims():
+            self.call()
+            self.answer()
+
+    def wait_granted(self, timeout_s: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answers_at", range(1, 5))
+def test_a_queue_that_is_granted_while_queues_are_changed_is_locked_at_once(
+    world: FakeWorld, broker: Lockers, answers_at: int
+) -> None:
+    member = QuickMember(world)
+    member.answers_at = answers_at
+    steps = ConsumerSteps(ConsumerOptions(group="g", lock_queues=True), world.now_s, member=member)
+    world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    for _ in range(5):
+        if not steps.group_due_in_s(world.now_s()):
+            world.driver.run(steps.before_poll())
+        else:
+            member.poke()
+    assert steps.state.queues == (Q0, Q1), "not only when locks are to be renewed"
+
+
 def test_what_is_missing_is_asked_for_and_the_rest_when_it_is_to_be_renewed(
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
