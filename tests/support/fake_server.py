@@ -485,11 +485,12 @@ class FakeServer:
     def _hold_membership(self, payload: bytes) -> bytes | None:
         """Each member is alone in its group, and hears no news."""
         request = membership_service_pb2.HoldMembershipRequest.FromString(payload)
-        if request.known_version == 2:
+        if request.known_version == 2 and not request.claims_only:
             return None
         return membership_service_pb2.HoldMembershipResponse(
-            version=2, broker_start=1, members=[request.member], expiry_ms=25_000
-        ).SerializeToString()
+            version=2, broker_start=1, members=[] if request.claims_only else [request.member],
+            expiry_ms=25_000, is_about_claims=request.claims_only,
+        ).SerializeToString()  # fmt: skip
 
     def _leave_group(self, payload: bytes) -> bytes:
         return b""

@@ -10,8 +10,9 @@ Rules:
   one of them is seen at another.
 - If another member still has a queue, this one waits until that member gives it up, or for CLAIM_WAIT_S. Until then the other may
   still commit its offset.
-- A queue that is free is claimed first: the broker is told, and answers with its list. The queue is this member's unless that list shows
-  another one, who was faster. A list from before does not do: a broker tells nobody when a free queue is taken.
+- A queue that is free is claimed first: the broker is told, and says whether another member was faster. A list from before does not do: a
+  broker tells nobody when a free queue is taken. Nor is a new list needed: a claim would cost as much as the group is large.
+- A broker of an older version answers a claim like any call. Its list shows who was faster; if nothing has changed, nobody was.
 - What the brokers that can be reached say while all of them have just begun is incomplete: the share stays as it is.
 - Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
   member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs
@@ -242,7 +243,7 @@ class MembershipState:
         open_claims = [claim for queue, claim in self._claims.items() if queue.broker_name == broker_name and not claim.is_granted]
         for claim in open_claims:
             claim.number = claim.number or self._number
-        needs_list = bool(open_claims) or broker.members is None
+        needs_list = broker.members is None
         said = self._said(broker_name)
         broker.leaves = not said.topics
         hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
@@ -253,6 +254,7 @@ class MembershipState:
             hold_ms=CLAIM_HOLD_MS if open_claims else int(hold_s * 1000),
             known_version=broker.version - 1 if needs_list and broker.version > 1 else broker.version,
             broker_start=broker.start,
+            claims_only=bool(open_claims) and not needs_list,
         )
         if broker.question is not None:
             self._describe_in(request, broker)
@@ -332,15 +334,21 @@ class MembershipState:
         broker.settled_s = now_s + answer.settling_ms / 1000
         broker.expiry_s = answer.expiry_ms / 1000
         broker.question = (answer.description_id, answer.wants_stacks) if answer.description_id else None
-        if answer.is_unchanged and broker.members is not None:
+        is_list = not (answer.is_unchanged or answer.is_about_claims)
+        if not is_list and broker.members is None:
+            # The list that it does not repeat was forgotten since the call began.
+            broker.version, broker.is_told, broker.retry_s = 0, False, now_s + BACKOFF_MIN_S
             return
-        broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
-        broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
+        if is_list:
+            broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
+            broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
+        elif answer.taken:
+            broker.taken = self._taken_at(broker).union((one.topic, queue_id) for one in answer.taken for queue_id in one.queue_ids)
         if broker.settled_s > now_s:
-            self._drop_claims(ticket.broker_name)  # Who has a queue may not have said so yet.
+            has_judged = self._drop_claims(ticket.broker_name)  # Who has a queue may not have said so yet.
         else:
-            self._judge_claims(ticket)
-        self.news += 1
+            has_judged = self._judge_claims(ticket)
+        self.news += is_list or has_judged
         self._tell_difference(ticket.broker_name, answer.difference)
 
     def failed(self, ticket: MemberTicket, error: ProtomqError, now_s: float) -> None:
@@ -493,14 +501,19 @@ class MembershipState:
             for key in sorted(topics)
         }
 
-    def _judge_claims(self, ticket: MemberTicket) -> None:
-        """Takes the list that answers a call: whether another member was faster."""
-        for queue, claim in list(self._claims.items()):
-            if queue.broker_name == ticket.broker_name and not claim.is_granted and 0 < claim.number <= ticket.number:
-                claim.is_granted = not self._is_taken(queue)
-                if not claim.is_granted:
-                    del self._claims[queue]
-                    self._tell_brokers([queue])
+    def _judge_claims(self, ticket: MemberTicket) -> bool:
+        """Takes the answer to a call: whether another member was faster. Returns whether there were claims."""
+        judged = [
+            (queue, claim)
+            for queue, claim in self._claims.items()
+            if queue.broker_name == ticket.broker_name and not claim.is_granted and 0 < claim.number <= ticket.number
+        ]
+        for queue, claim in judged:
+            claim.is_granted = not self._is_taken(queue)
+            if not claim.is_granted:
+                del self._claims[queue]
+                self._tell_brokers([queue])
+        return bool(judged)
 
     def _has_queues_at(self, broker_name: str) -> bool:
         return any(queue.broker_name == broker_name for queue in (*self._queues, *self._claims))
@@ -513,9 +526,12 @@ class MembershipState:
         del self._brokers[broker_name]
         return True
 
-    def _drop_claims(self, broker_name: str) -> None:
-        for queue in [queue for queue in self._claims if queue.broker_name == broker_name]:
+    def _drop_claims(self, broker_name: str) -> bool:
+        """Returns whether there were any."""
+        dropped = [queue for queue in self._claims if queue.broker_name == broker_name]
+        for queue in dropped:
             del self._claims[queue]
+        return bool(dropped)
 
     def _tell_brokers(self, queues: Iterable[MessageQueue]) -> None:
         """What this member has of these queues is news for their brokers."""
@@ -539,16 +555,20 @@ class MembershipState:
             return False
         if broker.members is None:
             return True  # It cannot be consumed now either.
+        return (queue.topic, queue.queue_id) in self._taken_at(broker)
+
+    def _taken_at(self, broker: _Broker) -> frozenset[tuple[str, int]]:
+        """Topic and number of each queue that another member has, as far as the broker says."""
         if broker.taken is None:
             own = self.key
             broker.taken = frozenset(
                 (topic.topic, queue_id)
-                for said in broker.members
+                for said in broker.members or ()
                 if (said.client_id, said.nonce) != own
                 for topic in said.topics
                 for queue_id in topic.queue_ids
             )
-        return (queue.topic, queue.queue_id) in broker.taken
+        return broker.taken
 
     def _current(self, ticket: MemberTicket) -> _Broker | None:
         broker = self._brokers.get(ticket.broker_name)

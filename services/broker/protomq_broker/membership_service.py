@@ -27,6 +27,7 @@ from protomq.v1.membership_service_pb2 import (
     ListMembersRequest,
     ListMembersResponse,
     MemberDescription,
+    TakenQueues,
     TopicQueueCount,
 )
 from protomq_runtime.dispatch import raw
@@ -263,9 +264,14 @@ class MembershipService:
         if self._is_stopping:
             raise SHUTTING_DOWN
         name, said, now_ms = request.consumer_group, request.member, self._clock.monotonic_ms()
+        member = (name, (said.client_id, said.nonce))
+        hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
         if not said.topics:
-            self._leave((name, (said.client_id, said.nonce)), now_ms)
-            call.answer(self._answer(request))
+            # Who calls again after it has left gets no answer at once: else a client that knows only members' calls would call without end.
+            if self._leave(member, now_ms) or hold_ms <= 0:
+                call.answer(self._answer(request))
+            else:
+                self._hold(member, call, request, hold_ms)
             return
         knows_this_start = request.broker_start == self._broker_start
         has_news = self._memberships.seen(
@@ -276,38 +282,42 @@ class MembershipService:
         if has_news:
             self._tell(name)
             self._warn_of_difference(name, said, group)
-        member = (name, (said.client_id, said.nonce))
         self._end_waiter(member)
         self._between.pop(member, None)
         if request.HasField("description"):
             self._take_description(member, request.description)
             request.ClearField("description")  # It is not to stay for as long as the call is held.
         question_id = self._question_for(member) if request.hold_ms > 0 else 0
-        hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
+        is_claim = request.claims_only and knows_this_start and request.known_version > 0
         is_up_to_date = knows_this_start and request.known_version == group.version
         # A caller that has part of the news which is being gathered waits for the rest.
         waits_for_news = name in self._news and (knows_this_start or len(group.members) > SMALL_COUNT)
-        if hold_ms > 0 and not question_id and (is_up_to_date or waits_for_news):
-            waiter = _Waiter(call, request)
-            self._waiters.setdefault(name, {})[member[1]] = waiter
+        if hold_ms > 0 and not question_id and not is_claim and (is_up_to_date or waits_for_news):
             self._memberships.held(*member)
-            waiter.timer = call.lane.call_later(hold_ms, partial(self._give_up, member, waiter))
-            call.hold(partial(self._broke, member, waiter))
+            self._hold(member, call, request, hold_ms)
         else:
             if request.hold_ms > 0:
                 self._memberships.held(*member)
                 self._memberships.answered(*member, now_ms)
                 self._between[member] = call
-            call.answer(self._answer(request, question_id))
+            call.answer(self._answer(request, question_id, is_claim=is_claim))
 
-    def _leave(self, member: MemberId, now_ms: int) -> None:
-        """Takes out a member that consumes nothing here any more."""
+    def _hold(self, member: MemberId, call: Call, request: HoldMembershipRequest, hold_ms: float) -> None:
+        waiter = _Waiter(call, request)
+        self._waiters.setdefault(member[0], {})[member[1]] = waiter
+        waiter.timer = call.lane.call_later(hold_ms, partial(self._give_up, member, waiter))
+        call.hold(partial(self._broke, member, waiter))
+
+    def _leave(self, member: MemberId, now_ms: int) -> bool:
+        """Takes out a member that consumes nothing here any more. Returns whether it was one."""
         name, key = member
         self._end_waiter(member)
         self._between.pop(member, None)
-        if self._memberships.left(name, key, now_ms):
-            self._tell(name)
-            self._tell_gone(name, *key)
+        if not self._memberships.left(name, key, now_ms):
+            return False
+        self._tell(name)
+        self._tell_gone(name, *key)
+        return True
 
     def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
         if self._is_stopping:
@@ -400,20 +410,30 @@ class MembershipService:
             del self._waiters[name]
         return found
 
-    def _answer(self, request: HoldMembershipRequest, question_id: int = 0) -> bytes:
-        name, now_ms = request.consumer_group, self._clock.monotonic_ms()
+    def _answer_without_list(self, request: HoldMembershipRequest) -> HoldMembershipResponse:
+        """Makes an answer with the version that the caller knows: news come with its next call."""
         known = self._memberships
-        group = known.find(name)
-        response = HoldMembershipResponse(
-            version=group.version if group is not None else request.known_version,
+        return HoldMembershipResponse(
+            version=request.known_version if request.broker_start == self._broker_start else 0,
             broker_start=self._broker_start,
-            settling_ms=known.settling_ms(name, now_ms),
+            settling_ms=known.settling_ms(request.consumer_group, self._clock.monotonic_ms()),
             expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
         )
+
+    def _answer(self, request: HoldMembershipRequest, question_id: int = 0, *, is_claim: bool = False) -> bytes:
+        name, known = request.consumer_group, self._memberships
+        group = known.find(name)
+        response = self._answer_without_list(request)
         if question_id:
             response.description_id = question_id
             response.wants_stacks = self._questions[question_id].wants_stacks
+        if is_claim:
+            response.is_about_claims = True
+            taken = known.taken(name, (request.member.client_id, request.member.nonce))
+            response.taken.extend(TakenQueues(topic=topic, queue_ids=queue_ids) for topic, queue_ids in taken.items())
+            return response.SerializeToString()
         knows_this_start = request.broker_start == self._broker_start
+        response.version = group.version if group is not None else request.known_version
         if group is None or (knows_this_start and request.known_version == group.version):
             response.is_unchanged = True
             return response.SerializeToString()
@@ -514,10 +534,11 @@ class MembershipService:
                 self._tell_gone(member[0], *member[1])
 
     def _end(self, waiter: _Waiter) -> None:
-        """Answers a call that a newer call of its member has replaced."""
+        """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""
         with self._lock:
-            payload = self._answer(waiter.request)
-        _answer_all([(waiter, payload)])
+            response = self._answer_without_list(waiter.request)
+        response.is_unchanged = True
+        _answer_all([(waiter, response.SerializeToString())])
 
     def _refuse(self, waiter: _Waiter | _Question) -> None:
         if waiter.timer is not None:

@@ -215,6 +215,15 @@ class Memberships:
                 changed.append(name)
         return changed
 
+    def taken(self, name: str, key: MemberKey) -> dict[str, list[int]]:
+        """Returns the queues that the member has and another one, too: queue ids by topic, in order."""
+        found: dict[str, list[int]] = {}
+        group = self._groups.get(name)
+        if group is not None:
+            for topic, queue_id in sorted(queue for queue in group.members[key].queues if group.owners[queue] > 1):
+                found.setdefault(topic, []).append(queue_id)
+        return found
+
     def find(self, name: str) -> Group | None:
         """Returns the group if it has members."""
         return self._groups.get(name)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protomq import MessageQueue
 from protomq._group_routes import route_number
-from protomq._membership_logic import CLAIM_WAIT_S, HOLD_S, MembershipState
+from protomq._membership_logic import CLAIM_WAIT_S, HOLD_S, MembershipState, MemberTicket, _Claim
 from protomq._types import BrokerAddress
 from protomq.allocation import Allocation, Average, Circle, ConsistentHash
 from protomq.errors import ConnectionLostError, ProtomqError, UnknownMethodError, error_from_status
@@ -115,7 +115,7 @@ class MemberNode:
         for name in self.state.due(now_s):
             ticket, _, request, _ = self.state.begin(name, now_s)
             broker = world.brokers[name]
-            self.calls.append((ticket, broker, broker.server.call(HOLD, request)))
+            self.calls.append((ticket, broker, broker.server.call(HOLD, world.sent(request))))
 
     def _take_outcomes(self, now_s: float) -> None:
         for item in list(self.calls):
@@ -139,10 +139,20 @@ class MemberNode:
 class World:
     """Brokers and members of one group."""
 
-    def __init__(self, *brokers: BrokerNode) -> None:
+    def __init__(self, *brokers: BrokerNode, knows_claims: bool = True) -> None:
+        """`knows_claims`: whether brokers know `claims_only`; those of an older version do not."""
         self.brokers = {broker.name: broker for broker in brokers}
         self.members: list[MemberNode] = []
         self.now_s = 100.0
+        self.knows_claims = knows_claims
+
+    def sent(self, request: bytes) -> bytes:
+        """What a broker reads of a request."""
+        if self.knows_claims:
+            return request
+        asked = HoldMembershipRequest.FromString(request)
+        asked.ClearField("claims_only")
+        return asked.SerializeToString()
 
     def queues(self) -> list[MessageQueue]:
         return [queue for broker in self.brokers.values() for queue in broker.queues()]
@@ -414,13 +424,14 @@ def test_a_hold_is_shorter_than_the_time_after_which_a_broker_gives_a_member_up(
     st.lists(st.sampled_from(["join", "leave", "crash", "restart", "queues"]), max_size=8),
     st.sampled_from([Average(), Circle(), ConsistentHash()]),
     st.integers(1, 3),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_in_the_end_each_queue_has_one_owner(
-    events: list[str], allocation: Allocation, brokers: int, rng: random.Random
+    events: list[str], allocation: Allocation, brokers: int, knows_claims: bool, rng: random.Random
 ) -> None:
-    world = World(*(BrokerNode(f"b{i}", rng.randint(1, 4)) for i in range(brokers)))
+    world = World(*(BrokerNode(f"b{i}", rng.randint(1, 4)) for i in range(brokers)), knows_claims=knows_claims)
     world.join("m0", allocation)
     for number, event in enumerate(events):
         world.run(rng.choice([0, 40, 200, 1_000]), rng)
@@ -487,6 +498,136 @@ def test_a_later_call_of_a_member_ends_the_one_before() -> None:
     assert held.response().is_unchanged
     held.hang_up()
     assert len(listed(broker).members) == 1
+
+
+def test_a_call_that_was_replaced_is_answered_without_the_list_which_the_newer_one_gets() -> None:
+    broker = BrokerNode("a", 2)
+    first = hold(broker).response()
+    held = hold(broker, known_version=first.version, broker_start=1)
+    broker.server.call(HOLD, joining(1).SerializeToString())
+    newer = hold(broker, known_version=first.version, broker_start=1)
+    broker.server.run()
+    ended = held.response()
+    assert (ended.is_unchanged, ended.version, len(ended.members)) == (True, first.version, 0)
+    broker.advance(int(GATHER_MAX_MS))
+    assert len(newer.response().members) == 2
+    restarted = hold(broker, known_version=ended.version, broker_start=9)
+    assert len(restarted.response().members) == 2
+
+
+def says(name: str, *queue_ids: int) -> GroupMember:
+    return GroupMember(client_id=name, nonce=6, topics=[MemberTopic(topic="T", queue_ids=queue_ids)])
+
+
+def test_a_claim_is_answered_at_once_without_the_list_and_the_news_come_with_the_next_call() -> None:
+    broker = BrokerNode("a", 4)
+    version = hold(broker).response().version
+    known: dict[str, object] = {"consumer_group": "g", "broker_start": 1, "hold_ms": 10_000}
+
+    def claim(said: GroupMember, **fields: object) -> HoldMembershipResponse:
+        request = HoldMembershipRequest(member=said, claims_only=True, **(known | fields))  # type: ignore[arg-type]
+        answer = broker.server.call(HOLD, request).response()
+        assert isinstance(answer, HoldMembershipResponse)
+        return answer
+
+    joined = claim(says("n"), broker_start=0)
+    assert [len(joined.members), joined.is_about_claims] == [2, False], "it has no list yet"
+    granted = claim(says("n", 1, 2), known_version=joined.version)
+    assert (granted.is_about_claims, granted.is_unchanged, len(granted.members), list(granted.taken)) == (True, False, 0, [])
+    assert granted.version == joined.version
+    mine = GroupMember(client_id="m", nonce=5, topics=[MemberTopic(topic="T", queue_ids=[0, 2])])
+    refused = claim(mine, known_version=version)
+    assert [(one.topic, list(one.queue_ids)) for one in refused.taken] == [("T", [2])]
+    assert (refused.version, len(refused.members)) == (version, 0), "the other member is news that is still to come"
+    news = hold(broker, known_version=refused.version, broker_start=1)
+    broker.advance(int(GATHER_MAX_MS))
+    assert len(news.response().members) == 2
+    other_start = claim(says("n", 1), known_version=granted.version, broker_start=9)
+    assert len(other_start.members) == 2
+
+
+@pytest.mark.parametrize("knows_claims", [True, False])
+def test_a_join_costs_two_lists_a_member_and_claims_cost_none(knows_claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[HoldMembershipResponse] = []
+    take = MembershipState.answered
+
+    def answered(self: MembershipState, ticket: MemberTicket, payload: bytes, now_s: float) -> None:
+        answers.append(HoldMembershipResponse.FromString(payload))
+        take(self, ticket, payload, now_s)
+
+    world = World(BrokerNode("a", 32), knows_claims=knows_claims)
+    for number in range(16):
+        world.join(f"m{number:02}")
+    world.run(1_000)
+    monkeypatch.setattr(MembershipState, "answered", answered)
+    world.join("last")
+    world.run(1_000)
+    assert set(world.owners().values()) == {1}
+    assert sum(answer.is_about_claims for answer in answers) > 0 or not knows_claims
+    lists = sum(bool(answer.members) for answer in answers)
+    # That somebody came, and that queues are free. A member of an older version got a list for its claims, too.
+    assert lists <= 2 * 17 + 2
+
+
+def test_two_that_claim_one_queue_at_once_do_not_both_get_it() -> None:
+    world = World(BrokerNode("a", 2))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    queue = world.queues()[0]
+    for member in (first, second):
+        member.queues.clear()
+        member.state.claim(())
+        beat(member)
+    world.run(0)
+    for member in (first, second):
+        member.state._claims = {queue: _Claim()}
+        member.state._tell_brokers([queue])
+        beat(member)
+        member._take_outcomes(world.now_s)
+    assert [claim.is_granted for claim in first.state._claims.values()] == [True]
+    assert not second.state._claims
+    assert second.state._is_taken(queue), "it is not claimed again before the broker says that it is free"
+
+
+def lists_of(member: MemberNode) -> dict[str, int | None]:
+    """Number of members in the list of each broker; None: it has no list."""
+    return {name: None if broker.members is None else len(broker.members) for name, broker in member.state._brokers.items()}
+
+
+def test_an_answer_without_a_list_to_who_has_forgotten_its_own_is_followed_by_a_list() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    beats = [call for call in first.calls if call[1].name == "a"]
+    first.state._forget("a", first.state._brokers["a"])
+    for ticket, _, _ in beats:
+        unchanged = HoldMembershipResponse(version=9, broker_start=1, is_unchanged=True, expiry_ms=25_000)
+        first.state.answered(ticket, unchanged.SerializeToString(), world.now_s)  # type: ignore[arg-type]
+    assert lists_of(first) == {"a": None, "b": 2}, "it does not believe that nobody else is there"
+    world.run(1_000)
+    assert lists_of(first) == {"a": 2, "b": 2}
+    assert set(world.owners().values()) == {1}
+    assert second.lost_count == 0
+
+
+def test_who_has_left_and_calls_again_without_topics_is_held() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    nothing = HoldMembershipRequest(
+        consumer_group="g", member=GroupMember(client_id="m", nonce=5), hold_ms=10_000, known_version=version, broker_start=1
+    ).SerializeToString()
+    assert broker.server.call(HOLD, nothing).response().is_unchanged
+    assert not listed(broker).members
+    again = broker.server.call(HOLD, nothing)
+    broker.advance(9_999)
+    assert again.is_held, "else a client that calls after each answer would call without end"
+    broker.advance(1)
+    assert again.response().is_unchanged
+    assert not listed(broker).members
+    stopped = broker.server.call(HOLD, nothing)
+    broker.service.stop()
+    broker.server.run()
+    assert stopped.error is not None
 
 
 def test_members_are_listed_with_what_is_known_of_them() -> None:

@@ -56,6 +56,17 @@ def test_news_are_who_is_there_and_queues_that_are_free_or_have_two_owners() -> 
     assert seen(known, member("b", 1, 2, 3, wanted="tags X"))
 
 
+def test_what_a_member_has_and_another_too_is_taken() -> None:
+    known = made()
+    seen(known, member("a", 0, 1))
+    seen(known, member("b", 2))
+    assert known.taken("g", ("b", 1)) == {}
+    seen(known, member("b", 3, 2, 1, 0))
+    assert known.taken("g", ("b", 1)) == known.taken("g", ("a", 1)) == {"T": [0, 1]}
+    known.left("g", ("a", 1), 0)
+    assert known.taken("g", ("b", 1)) == {}
+
+
 def test_a_member_whose_held_call_breaks_is_gone_at_once() -> None:
     known = made()
     seen(known, member("a", 0))

@@ -42,7 +42,9 @@ class GroupMember(_message.Message):
     """The library and its version."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
-        """What it consumes; each topic once. None: it consumes nothing here any more, and leaves."""
+        """What it consumes; each topic once. None: it consumes nothing here any more, and leaves. That is answered at once; one that is no member is
+        held for `hold_ms`, so that a client which calls after each answer does not call without end.
+        """
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class HoldMembershipRequest(_message.Message):
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     BROKER_START_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    CLAIMS_ONLY_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     hold_ms: _builtins.int
@@ -121,6 +124,11 @@ class HoldMembershipRequest(_message.Message):
     broker_start: _builtins.int
     """`broker_start` of that answer. Where it is this start's, a member that the broker does not know any more is refused with MEMBER_UNKNOWN
     if others have queues of its by now; else it joins.
+    """
+    claims_only: _builtins.bool
+    """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
+    `is_about_claims`, at once. A broker that does not know this field answers as if it were not there. So the list decides, or `is_unchanged`,
+    which says that nobody has them.
     """
     @_builtins.property
     def member(self) -> Global___GroupMember:
@@ -139,10 +147,11 @@ class HoldMembershipRequest(_message.Message):
         known_version: _builtins.int = ...,
         broker_start: _builtins.int = ...,
         description: Global___MemberDescription | None = ...,
+        claims_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "consumer_group", b"consumer_group", "description", b"description", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "claims_only", b"claims_only", "consumer_group", b"consumer_group", "description", b"description", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,6 +173,8 @@ class HoldMembershipResponse(_message.Message):
     EXPIRY_MS_FIELD_NUMBER: _builtins.int
     DESCRIPTION_ID_FIELD_NUMBER: _builtins.int
     WANTS_STACKS_FIELD_NUMBER: _builtins.int
+    IS_ABOUT_CLAIMS_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
     broker_start: _builtins.int
@@ -180,6 +191,10 @@ class HoldMembershipResponse(_message.Message):
     """Somebody asks how the member stands: it says so with its next call, and names this number; 0: nobody asks."""
     wants_stacks: _builtins.bool
     """What its threads and tasks are doing is asked for, too."""
+    is_about_claims: _builtins.bool
+    """The answer to `claims_only`. It has the times and `taken`; the list may be another one by now, and comes with the next call. `version` is
+    `known_version`.
+    """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All members, the caller among them, in order of their names."""
@@ -187,6 +202,10 @@ class HoldMembershipResponse(_message.Message):
     @_builtins.property
     def queue_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicQueueCount]:
         """How many queues can be read here, of each topic of the caller that is here."""
+
+    @_builtins.property
+    def taken(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakenQueues]:
+        """Of the queues that the caller says it has, those that others have, too. Where they were claimed, they are not the caller's."""
 
     def __init__(
         self,
@@ -201,14 +220,44 @@ class HoldMembershipResponse(_message.Message):
         expiry_ms: _builtins.int = ...,
         description_id: _builtins.int = ...,
         wants_stacks: _builtins.bool = ...,
+        is_about_claims: _builtins.bool = ...,
+        taken: _abc.Iterable[Global___TakenQueues] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_about_claims", b"is_about_claims", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "taken", b"taken", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HoldMembershipResponse: _TypeAlias = HoldMembershipResponse  # noqa: Y015
+
+@_typing.final
+class TakenQueues(_message.Message):
+    """TakenQueues are queues of a topic that several members say they have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queues."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakenQueues: _TypeAlias = TakenQueues  # noqa: Y015
 
 @_typing.final
 class TopicQueueCount(_message.Message):

@@ -65,8 +65,8 @@ class MembershipServiceServicer(object):
 
     def HoldMembership(self, request, context):
         """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
-        else at the end of the hold; the member calls again. A later call of the same member is the end of the one before. When the call breaks, the
-        member is gone.
+        else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
+        which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

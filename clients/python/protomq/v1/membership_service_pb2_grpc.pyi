@@ -37,8 +37,8 @@ class MembershipServiceStub:
     def __new__(cls, channel: _aio.Channel) -> MembershipServiceAsyncStub: ...
     HoldMembership: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.HoldMembershipRequest, _membership_service_pb2.HoldMembershipResponse]
     """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
-    else at the end of the hold; the member calls again. A later call of the same member is the end of the one before. When the call breaks, the
-    member is gone.
+    else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
+    which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
     """
     LeaveGroup: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]
     """LeaveGroup says that a member goes. One that is not known has gone."""
@@ -58,8 +58,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     HoldMembership: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.HoldMembershipRequest, _membership_service_pb2.HoldMembershipResponse]  # type: ignore[assignment]
     """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
-    else at the end of the hold; the member calls again. A later call of the same member is the end of the one before. When the call breaks, the
-    member is gone.
+    else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
+    which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
     """
     LeaveGroup: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]  # type: ignore[assignment]
     """LeaveGroup says that a member goes. One that is not known has gone."""
@@ -82,8 +82,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_membership_service_pb2.HoldMembershipResponse, _abc.Awaitable[_membership_service_pb2.HoldMembershipResponse]]:
         """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
-        else at the end of the hold; the member calls again. A later call of the same member is the end of the one before. When the call breaks, the
-        member is gone.
+        else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
+        which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
         """
 
     @_abc_1.abstractmethod
