@@ -18,13 +18,13 @@ import numpy as np
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
-from protomq_broker.store import appending, derived_recovery, log_replay, topic_counts
+from protomq_broker.store import appending, topic_counts
 from protomq_broker.store.appending import Appender
-from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files import disk as disk_module
 from protomq_broker.store.files import side_files
 from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.housekeeping.carry_forward import CarryForward
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.look_ups import MessageLookUps
 from protomq_broker.store.log import checkpoint as checkpoint_module
@@ -49,6 +49,7 @@ from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.same_messages import SentAgain
 from protomq_broker.store.saving import Saver
+from protomq_broker.store.start import derived_recovery, log_replay
 from protomq_broker.store.state.locks import LockTable
 from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends

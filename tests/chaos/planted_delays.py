@@ -8,7 +8,7 @@ from unittest import mock
 
 from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.store.appending import Appender
-from protomq_broker.store.carry_forward import CarryForward
+from protomq_broker.store.housekeeping.carry_forward import CarryForward
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.timer import rebuild
 from protomq_broker.store.timer.log_time import LogClock

@@ -7,10 +7,11 @@ from typing import Any, Final
 from unittest import mock
 
 from protomq.wire.log_walk import Seal, WalkedBlock, walk_appends
-from protomq_broker.store import following, truncation
+from protomq_broker.store import following
 from protomq_broker.store.log import verbatim
 from protomq_broker.store.log.agreement import LogPoint, LogView
 from protomq_broker.store.log.epochs import Epochs
+from protomq_broker.store.start import truncation
 from protomq_broker.store.store_files import StoreFiles
 
 from . import store_follow

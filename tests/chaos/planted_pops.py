@@ -10,7 +10,7 @@ from protomq.v1.state_pb2 import PoppedQueue
 from protomq_broker import pop_planner
 from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
-from protomq_broker.store.pop_carrying import PopCarrier
+from protomq_broker.store.housekeeping.pop_carrying import PopCarrier
 from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import OpenMessages, offsets_in, runs_of
 from protomq_broker.waiting_answers import WaitingAnswers

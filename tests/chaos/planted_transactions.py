@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from protomq_broker.store.carry_forward import CarryForward
+from protomq_broker.store.housekeeping.carry_forward import CarryForward
 from protomq_broker.store.state import half_messages
 from protomq_broker.store.state.ended_transactions import EndedTransactions
 from protomq_broker.store.state.transactions import (

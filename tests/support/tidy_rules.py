@@ -58,9 +58,9 @@ USERS_OF_THE_SDK: Final = (
 """Folders in which the SDK has no private names: what they need others need too."""
 SERVICES: Final = ("protomq_runtime", "protomq_namesrv", "protomq_ha", "protomq_broker")
 STORE: Final = "protomq_broker.store"
-STORE_LAYERS: Final = ("files", "log", "queues", "index", "state", "timer", "", "tools")
+STORE_LAYERS: Final = ("files", "log", "queues", "index", "state", "timer", "start", "housekeeping", "", "tools")
 """The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
-STORE_VALUES: Final = ("errors", "config")
+STORE_VALUES: Final = ("errors", "config", "derived")
 """Modules beside the folders that any layer may use."""
 
 CLOCKS: Final = {
@@ -80,7 +80,7 @@ CLOCKS: Final = {
     "protomq_broker.plain_body_workers": "deadlines of calls",
     "protomq_broker.registration": "the grace of a stop",
     "protomq_broker.said_once": "how often a line is logged",
-    "protomq_broker.store.housekeeping": "the hour of a time that was handed in",
+    "protomq_broker.store.housekeeping.housekeeping": "the hour of a time that was handed in",
     "protomq_broker.write_permit": "deadlines of calls",
 }
 """Of the services and the wire: modules that read a clock, and what for. All others are given one, so that tests can move it."""

@@ -75,7 +75,7 @@ PLANTED = (
     (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.x", "def f():\n    from datetime import datetime"),
     (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.x", "async def f(loop):\n    loop.time()"),
     (tidy_rules.clocks_are_read_in_their_place, "protomq.wire.x", "import time"),
-    (tidy_rules.clocks_are_read_in_their_place, "protomq_broker.store.housekeeping", "import time\ntime.monotonic()"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_broker.store.housekeeping.housekeeping", "import time\ntime.monotonic()"),
     (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.clock", "reads = 'none any more'"),
     (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_broker.x", "import random"),
     (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_broker.store.x", "from uuid import uuid4"),

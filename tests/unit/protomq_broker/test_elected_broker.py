@@ -12,7 +12,7 @@ import pytest
 from protomq_broker import elected_broker
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.elected_broker import CHANGE_GRACE_S, ElectedBroker, LogFailed
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.leadership_values import Role, StopLeading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file, write_json_file
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
 

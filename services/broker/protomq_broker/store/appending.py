@@ -16,7 +16,7 @@ import numpy as np
 from protomq.wire.hashing import Octets
 
 from .errors import DiskFullError, NotLeadingError, StoreFailedError
-from .housekeeping import Clock
+from .housekeeping.housekeeping import Clock
 from .leading import Leadership
 from .log.append import AppendRequest
 from .log.commit_log import Reserve

@@ -1,7 +1,7 @@
 """Whether a store leads or follows, and how its log agrees with the logs of other stores.
 
 A follower's log is its leader's: it stores the bytes that the leader gives (`following.py`). It is truncated where the two logs differ
-(`truncation.py`). It becomes the leader from the end of its log on, in a new epoch.
+(`start/truncation.py`). It becomes the leader from the end of its log on, in a new epoch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .log.recovery import skips_of
 from .log.seals import LogWalker
 from .open_log import OpenLog
 from .queues.reading import LogRegion
+from .start.truncation import intend_truncation
 from .state.log_front import LogFront
 from .store_files import StoreFiles
-from .truncation import intend_truncation
 
 
 class Leadership:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .files.disk import Disk
-from .full_disk import FullDisk
+from .housekeeping.full_disk import FullDisk
 from .log.commit_log import CommitLog
 
 log = logging.getLogger(__name__)

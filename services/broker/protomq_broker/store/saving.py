@@ -1,7 +1,7 @@
 """Saves what a store knows, and deletes the segments that nobody needs any more. Not on the writer thread.
 
     checkpoint   the log is synced, then snapshots and derived files, then the file that says up to where they are whole
-    delete       what is alive in old segments is appended again (`carry_forward.py`); then they go, oldest first
+    delete       what is alive in old segments is appended again (`housekeeping/carry_forward.py`); then they go, oldest first
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from .carry_forward import CarryForward
+from .housekeeping.carry_forward import CarryForward
 from .leading import Leadership
 from .log.checkpoint import Checkpoint, write_checkpoint
 from .log.commit_log import DISK_FULL_ERRNOS

@@ -37,13 +37,14 @@ from pathlib import Path
 from protomq.wire.topics import QUEUES_DEFAULT
 
 from .appending import Appender
-from .carry_forward import CarryForward
 from .config import StoreConfig
 from .errors import DiskFullError, StoreFailedError
 from .files.disk import Disk
 from .files.lock import StoreLock
 from .following import Follower, LogFollowers
-from .housekeeping import Clock
+from .housekeeping.carry_forward import CarryForward
+from .housekeeping.housekeeping import Clock
+from .housekeeping.pop_carrying import PopCarrier
 from .index.look_ups import MessageLookUps
 from .leading import Leadership
 from .log.checked_log import CheckedLog
@@ -53,16 +54,15 @@ from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
 from .log.recovery import DamagedRange, RecoveredLog, seal_at_end
 from .open_log import OpenLog
-from .pop_carrying import PopCarrier
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .queues.log_reader import LogReader, ReadBound
 from .queues.quarantine import Quarantine
 from .queues.reading import StoredPlace, TopicCounters
 from .refusals import Refusals
-from .restored_topics import restore_topics
 from .same_messages import Appended, SentAgain
 from .saving import Saver
-from .settings import make_folders
+from .start.restored_topics import restore_topics
+from .start.settings import make_folders
 from .state.groups import GroupTable
 from .state.half_copies import HalfCopies, half_copies
 from .state.half_messages import TransactionState

@@ -12,12 +12,12 @@ from protomq.wire.log_walk import WalkedBlock
 
 from .config import StoreConfig
 from .derived import Derived
-from .derived_recovery import rebuild, recover_store
 from .errors import StaleEpochError
 from .files.disk import Disk
 from .files.identity import store_id
 from .files.lock import AbortFile, StoreLock
-from .housekeeping import Clock
+from .housekeeping.housekeeping import Clock
+from .housekeeping.log_healing import complete_healing
 from .index.index import MessageIndex
 from .log.boundaries import BoundaryFiles
 from .log.checked_segment import Stretch, stretch_of
@@ -33,19 +33,19 @@ from .log.epochs import (
 )
 from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
-from .log_healing import complete_healing
-from .log_proof import forget_unused_segments
-from .log_replay import StartFiles
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
-from .settings import check_settings
+from .start.derived_recovery import rebuild, recover_store
+from .start.log_proof import forget_unused_segments
+from .start.log_replay import StartFiles
+from .start.settings import check_settings
+from .start.truncation import complete_truncation
 from .state.half_messages import HalfMessages
 from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable
 from .state.transactions import CheckPlan, Transactions
 from .timer.pending import PendingTimers
 from .timer.timer import TimerEntries
-from .truncation import complete_truncation
 
 log = logging.getLogger(__name__)
 

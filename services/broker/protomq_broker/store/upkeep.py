@@ -1,20 +1,20 @@
 """What goes on in a store without anybody asking: it syncs, saves, deletes, scrubs and heals, on two threads of its own.
 
     protomq-flush          syncs the log
-    protomq-housekeeping   the duties of `housekeeping.py`, with healing of queues and of the timer
+    protomq-housekeeping   the duties of `housekeeping/housekeeping.py`, with healing of queues and of the timer
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .housekeeping import Clock, Housekeeper, StoreActions
+from .housekeeping.housekeeping import Clock, Housekeeper, StoreActions
+from .housekeeping.log_healing import LogHealer
+from .housekeeping.scrub import Scrubber
 from .log.flusher import BackgroundThread
-from .log_healing import LogHealer
 from .open_log import OpenLog
 from .queues.heal import LogState, QueueHealer
 from .saving import Saver
-from .scrub import Scrubber
 from .store_files import StoreFiles
 from .timer.rebuild import TimerRebuild
 from .timer.timer import TimerState

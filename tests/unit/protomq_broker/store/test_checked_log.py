@@ -13,7 +13,6 @@ import pytest
 
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
-from protomq_broker.store import derived_recovery
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import write_file_atomically
 from protomq_broker.store.log import checked_log
@@ -22,6 +21,7 @@ from protomq_broker.store.log.seals import chain_holds
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.entry_check import salt_of, sealed
 from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.start import derived_recovery
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair

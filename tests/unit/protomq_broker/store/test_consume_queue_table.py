@@ -12,7 +12,7 @@ from protomq_broker.store.queues import consume_queue, consume_queue_table, queu
 from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable, has_table
 from protomq_broker.store.queues.queue_flush import flush_together
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import (
     ListLog,

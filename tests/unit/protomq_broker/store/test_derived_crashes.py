@@ -10,7 +10,7 @@ import pytest
 from protomq_broker.store.index import index, index_runs
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.send_errors import RepeatedSend
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash

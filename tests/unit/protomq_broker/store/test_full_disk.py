@@ -7,7 +7,11 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.full_disk import LOOK_PAUSE_MAX_MS, LOOK_PAUSE_MIN_MS, FullDisk
+from protomq_broker.store.housekeeping.full_disk import (
+    LOOK_PAUSE_MAX_MS,
+    LOOK_PAUSE_MIN_MS,
+    FullDisk,
+)
 
 TURN_MS = 500
 

@@ -12,7 +12,7 @@ from protomq_broker.store.index import index_rows, index_runs
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.index_rows import message_id_hash
 from protomq_broker.store.index.index_runs import IndexDamagedError
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from protomq.wire.log_walk import walk_appends
-from protomq_broker.store import log_healing
 from protomq_broker.store.errors import HealingRefusedError
+from protomq_broker.store.housekeeping import log_healing
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.settings import make_folders
+from protomq_broker.store.start.settings import make_folders
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify

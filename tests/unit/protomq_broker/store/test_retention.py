@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.retention import (
+from protomq_broker.store.housekeeping.retention import (
     FORCED_COUNT_MAX,
     Look,
     RetentionDecision,

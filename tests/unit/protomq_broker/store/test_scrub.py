@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.scrub import ROUND_INTERVAL_MS
+from protomq_broker.store.housekeeping.scrub import ROUND_INTERVAL_MS
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk

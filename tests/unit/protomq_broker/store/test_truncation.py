@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from protomq_broker.store.errors import LogForkError, NotFollowingError, StoreFailedError
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
+from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
-from protomq_broker.store.truncation import TRUNCATION_NAME
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .store_helpers import commit, committed, open_store, read_all

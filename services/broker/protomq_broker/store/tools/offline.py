@@ -29,7 +29,7 @@ from protomq_broker.store.log.recovery import (
 )
 from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
-from protomq_broker.store.log_proof import (
+from protomq_broker.store.start.log_proof import (
     derived_position,
     forget_unused_segments,
     written_position,

@@ -39,11 +39,11 @@ from protomq_broker.store.log.recovery import (
     resync_at,
     skips_of,
 )
-from protomq_broker.store.log_replay import deletions_in_block
 from protomq_broker.store.queues.consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
 from protomq_broker.store.queues.consume_queue_table import has_table
 from protomq_broker.store.queues.entry_check import opened, salt_of
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
+from protomq_broker.store.start.log_replay import deletions_in_block
 
 from .offline import OfflineStore, open_offline
 

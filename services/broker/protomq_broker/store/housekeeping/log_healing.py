@@ -23,12 +23,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from protomq.wire.log_walk import WalkedBlock, walk_appends
-
-from .errors import HealingRefusedError
-from .files.disk import Disk, write_fully
-from .log.checked_log import CheckedLog
-from .log.commit_log import CommitLog
-from .log.recovery import (
+from protomq_broker.store.errors import HealingRefusedError
+from protomq_broker.store.files.disk import Disk, write_fully
+from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.recovery import (
     DamagedRange,
     StartPoint,
     chain_at_end,
@@ -36,10 +35,10 @@ from .log.recovery import (
     read_quarantine,
     write_quarantine,
 )
-from .log.seals import LogWalker
-from .log.segment import SegmentFolder
-from .queues.quarantine import Quarantine
-from .truncation import discard_derived
+from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues.quarantine import Quarantine
+from protomq_broker.store.start.truncation import discard_derived
 
 log = logging.getLogger("protomq.broker")
 

@@ -15,13 +15,17 @@ from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.log_walk import decode_seal
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.derived import Derived
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    read_json_file,
+    write_json_file,
+)
+from protomq_broker.store.log.commit_log import CommitLog
 
-from .config import StoreConfig
-from .derived import Derived
-from .errors import StoreError
-from .files.disk import Disk
-from .files.side_files import SideFileDamagedError, read_json_file, write_json_file
-from .log.commit_log import CommitLog
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from .files.disk import Disk
-from .log.checked_log import CheckedLog
-from .log.checked_segment import stretch_of
-from .log.recovery import StartPoint, skips_of
-from .log.seals import LogWalker
-from .log.segment import SegmentFolder
-from .queues.quarantine import Quarantine
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.log.checked_segment import stretch_of
+from protomq_broker.store.log.recovery import StartPoint, skips_of
+from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 

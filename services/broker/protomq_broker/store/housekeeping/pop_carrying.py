@@ -16,14 +16,13 @@ import numpy as np
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
 from protomq.wire.topics import POP_TOPIC, retry_topic
-
-from .log.append import AppendRequest
-from .log.move import ReadRecords, move_records
-from .queues.consume_queue import ConsumeQueue
-from .queues.consume_queue_table import ConsumeQueueTable
-from .state.pop import PopState
-from .state.popped_queue import OpenMessages, runs_of
-from .state.topics import TopicConfig, TopicTable
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.move import ReadRecords, move_records
+from protomq_broker.store.queues.consume_queue import ConsumeQueue
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.state.pop import PopState
+from protomq_broker.store.state.popped_queue import OpenMessages, runs_of
+from protomq_broker.store.state.topics import TopicConfig, TopicTable
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ A start takes the same from the derived structures that it loads, which cuts the
 
 from __future__ import annotations
 
-from .files.disk import Disk
-from .index import index
-from .log.checkpoint import read_checkpoint
-from .log.recovery import has_bytes_behind
-from .log.segment import SegmentFolder
-from .queues import consume_queue_table
-from .queues.queue_ends import ends_below, read_saved_ends
-from .state import sent_snapshot, transaction_files
-from .timer import pending_state
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.index import index
+from protomq_broker.store.log.checkpoint import read_checkpoint
+from protomq_broker.store.log.recovery import has_bytes_behind
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues import consume_queue_table
+from protomq_broker.store.queues.queue_ends import ends_below, read_saved_ends
+from protomq_broker.store.state import sent_snapshot, transaction_files
+from protomq_broker.store.timer import pending_state
 
 
 def derived_position(disk: Disk, root: str) -> int:

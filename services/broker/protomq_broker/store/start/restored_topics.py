@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from .queues.consume_queue import ConsumeQueueDamagedError
-from .queues.consume_queue_table import ConsumeQueueTable
-from .state.topics import TopicTable, incarnation_of_first
+from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.state.topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
 

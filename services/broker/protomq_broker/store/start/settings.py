@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from .config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
-from .errors import StoreSettingsError
-from .files.disk import Disk, read_json, sync_names_above
-from .files.side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
-from .log.segment import SEGMENT_NAME
+from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
+from protomq_broker.store.errors import StoreSettingsError
+from protomq_broker.store.files.disk import Disk, read_json, sync_names_above
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    read_json_file,
+    size_of_file,
+    write_json_file,
+)
+from protomq_broker.store.log.segment import SEGMENT_NAME
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Final
 
 from protomq.wire.log_walk import WalkedBlock
-
-from .derived import Derived
-from .errors import CorruptLogError
-from .log.boundaries import BoundaryFiles
-from .log.checkpoint import Checkpoint
-from .log.epochs import Epochs
-from .log.recovery import (
+from protomq_broker.store.derived import Derived
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.log.boundaries import BoundaryFiles
+from protomq_broker.store.log.checkpoint import Checkpoint
+from protomq_broker.store.log.epochs import Epochs
+from protomq_broker.store.log.recovery import (
     CorruptionMode,
     RecoveredLog,
     StartPoint,
@@ -31,10 +30,11 @@ from .log.recovery import (
     rewrite_unsynced,
     skips_of,
 )
-from .log.seals import LogWalker
-from .log.segment import SegmentFolder
+from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
+
 from .log_replay import LogReplay, StartFiles
-from .queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
 
 log = logging.getLogger(__name__)
 

@@ -21,19 +21,24 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from .files.disk import Disk, remove_file
-from .files.lock import StoreLock
-from .files.side_files import SideFileDamagedError, empty_folder, read_json_file, write_json_file
-from .index import index
-from .log.agreement import START, LogPoint
-from .log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .log.epochs import EPOCHS_NAME, read_epochs, write_epochs
-from .log.recovery import read_quarantine, rewrite_unsynced, write_quarantine
-from .log.segment import SegmentFolder
-from .queues import consume_queue_table
-from .queues.queue_ends import read_saved_ends, save_ends
-from .state import sent_snapshot, transaction_files
-from .timer import pending_state
+from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    empty_folder,
+    read_json_file,
+    write_json_file,
+)
+from protomq_broker.store.index import index
+from protomq_broker.store.log.agreement import START, LogPoint
+from protomq_broker.store.log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from protomq_broker.store.log.epochs import EPOCHS_NAME, read_epochs, write_epochs
+from protomq_broker.store.log.recovery import read_quarantine, rewrite_unsynced, write_quarantine
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues import consume_queue_table
+from protomq_broker.store.queues.queue_ends import read_saved_ends, save_ends
+from protomq_broker.store.state import sent_snapshot, transaction_files
+from protomq_broker.store.timer import pending_state
 
 log = logging.getLogger(__name__)
 

@@ -15,19 +15,18 @@ from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.state_pb2 import TopicsRecord
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.topics import LOG_TOPIC, TOPICS_TOPIC
-
-from .derived import Derived
-from .errors import CorruptLogError
-from .files.disk import Disk
-from .log.append import CorruptRecordError, ScannedRecords
-from .log.checkpoint import Checkpoint
-from .log.record_scan import read_trailers
-from .log.segment import SegmentFolder
-from .queues.consume_queue_table import ConsumeQueueTable
-from .queues.lost_records import records_that_seem_whole
-from .state.log_front import tell
-from .state.repeated_sends import RepeatedSends
-from .state.topics import deletions_in
+from protomq_broker.store.derived import Derived
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
+from protomq_broker.store.log.checkpoint import Checkpoint
+from protomq_broker.store.log.record_scan import read_trailers
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.queues.lost_records import records_that_seem_whole
+from protomq_broker.store.state.log_front import tell
+from protomq_broker.store.state.repeated_sends import RepeatedSends
+from protomq_broker.store.state.topics import deletions_in
 
 T = TypeVar("T")
 

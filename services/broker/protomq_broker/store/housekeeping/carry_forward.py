@@ -23,22 +23,27 @@ from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.topics import TIMER_TOPIC, TRANSACTIONS_TOPIC
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.commit_log import Reserve
+from protomq_broker.store.log.positions import Positions
+from protomq_broker.store.log.recovery import chain_at_end
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.state.half_copies import (
+    CARRIED_COUNT,
+    HalfCopies,
+    copied_size_max_bytes,
+    first_halves,
+)
+from protomq_broker.store.state.log_front import LogFront
+from protomq_broker.store.state.machine import Carrier, StateMachine
+from protomq_broker.store.state.topics import TopicTable
+from protomq_broker.store.state.transactions import Ending, HalfMessage, Transactions, ended_record
+from protomq_broker.store.timer.carrying import Copies, copies_of, first_rows
+from protomq_broker.store.timer.pending import PendingTimers
+from protomq_broker.store.timer.timer import TimerState, Watch, timer_record
 
-from .errors import StoreError
-from .log.append import AppendRequest
-from .log.commit_log import Reserve
-from .log.positions import Positions
-from .log.recovery import chain_at_end
-from .log.segment import SegmentFolder
 from .pop_carrying import PopCarrier
-from .state.half_copies import CARRIED_COUNT, HalfCopies, copied_size_max_bytes, first_halves
-from .state.log_front import LogFront
-from .state.machine import Carrier, StateMachine
-from .state.topics import TopicTable
-from .state.transactions import Ending, HalfMessage, Transactions, ended_record
-from .timer.carrying import Copies, copies_of, first_rows
-from .timer.pending import PendingTimers
-from .timer.timer import TimerState, Watch, timer_record
 
 log = logging.getLogger(__name__)
 
