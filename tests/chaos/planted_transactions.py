@@ -61,11 +61,11 @@ def _the_last_decision_counts() -> Any:
     real_decide, real_end = Transactions.decide, Transactions._end
     halves: dict[TransactionKey, HalfMessage] = {}
 
-    def end(self: Transactions, key: TransactionKey, ending: Ending, position: int) -> None:
-        known = self._open.get(key)
-        if known is not None:
-            halves[key] = known.half
-        real_end(self, key, ending, position)
+    def end(
+        self: Transactions, keys: Sequence[TransactionKey], endings: bytes, position: int
+    ) -> None:
+        halves.update((key, known.half) for key in keys if (known := self._open.get(key)))
+        real_end(self, keys, endings, position)
 
     def decide(self: Transactions, key: TransactionKey, wanted: Ending) -> Decision:
         found = real_decide(self, key, wanted)

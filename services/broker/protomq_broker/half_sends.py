@@ -8,7 +8,7 @@ from protomq.wire.record import FLAG_KIND_HALF
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 
 from .store.log.record_region import set_kind
-from .store.state.half_messages import region_keys
+from .store.state.half_messages import region_keys, region_sequences
 from .store.state.send_errors import ProducerIdTakenError
 
 if TYPE_CHECKING:
@@ -51,15 +51,17 @@ class HalfSends:
             raise _full("open transactions", self._count_max)
         if transactions.size_bytes + len(region.data) > self._size_max_bytes:
             raise _full("bytes of half messages", self._size_max_bytes)
-        knows = transactions.knows
-        for key in region_keys(region):
-            if knows(key):
-                raise ProducerIdTakenError(
-                    f"sequence {key.sequence} of producer {key.producer_id:016X} with epoch {key.producer_epoch} belongs to another"
-                    " transaction. Two producers have this id, or one was restarted with its old epoch. Give each an id of its own,"
-                    " and a restarted one a higher epoch",
-                    *key,
-                )
+        if not transactions.knows_any(
+            region.producer_id, region.producer_epoch, region_sequences(region)
+        ):
+            return
+        key = next(filter(transactions.knows, region_keys(region)))
+        raise ProducerIdTakenError(
+            f"sequence {key.sequence} of producer {key.producer_id:016X} with epoch {key.producer_epoch} belongs to another"
+            " transaction. Two producers have this id, or one was restarted with its old epoch. Give each an id of its own,"
+            " and a restarted one a higher epoch",
+            *key,
+        )
 
     def handles_of(self, request: AppendRequest) -> list[str]:
         """Returns the handles of half messages that were just appended."""

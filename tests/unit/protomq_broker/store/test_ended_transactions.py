@@ -19,18 +19,23 @@ def test_it_says_what_a_list_says(monkeypatch: pytest.MonkeyPatch, seed: int) ->
     expected: list[tuple[int, int, int, int, int]] = []
     for number in range(40):
         if rng.random() < 0.7:
-            row = (7, 1, number, rng.randrange(1, 4), 100 * number)
-            table.add(row[:3], *row[3:])
-            expected = [*expected, row][-count_max:]
+            endings = [rng.randrange(1, 4) for _ in range(rng.choice((1, 1, 2, 5, 13)))]
+            # Some have ended before, or end twice here: then the first ending counts.
+            keys = [(7, 1, max(number - rng.randrange(3) * (rng.random() < 0.2), 0)), *((8, 1, rng.randrange(30)) for _ in endings[1:])]
+            table.add_all(keys, endings, 100 * number)
+            for key, ending in zip(keys, endings, strict=True):
+                if key not in [row[:3] for row in expected]:
+                    expected = [*expected, (*key, ending, 100 * number)][-count_max:]
         elif expected:
             first_kept = rng.choice(expected)[4]
             table.forget_below(first_kept)
             expected = [row for row in expected if row[4] >= first_kept]
         assert table.rows().tolist() == expected
         assert len(table) == len(expected)
-        assert [table.get((7, 1, n)) for n in range(number + 1)] == [
-            next((row[3] for row in expected if row[2] == n), None) for n in range(number + 1)
-        ]
+        every = [(7, 1, n) for n in range(number + 1)] + [(8, 1, n) for n in range(30)]
+        known = {row[:3]: row[3] for row in expected}
+        assert [table.get(key) for key in every] == [known.get(key) for key in every]
+        assert [table.has_any([key]) for key in every] == [key in known for key in every]
     loaded = EndedTransactions(count_max)
     loaded.load(table.rows())
     assert loaded.rows().tolist() == expected

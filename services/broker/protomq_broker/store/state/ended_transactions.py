@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +23,9 @@ ENDED_ROW: Final = np.dtype(
 """As it stands in the state file. `position`: of the record that reports the ending."""
 _ROW: Final = struct.Struct("<QIQBQ")
 """The same for one row: an item of an array costs several times as much to read and to write."""
-assert _ROW.size == ENDED_ROW.itemsize
+_KEY: Final = struct.Struct("<QIQ9x")
+"""The same for the key of a row."""
+assert _ROW.size == _KEY.size == ENDED_ROW.itemsize
 
 _ROWS_MIN: Final = 1_024
 """What is there from the start."""
@@ -46,25 +50,50 @@ class EndedTransactions:
         """How it ended; None if that is not known, or it has not."""
         return self._endings.get(key)
 
-    def add(self, key: Key, ending: int, position: int) -> None:
-        """One has ended, by the record at a position that is never less than the one before; the oldest is forgotten if it must be."""
+    def has_any(self, keys: Iterable[Key]) -> bool:
+        """Whether one of these is known to have ended."""
+        return not self._endings.keys().isdisjoint(keys)
+
+    def add_all(self, keys: Sequence[Key], endings: Sequence[int], position: int) -> None:
+        """These have ended, by the record at a position that is never less than the one before. Of each the first ending counts; the oldest
+        are forgotten if they must be.
+        """
+        new = dict(zip(keys, endings, strict=True))
+        if len(new) == len(keys) <= self._count_max and self._endings.keys().isdisjoint(new):
+            self._add_new(new, position)
+            return
+        for key, ending in zip(keys, endings, strict=True):
+            if key not in self._endings:
+                self._add_new({key: ending}, position)
+
+    def _add_new(self, new: dict[Key, int], position: int) -> None:
+        """`add_all` for such as are not known."""
+        if not new:
+            return
         count = len(self._endings)
-        if count == self._count_max:
-            self._forget_first()
-            count -= 1
-        elif count == len(self._rows):
-            grown = np.zeros(min(2 * count, self._count_max), ENDED_ROW)
-            grown[:count] = self.rows()
-            self._put(grown)
-            self._start = 0
-        at = (self._start + count) % len(self._rows)
-        _ROW.pack_into(self._octets, at * _ROW.size, *key, ending, position)
-        self._endings[key] = ending
+        if count + len(new) > len(self._rows):
+            if count + len(new) > self._count_max:
+                gone = count + len(new) - self._count_max
+                self._forget_first(gone)
+                count -= gone
+            if count + len(new) > len(self._rows):
+                size = max(2 * len(self._rows), count + len(new))
+                grown = np.zeros(min(size, self._count_max), ENDED_ROW)
+                grown[:count] = self.rows()
+                self._put(grown)
+                self._start = 0
+        octets = b"".join(map(_ROW.pack, *zip(*new, strict=True), new.values(), repeat(position)))
+        # Around the end of the rows, if it comes to that.
+        at = (self._start + count) % len(self._rows) * _ROW.size
+        first = min(len(octets), len(self._octets) - at)
+        self._octets[at : at + first] = octets[:first]
+        self._octets[: len(octets) - first] = octets[first:]
+        self._endings.update(new)
 
     def forget_below(self, position: int) -> None:
         """Forgets what is told by records before `position`."""
         while self._endings and self._rows[self._start]["position"] < position:
-            self._forget_first()
+            self._forget_first(1)
 
     def rows(self) -> NDArray[Any]:
         """A copy of all rows, the oldest first."""
@@ -75,13 +104,16 @@ class EndedTransactions:
     def load(self, rows: Sequence[Any] | NDArray[Any]) -> None:
         """Takes over what `rows` gave."""
         for producer_id, epoch, sequence, ending, position in np.asarray(rows, ENDED_ROW).tolist():
-            self.add((producer_id, epoch, sequence), ending, position)
+            self.add_all([(producer_id, epoch, sequence)], [ending], position)
 
     def _put(self, rows: NDArray[Any]) -> None:
         self._rows = rows
         self._octets = rows.view(np.uint8).data
 
-    def _forget_first(self) -> None:
-        producer_id, epoch, sequence, _, _ = _ROW.unpack_from(self._octets, self._start * _ROW.size)
-        del self._endings[producer_id, epoch, sequence]
-        self._start = (self._start + 1) % len(self._rows)
+    def _forget_first(self, count: int) -> None:
+        """Forgets the oldest; `count` of them are there."""
+        at, size = self._start * _ROW.size, count * _ROW.size
+        octets = bytes(self._octets[at : at + size])
+        octets += bytes(self._octets[: size - len(octets)])
+        deque(map(self._endings.__delitem__, _KEY.iter_unpack(octets)), maxlen=0)
+        self._start = (self._start + count) % len(self._rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from protomq_broker.store.log.append import AppendRequest, RecordRegion, Scanned
 from .fresh_halves import FreshHalves
 from .machine import Carrier, Snapshot
 from .transaction_files import load_transactions, save_transactions
-from .transactions import HalfMessage, TransactionKey, Transactions
+from .transactions import HalfMessage, TransactionKey, Transactions, new_half, new_key
 
 log = logging.getLogger(__name__)
 
@@ -174,25 +175,24 @@ def halves_of(request: AppendRequest) -> list[HalfMessage]:
     """The half messages of a request that was appended: sent now, or carried forward."""
     region, at = request.region, request.physical_offset
     if region.identities is not None:
-        keys = [TransactionKey(*row) for row in region.identities.tolist()]
+        keys = list(map(new_key, region.identities.tolist()))
     else:
         keys = region_keys(region)
-    starts = [0] if region.starts is None else region.starts.tolist()
+    positions = [at] if region.starts is None else (region.starts + at).tolist()
     sizes = [len(region.data)] if region.sizes is None else region.sizes.tolist()
-    topic, queue_id, store_time_ms = region.topic, request.queue_id, request.store_time_ms
-    return [
-        HalfMessage(key, at + start, size, topic, queue_id, store_time_ms)
-        for key, start, size in zip(keys, starts, sizes, strict=True)
-    ]
+    alike = map(repeat, (region.topic, request.queue_id, request.store_time_ms))
+    return list(map(new_half, zip(keys, positions, sizes, *alike, strict=False)))
 
 
 def region_keys(region: RecordRegion) -> list[TransactionKey]:
     """Names of the transactions that a request of half messages begins."""
-    producer_id, epoch, first = region.producer_id, region.producer_epoch, region.first_sequence
-    return [
-        TransactionKey(producer_id, epoch, sequence)
-        for sequence in range(first, first + region.count)
-    ]
+    producer = map(repeat, (region.producer_id, region.producer_epoch))
+    return list(map(new_key, zip(*producer, region_sequences(region), strict=False)))
+
+
+def region_sequences(region: RecordRegion) -> range:
+    """Sequences of the messages of a request."""
+    return range(region.first_sequence, region.first_sequence + region.count)
 
 
 def _halves_of(records: ScannedRecords) -> list[HalfMessage]:

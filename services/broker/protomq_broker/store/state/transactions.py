@@ -12,6 +12,8 @@ Rules:
 - Cost follows what is open. The last `ENDED_MAX` endings are remembered, as far back as the log goes. So a decision that comes twice or
   late is known.
 - A topic that is deleted takes its open transactions with it.
+- Half messages and endings come by tens. What they change goes by maps and zips over all of them: a step of the interpreter for each costs
+  more than all that.
 
 Source of the numbers: RocketMQ 5.3, BrokerConfig: transactionTimeOut 6 s, transactionCheckInterval 30 s, transactionCheckMax 15.
 """
@@ -23,8 +25,11 @@ import heapq
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -49,7 +54,6 @@ class Ending(enum.IntEnum):
     EXPIRED = 3
 
 
-_ENDINGS: Final = {int(ending): ending for ending in Ending}
 _CHECKED: Final = 4
 _CARRIED: Final = 5
 """Stand where an ending would: the transaction was checked, or carried forward with its half message, and stays open."""
@@ -118,6 +122,14 @@ class OpenTransaction(NamedTuple):
     due_ms: int
 
 
+# As the classes make them, but without a call of Python for each.
+new_key: Final[Callable[[Iterable[int]], TransactionKey]] = partial(tuple.__new__, TransactionKey)
+new_half: Final[Callable[[Iterable[Any]], HalfMessage]] = partial(tuple.__new__, HalfMessage)
+_new_open: Final[Callable[[Iterable[Any]], OpenTransaction]] = partial(tuple.__new__, OpenTransaction)
+_half_of: Final[Callable[[OpenTransaction], HalfMessage]] = attrgetter("half")
+_size_of: Final[Callable[[OpenTransaction], int]] = attrgetter("half.size_bytes")
+
+
 class Known(NamedTuple):
     """All that is known at one moment. `end_position`: it reports no record at or behind it."""
 
@@ -155,10 +167,20 @@ class Transactions:
 
     # The log.
 
-    def open(self, halves: Iterable[HalfMessage]) -> None:
+    def open(self, halves: Sequence[HalfMessage]) -> None:
         """Half messages, in the order of the log. One that is open already was carried forward: it stands elsewhere now."""
         immunity_ms, all_open, first_due = self._plan.immunity_ms, self._open, self._first_due
+        dues_ms = [half.store_time_ms + immunity_ms for half in halves]
+        opened = map(_new_open, zip(halves, repeat(0), dues_ms, strict=False))
+        new = dict(zip([half.key for half in halves], opened, strict=True))
         with self._lock:
+            if len(new) == len(halves) and all_open.keys().isdisjoint(new):  # nearly always
+                all_open.update(new)
+                first_due.extend(zip(dues_ms, new, strict=True))
+                self.size_bytes += sum(map(_size_of, new.values()))
+                if halves:
+                    self._end_position = halves[-1].position + halves[-1].size_bytes
+                return
             for half in halves:
                 key = half.key
                 known = all_open.pop(key, None)
@@ -183,16 +205,21 @@ class Transactions:
         if record is None or not _holds(record):
             log.error("the record of %s at position %d is damaged", TRANSACTIONS_TOPIC, position)
             return ()
-        carried = zip(record.check_counts, record.due_times_ms, strict=True)
-        keys = map(TransactionKey, record.producer_ids, record.producer_epochs, record.sequences)
+        events = record.events
+        identities = zip(record.producer_ids, record.producer_epochs, record.sequences, strict=True)
+        keys = list(map(new_key, identities))
         with self._lock:
-            for key, event in zip(keys, record.events, strict=True):
-                if event == _CHECKED:
-                    self._wait(key, None, record.time_ms + self._plan.interval_ms)
-                elif event == _CARRIED:
-                    self._wait(key, *next(carried))
-                else:
-                    self._end(key, _ENDINGS[event], position)
+            if not events or max(events) < _CHECKED:
+                self._end(keys, events, position)
+            else:
+                carried = zip(record.check_counts, record.due_times_ms, strict=True)
+                for key, event in zip(keys, events, strict=True):
+                    if event == _CHECKED:
+                        self._wait(key, None, record.time_ms + self._plan.interval_ms)
+                    elif event == _CARRIED:
+                        self._wait(key, *next(carried))
+                    else:
+                        self._end([key], bytes([event]), position)
             # Those at the front that have ended: what has ended costs no memory.
             first_due = self._first_due
             while first_due and first_due[0][1] not in self._open:
@@ -249,9 +276,23 @@ class Transactions:
         """Whether it is open, or is remembered as ended."""
         return key in self._open or self._ended.get(key) is not None
 
+    def knows_any(self, producer_id: int, producer_epoch: int, sequences: range) -> bool:
+        """Whether it `knows` one of these."""
+        producer = (repeat(producer_id), repeat(producer_epoch))
+        if not self._open.keys().isdisjoint(zip(*producer, sequences, strict=False)):
+            return True
+        return self._ended.has_any(zip(*producer, sequences, strict=False))
+
     def find(self, key: TransactionKey) -> OpenTransaction | None:
         """An open one."""
         return self._open.get(key)
+
+    def halves_of(self, keys: Sequence[TransactionKey]) -> list[HalfMessage] | None:
+        """Their half messages; None unless all of them are open."""
+        try:
+            return list(map(_half_of, map(self._open.__getitem__, keys)))
+        except KeyError:
+            return None
 
     @property
     def open_count(self) -> int:
@@ -325,14 +366,21 @@ class Transactions:
         if known.due_ms != due_ms:
             heapq.heappush(self._due, (due_ms, key))
 
-    def _end(self, key: TransactionKey, ending: Ending, position: int) -> None:
-        known = self._open.pop(key, None)
-        if known is not None:
-            self.counts[ending] += 1
-            self.size_bytes -= known.half.size_bytes
+    def _end(self, keys: Sequence[TransactionKey], endings: bytes, position: int) -> None:
+        """The record at a position ends these; of those that have ended already, the first ending counts."""
+        all_open, counted = self._open, endings
+        before = len(all_open)
+        found: list[Any] = list(map(all_open.pop, keys, repeat(None)))
+        if before - len(all_open) == len(keys):  # nearly always
+            known = found
+        else:
+            counted = bytes(e for e, one in zip(endings, found, strict=True) if one is not None)
+            known = [one for one in found if one is not None]
+        self.size_bytes -= sum(map(_size_of, known))
+        for ending in Ending:
+            self.counts[ending] += counted.count(ending)
         # The log may be cut between a half message and its ending: the ending is known all the same.
-        if self._ended.get(key) is None:
-            self._ended.add(key, ending, position)
+        self._ended.add_all(keys, endings, position)
 
 
 def ended_record(endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
@@ -346,10 +394,11 @@ def checked_record(keys: Sequence[TransactionKey], time_ms: int) -> bytes:
 
 
 def _record(keys: Sequence[TransactionKey], events: bytes, **more: Any) -> bytes:
+    producer_ids, producer_epochs, sequences = zip(*keys, strict=True) if keys else ((), (), ())
     record = TransactionsRecord(
-        producer_ids=[key.producer_id for key in keys],
-        producer_epochs=[key.producer_epoch for key in keys],
-        sequences=[key.sequence for key in keys],
+        producer_ids=producer_ids,
+        producer_epochs=producer_epochs,
+        sequences=sequences,
         events=events,
         **more,
     )
