@@ -69,7 +69,9 @@ class HalfSends:
 
     def handles_at(self, position: int, region: RecordRegion) -> list[str]:
         """Of half messages that stand from a position on, or stood there when they were sent."""
-        return self._handles.encode_all(position, region_keys(region))
+        return self._handles.encode_all(
+            position, region.producer_id, region.producer_epoch, region_sequences(region)
+        )
 
 
 def _full(what: str, limit: int) -> ServiceError:

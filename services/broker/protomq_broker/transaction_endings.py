@@ -10,8 +10,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter, ge
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from protomq.wire.record import encode_message_id
 from protomq.wire.topics import TRANSACTIONS_TOPIC
@@ -51,6 +53,15 @@ class Wanted(NamedTuple):
     ending: Ending
 
 
+new_wanted: Final[Callable[[Iterable[Any]], Wanted]] = partial(tuple.__new__, Wanted)
+"""As the class makes it, but without a call of Python for each."""
+_decided_key_of: Final[Callable[[Wanted], TransactionKey]] = attrgetter("handle.key")
+_ending_of: Final[Callable[[Wanted], Ending]] = attrgetter("ending")
+_from_of: Final[Callable[[Wanted], int]] = attrgetter("handle.position")
+_position_of: Final[Callable[[HalfMessage], int]] = attrgetter("position")
+_size_of: Final[Callable[[HalfMessage], int]] = attrgetter("size_bytes")
+
+
 class Outcome(NamedTuple):
     """The result of a decision. `error`: why it was refused; `repeated`: the transaction had ended this way before."""
 
@@ -74,9 +85,36 @@ class TransactionEndings:
     def end(self, decisions: Sequence[Wanted]) -> list[Outcome]:
         """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
         outcomes = [ENDED_NOW] * len(decisions)
+        keys = list(map(_decided_key_of, decisions))
+        wanted = dict(zip(keys, map(_ending_of, decisions), strict=True))
+        halves = self._store.transactions.halves_of(keys) if len(wanted) == len(keys) else None
+        repeats: Sequence[int] = ()
+        if halves is None or not all(map(ge, map(_position_of, halves), map(_from_of, decisions))):
+            wanted, halves, repeats = self._sorted_out(decisions, outcomes)
+        failures: dict[TransactionKey, ServiceError] = {}
+        size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
+        for part in _parts(halves, size_max_bytes):
+            failures |= self._append(part, wanted)
+        if failures:
+            for number, (handle, _) in enumerate(decisions):
+                if handle.key in failures and outcomes[number] is ENDED_NOW:
+                    outcomes[number] = Outcome(failures[handle.key])
+        for number in repeats:
+            handle, ending = decisions[number]
+            first = wanted[handle.key]
+            if handle.key not in failures:
+                outcomes[number] = _ENDED_BEFORE if first is ending else Outcome(_ended(handle, first))
+        return outcomes
+
+    def _sorted_out(
+        self, decisions: Sequence[Wanted], outcomes: list[Outcome]
+    ) -> tuple[dict[TransactionKey, Ending], list[HalfMessage], list[int]]:
+        """The decisions that are to be appended, their half messages, and which decisions repeat one of this turn. The outcomes of those
+        are known when that is appended; those of all others are set here.
+        """
         wanted: dict[TransactionKey, Ending] = {}
         halves: list[HalfMessage] = []
-        repeats: list[int] = []  # decided in this turn before: known when that is appended
+        repeats: list[int] = []
         decide = self._store.transactions.decide
         for number, (handle, ending) in enumerate(decisions):
             key = handle.key
@@ -93,32 +131,19 @@ class TransactionEndings:
                 outcomes[number] = Outcome(_ended(handle, known))
             else:
                 outcomes[number] = Outcome(_not_found(handle))
-        failures: dict[TransactionKey, ServiceError] = {}
-        size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
-        for part in _parts(halves, size_max_bytes):
-            failures |= self._append(part, wanted)
-        if failures:
-            for number, (handle, _) in enumerate(decisions):
-                if handle.key in failures and outcomes[number] is ENDED_NOW:
-                    outcomes[number] = Outcome(failures[handle.key])
-        for number in repeats:
-            handle, ending = decisions[number]
-            first = wanted[handle.key]
-            if handle.key not in failures:
-                outcomes[number] = _ENDED_BEFORE if first is ending else Outcome(_ended(handle, first))
-        return outcomes
+        return wanted, halves, repeats
 
     def _append(
         self, halves: Sequence[HalfMessage], wanted: dict[TransactionKey, Ending]
     ) -> dict[TransactionKey, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""
         try:
+            endings = [(half.key, wanted[half.key]) for half in halves]
             committed = [half for half in halves if wanted[half.key] is Ending.COMMITTED]
             copies = self._store.half_copies(committed, now_ms=self._log_time.now_ms())
             damaged = {half.key: _damaged(half) for half in copies.unreadable}
-            endings = [
-                (half.key, wanted[half.key]) for half in halves if half.key not in damaged
-            ]
+            if damaged:
+                endings = [each for each in endings if each[0] not in damaged]
             if endings:
                 states = [(TRANSACTIONS_TOPIC, [ended_record(endings)])]
                 self._writer.append_moved(copies.requests, states)
@@ -131,6 +156,10 @@ class TransactionEndings:
 
 def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[list[HalfMessage]]:
     """Splits half messages into parts that fit into one append. `size_max_bytes`: size of a part, not counting its last message."""
+    if len(halves) <= ENDED_COUNT_MAX and sum(map(_size_of, halves)) < size_max_bytes:
+        if halves:
+            yield list(halves)
+        return
     part: list[HalfMessage] = []
     size_bytes = 0
     for half in halves:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from protomq.wire.record import encode_message_id
 from protomq_runtime.errors import ServiceError, invalid_argument
 
-from .store.state.transactions import HalfMessage, TransactionKey
+from .store.state.transactions import HalfMessage, TransactionKey, new_key
 
 _HANDLE: Final = struct.Struct("<BQQIQ")
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -43,27 +46,58 @@ class TransactionHandle(NamedTuple):
         return half.position >= self.position
 
 
+_new_handle: Final[Callable[[Iterable[Any]], TransactionHandle]] = partial(tuple.__new__, TransactionHandle)
+key_of: Final[Callable[[TransactionHandle], TransactionKey]] = attrgetter("key")
+"""Of a handle."""
+
+
 class Handles:
-    """Writes and reads the handles of one broker."""
+    """Writes and reads the handles of one broker.
+
+    Those that come together are one text in base64. There each has zeros behind it, up to a multiple of three octets. In the text these are
+    its last characters, which are cut off.
+    """
 
     def __init__(self, broker_name: str) -> None:
         self._broker_name = broker_name
         self._tail = broker_name.encode()
+        size = _HANDLE.size + len(self._tail)
+        self._zeros = bytes(-size % 3)
+        self._row = struct.Struct(f"{_HANDLE.format}{len(self._tail) + len(self._zeros)}s")
+        self._padded_length = self._row.size // 3 * 4
+        self._length = self._padded_length - len(self._zeros)
 
     def encode(self, position: int, key: TransactionKey) -> str:
         """Text of letters, digits, - and _."""
-        return self.encode_all(position, (key,))[0]
+        return self.encode_all(position, key[0], key[1], range(key[2], key[2] + 1))[0]
 
-    def encode_all(self, position: int, keys: Iterable[TransactionKey]) -> list[str]:
+    def encode_all(
+        self, position: int, producer_id: int, producer_epoch: int, sequences: range
+    ) -> list[str]:
         """The handles of half messages that were sent together."""
-        tail = self._tail
-        return [
-            b2a_base64(_HANDLE.pack(_VERSION, position, *key) + tail, newline=False)
-            .translate(_TO_URL)
-            .rstrip(b"=")
-            .decode()
-            for key in keys
-        ]
+        alike = map(repeat, (_VERSION, position, producer_id, producer_epoch))
+        # `Struct.pack` gives what it lacks of the tail as zeros.
+        octets = b"".join(map(self._row.pack, *alike, sequences, repeat(self._tail)))
+        text = b2a_base64(octets, newline=False).translate(_TO_URL).decode()
+        length, step = self._length, self._padded_length
+        return [text[at : at + length] for at in range(0, len(text), step)]
+
+    def decode_all(self, texts: Sequence[bytes]) -> list[TransactionHandle] | None:
+        """As `decode`, of texts of one length; None unless all of them are handles of this broker."""
+        if not texts or len(texts[0]) != self._length:
+            return None
+        zeros = b"A" * len(self._zeros)
+        try:
+            joined = zeros.join((*texts, b"")).translate(_FROM_URL)
+            octets = a2b_base64(joined, strict_mode=True)
+            rows = self._row.iter_unpack(octets)
+        except (struct.error, ValueError):
+            return None
+        versions, positions, *identities, tails = zip(*rows, strict=True)
+        if set(versions) != {_VERSION} or set(tails) != {self._tail + self._zeros}:
+            return None
+        keys = map(new_key, zip(*identities, strict=True))
+        return list(map(_new_handle, zip(repeat(self._broker_name), positions, keys, strict=False)))
 
     def decode(self, text: str) -> TransactionHandle:
         """Raises ServiceError for what is no handle, or another broker's."""

@@ -272,6 +272,48 @@ def test_a_send_that_is_repeated_has_the_handles_of_the_first_time(world: World)
     assert len(world.open()) == 1
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_request_in_the_usual_form_is_answered_as_one_that_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Of two brokers, one parses every request. The same is sent to both."""
+    usual: list[bool] = []
+    worlds = World().start(), World().start()
+    real = worlds[0].service._usual
+
+    def noted(payload: bytes) -> Any:
+        found = real(payload)
+        usual.append(found is not None)
+        return found
+
+    monkeypatch.setattr(worlds[0].service, "_usual", noted)
+    monkeypatch.setattr(worlds[1].service, "_usual", lambda payload: None)
+    handles: list[str] = []
+    rng = random.Random(seed)
+    for number in range(30):
+        if rng.random() < 0.4:
+            records = [worlds[0].record(b"%d" % number) for _ in range(rng.randrange(1, 6))]
+            request = SendRequest(topic="topic", queue_id=1, records=records, half=True)
+            first, second = (list(world.request(request).transaction_handles) for world in worlds)
+            assert first == second
+            handles += first
+            continue
+        ends: list[tuple[str, Any]] = [
+            (rng.choice(handles), rng.choice((COMMIT, ROLL_BACK)))
+            for _ in range(rng.randrange(2, 6))
+            if handles
+        ]
+        if rng.random() < 0.3:
+            ends.append(rng.choice([("x", COMMIT), (rng.choice(handles or ["y"]), 0), (rng.choice(handles or ["y"]), 7)]))
+        if len(ends) > 1:
+            answers = [world.end(*ends) for world in worlds]
+            assert answers[0] == answers[1]
+    assert any(usual)
+    assert not all(usual)
+    assert worlds[0].delivered(queue_id=1) == worlds[1].delivered(queue_id=1)
+    assert worlds[0].open() == worlds[1].open()
+
+
 def test_a_half_message_without_a_producer_id_is_refused(world: World) -> None:
     request = SendRequest(topic="topic", records=[Record(body=b"x")], half=True)
     error = refusal(lambda: world.request(request))

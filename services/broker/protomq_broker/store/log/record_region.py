@@ -155,6 +155,9 @@ def set_kind(region: RecordRegion, kind: int) -> None:
         at = len(data) + layout.FLAGS_AT
         flags = int.from_bytes(data[at : at + 4], "little") | kind
         data[at : at + 4] = flags.to_bytes(4, "little")
+    elif stride := region.stride:
+        flags_of_all = column(data, U32, stride + layout.FLAGS_AT, stride, region.count)
+        flags_of_all |= np.uint32(kind)
     else:
         assert region.sizes is not None
         places = region.starts + region.sizes + layout.FLAGS_AT
@@ -177,7 +180,7 @@ def stamp_due_time(region: RecordRegion, due_time_ms: int) -> None:
     region.due_times_ms = np.full(region.count, due_time_ms, np.uint64)
 
 
-def _are_equal(numbers: Sequence[int] | NDArray[np.uint32]) -> bool:
+def _are_equal(numbers: Sequence[int] | NDArray[Any]) -> bool:
     if isinstance(numbers, np.ndarray):
         return numbers.tobytes() == numbers[:1].tobytes() * len(numbers)
     return all(number == numbers[0] for number in numbers)
@@ -441,13 +444,18 @@ def _prove_equal(
     tag_codes = column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy()
     key_hashes = column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy()
     more_keys: Sequence[MoreKey] = ()
-    if size - trailer_size - body_head - body_size:
-        front = _equal_fronts(data, stride, count, size, trailer_size)
+    rest_size = size - trailer_size - body_head - body_size
+    if rest_size:
+        rests = column(data, opaque(rest_size), stride - trailer_size - rest_size, stride, count)
         flags = column(data, U32, stride + layout.FLAGS_AT, stride, count)
-        found = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
-        if found is None:
-            return None
-        more_keys = found
+        # Messages of one tag are alike, and half messages, which have their group there. Then the first one proves all of them.
+        are_alike = all(map(_are_equal, (rests, flags, tag_codes, key_hashes)))
+        if not are_alike or first[_FLAGS] & layout.FLAG_MANY_KEYS:
+            front = _equal_fronts(data, stride, count, size, trailer_size)
+            found = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
+            if found is None:
+                return None
+            more_keys = found
     return RecordRegion(
         topic,
         data,

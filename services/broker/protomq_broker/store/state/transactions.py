@@ -385,7 +385,8 @@ class Transactions:
 
 def ended_record(endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
     """The body of a record that says how transactions ended; it stands in one append with the copies of those committed."""
-    return _record([key for key, _ in endings], bytes(ending for _, ending in endings))
+    keys, events = zip(*endings, strict=True)
+    return _record(keys, bytes(events))
 
 
 def checked_record(keys: Sequence[TransactionKey], time_ms: int) -> bytes:
