@@ -7,13 +7,37 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protomq.v1.pop_service_pb2 import PopRequest
     from protomq_runtime.call import Call
     from protomq_runtime.timers import Timer
 
-    from .filters.filter_book import Filter
+    from .filters.filter_book import Filter, FilterKey
     from .store.queues.reading import ReadResult
     from .store.state.topics import TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PopTerms:
+    """What a pop asks for, checked, with its defaults filled in. Pops with equal requests share one.
+
+    Attributes: the fields of PopRequest; but
+        queue_id: -1 for any.
+        is_from_end: a group begins behind the messages that are there.
+        tag_codes: of the wanted tags, empty for all.
+        filter_key: what messages have to match besides their tags.
+    """
+
+    consumer_group: str
+    topic: str
+    topic_incarnation: int
+    queue_id: int
+    record_count_max: int
+    size_max_bytes: int
+    hold_ms: int
+    invisible_ms: int
+    fifo: bool
+    is_from_end: bool
+    tag_codes: frozenset[int]
+    filter_key: FilterKey | None
 
 
 @dataclass(eq=False, slots=True)
@@ -22,7 +46,7 @@ class PopOrder:
 
     Attributes:
         call: to be answered.
-        request: what was asked for, with its defaults filled in.
+        request: what was asked for.
         tag_codes: wanted tags, empty for all.
         filter: what messages have to match besides their tags.
         arrival_count: number of arrivals in its topic that this pop has seen. A held pop is planned again when there are more.
@@ -32,7 +56,7 @@ class PopOrder:
     """
 
     call: Call
-    request: PopRequest
+    request: PopTerms
     tag_codes: frozenset[int]
     filter: Filter | None = None
     arrival_count: int = -1
@@ -44,8 +68,7 @@ class PopOrder:
     def wanted(self) -> tuple[object, ...]:
         """What the pop wants. Two pops with the same value find the same messages."""
         request = self.request
-        queue_id = request.queue_id if request.HasField("queue_id") else -1
-        key = (request.consumer_group, request.topic, queue_id, request.fifo)
+        key = (request.consumer_group, request.topic, request.queue_id, request.fifo)
         return (*key, self.tag_codes, self.filter, request.topic_incarnation)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
@@ -93,23 +93,35 @@ class PopPipeline:
 
     def add(self, order: PopOrder) -> None:
         """Takes a pop. It goes into the next plan that has room."""
+        self._take(order)
+        self._post()
+
+    def add_all(self, orders: Iterable[PopOrder]) -> None:
+        """Takes all pops of a turn, when the turn has delivered them. If no plan is under way, they are planned at once."""
+        for order in orders:
+            self._take(order)
+        if self._pops and not self._is_busy:
+            self._begin()
+
+    def _take(self, order: PopOrder) -> None:
         if self._lane is None:
             self._lane = order.call.lane
             self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
         self._pops.append(order)
-        self._post()
 
     def _post(self) -> None:
         """Makes the next plan once this turn of the lane has delivered all its pops."""
         if not self._is_busy and not self._is_posted:
             self._is_posted = True
             assert self._lane is not None
-            self._lane.post(self._begin)
+            self._lane.post(self._begin_posted)
+
+    def _begin_posted(self) -> None:
+        self._is_posted = False
+        if not self._is_busy:
+            self._begin()
 
     def _begin(self) -> None:
-        self._is_posted = False
-        if self._is_busy:
-            return
         plan = self._make_plan()
         for order in plan.nothing:
             self._answers.found_nothing(order)
@@ -132,7 +144,7 @@ class PopPipeline:
             pop = self._pops.popleft()
             if pop.call.answered:
                 continue  # its caller has gone
-            if pop.wanted in nothing:
+            if nothing and pop.wanted in nothing:
                 plan.nothing.append(pop)
                 continue
             try:
@@ -203,8 +215,9 @@ class PopPipeline:
         """Whether everything that the plan has read is unchanged."""
         state, topics = self._store.popped, self._store.topics
         with state.lock:
-            if any(state.find(key, life) is not known for key, (life, known) in plan.known.items()):
-                return False
+            for key, (incarnation, known) in plan.known.items():
+                if state.find(key, incarnation) is not known:
+                    return False
             for key, holders in plan.due.items():
                 known = state.find(key, plan.known[key][0])
                 if known is None or any(

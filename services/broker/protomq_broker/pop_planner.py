@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from itertools import count as counted
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from protomq.v1.pop_service_pb2 import PopStart
 from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
 from protomq.wire.topics import dead_letter_topic
 from protomq_runtime.errors import too_many
@@ -132,11 +132,13 @@ class PopPlanner:
                 if not answer.parts:
                     raise
                 break
-            taken = sum(len(part.offsets) for part in answer.parts)
-            size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
-            limits = Limits(request.record_count_max - taken, request.size_max_bytes - size_bytes)
-            if limits.record_count <= 0 or limits.size_bytes <= 0:
+            record_count, size_bytes = limits
+            for part in answer.parts[parts_before:]:
+                record_count -= len(part.offsets)
+                size_bytes -= part.result.regions_size_bytes
+            if record_count <= 0 or size_bytes <= 0:
                 break
+            limits = Limits(record_count, size_bytes)
         if answer.parts:
             plan.pop_answers.append(answer)
         elif is_deferred or has_more:
@@ -173,7 +175,7 @@ class PopPlanner:
     def _queue_ids(self, order: PopOrder, topic: TopicConfig) -> Iterable[int]:
         """The queues from which the pop may take; each pop begins with another one."""
         request = order.request
-        if request.HasField("queue_id"):
+        if request.queue_id >= 0:
             return (request.queue_id,)
         name = (request.consumer_group, request.topic)
         turn = self._turns.get(name)
@@ -181,8 +183,9 @@ class PopPlanner:
             if len(self._turns) > QUEUES_MAX:
                 self._turns.clear()
             turn = self._turns[name] = counted()
-        first, queues = next(turn), topic.read_queues
-        return [(first + index) % queues for index in range(queues)]
+        queues = topic.read_queues
+        first = next(turn) % queues
+        return chain(range(first, queues), range(first))
 
     def _pop_queue(self, plan: Plan, answer: PopAnswer, key: QueueOfGroup, limits: Limits) -> bool:
         """Adds messages of one queue to the answer. Returns whether the queue may have more that this pop had no time to examine."""
@@ -357,7 +360,7 @@ class PopPlanner:
         min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
         if committed is not None:
             return min(max(committed, min_offset), end_offset)
-        return end_offset if order.request.start == PopStart.POP_START_END else min_offset
+        return end_offset if order.request.is_from_end else min_offset
 
 
 def _due(

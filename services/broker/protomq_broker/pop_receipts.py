@@ -19,7 +19,7 @@ from protomq_runtime.errors import Code, ServiceError
 _HEAD: Final = struct.Struct("<BI")
 _BODY: Final = struct.Struct("<QIQQIII")
 _VERSION: Final = 1
-_SEPARATOR: Final = b"/"
+_SEPARATOR: Final = "/"
 """A character that no name contains."""
 
 
@@ -40,8 +40,7 @@ class Receipt(NamedTuple):
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """Encodes a receipt for a caller."""
-    names = _SEPARATOR.join(name.encode() for name in receipt[:3])
-    body = _BODY.pack(*receipt[3:]) + names
+    body = _BODY.pack(*receipt[3:]) + _SEPARATOR.join(receipt[:3]).encode()
     return _HEAD.pack(_VERSION, crc32c(body)) + body
 
 
@@ -53,7 +52,7 @@ def decode_receipt(octets: bytes) -> Receipt:
         if version != _VERSION or crc32c(body) != crc:
             raise ValueError
         numbers = _BODY.unpack_from(body)
-        broker_name, group, topic = body[_BODY.size :].decode().split("/")
+        broker_name, group, topic = body[_BODY.size :].decode().split(_SEPARATOR)
     except (struct.error, UnicodeDecodeError, ValueError):
         raise illegal_receipt("receipt", "", "it is not a receipt of a pop") from None
     return Receipt(broker_name, group, topic, *numbers)
@@ -61,6 +60,8 @@ def decode_receipt(octets: bytes) -> Receipt:
 
 def check_receipt(receipt: Receipt, broker_name: str, group: str, topic: str) -> None:
     """Raises ServiceError ILLEGAL_RECEIPT for a receipt of another broker, group or topic."""
+    if receipt[:3] == (broker_name, group, topic):
+        return
     wanted = (("broker_name", broker_name), ("consumer_group", group), ("topic", topic))
     for (field, value), found in zip(wanted, receipt[:3], strict=True):
         if found != value:

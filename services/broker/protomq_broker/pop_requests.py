@@ -13,6 +13,8 @@ from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
 from protomq_runtime.errors import invalid_argument, unparsable
 
+from .filter_searches import key_of
+from .pop_orders import PopTerms
 from .pop_receipts import Receipt, check_receipt, decode_receipt
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
 from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES, TAGS_MAX, read_filter
@@ -35,20 +37,46 @@ RECORD_COUNT_MAX: Final = 1_024
 SETTLED_COUNT_MAX: Final = OPEN_MAX
 INVISIBLE_DEFAULT_MS: Final = 60_000
 _STARTS: Final = frozenset(PopStart.values())
+_FROM_END: Final = PopStart.POP_START_END
 _BY_TAG: Final = FilterType.FILTER_TYPE_TAG
 """Kept, since protobuf looks an enum's values up in 2 microseconds."""
+KNOWN_COUNT_MAX: Final = 1_024
+KNOWN_SIZE_MAX_BYTES: Final = 512
+"""Requests that are kept with their terms, and the largest of them: 1 MiB."""
 
 
 class PopRequests:
-    """The pop lane."""
+    """`pop`: the pop lane; the rest: the send lane."""
 
     def __init__(self, store: Store, config: BrokerConfig, broker_name: str) -> None:
         self._store = store
         self._config = config
         self._broker_name = broker_name
+        self._known: dict[tuple[bytes, str], PopTerms] = {}
 
-    def pop(self, call: Call) -> tuple[PopRequest, frozenset[int]]:
-        """Returns the request with its defaults filled in, and the codes of its tags. Raises ServiceError."""
+    def pop(self, call: Call) -> PopTerms:
+        """Returns what is asked for. Raises ServiceError.
+
+        A member sends the same request again and again. So its terms are made once; what may change meanwhile is checked each time.
+        """
+        key = (bytes(call.payload), call.transport)
+        terms = self._known.get(key)
+        if terms is None:
+            terms = self._read(call)
+            if len(call.payload) <= KNOWN_SIZE_MAX_BYTES:
+                if len(self._known) >= KNOWN_COUNT_MAX:
+                    self._known.clear()
+                self._known[key] = terms
+            return terms
+        if terms.consumer_group in self._store.groups.disabled:
+            raise group_disabled(terms.consumer_group)
+        topic = readable_topic(self._store, terms.topic)
+        check_incarnation(topic, terms.topic_incarnation)
+        if terms.queue_id >= 0:
+            check_read_queue(topic, terms.queue_id)
+        return terms
+
+    def _read(self, call: Call) -> PopTerms:
         try:
             request = PopRequest.FromString(bytes(call.payload))
         except DecodeError as error:
@@ -90,17 +118,31 @@ class PopRequests:
             raise invalid_argument(
                 "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
             )
-        return request, frozenset(map(tag_code_of, request.tags))
+        return PopTerms(
+            request.consumer_group,
+            request.topic,
+            request.topic_incarnation,
+            request.queue_id if request.HasField("queue_id") else -1,
+            request.record_count_max,
+            request.size_max_bytes,
+            request.hold_ms,
+            request.invisible_ms,
+            request.fifo,
+            request.start == _FROM_END,
+            frozenset(map(tag_code_of, request.tags)),
+            key_of(cast("Any", request)),
+        )
 
     def receipts(self, request: Any) -> list[tuple[Receipt, Sequence[int]]]:
         """Returns the receipts with their runs of offsets. Raises ServiceError."""
-        check_group_name(request.consumer_group)
-        readable_topic(self._store, request.topic)
+        group, topic = request.consumer_group, request.topic
+        check_group_name(group)
+        readable_topic(self._store, topic)
         messages: list[tuple[Receipt, Sequence[int]]] = []
         count = 0
         for number, named in enumerate(request.messages):
             receipt = decode_receipt(named.receipt)
-            check_receipt(receipt, self._broker_name, request.consumer_group, request.topic)
+            check_receipt(receipt, self._broker_name, group, topic)
             runs = tuple(named.offset_runs)
             if not runs or len(runs) % 2 or min(runs) < 0 or min(runs[1::2]) < 1 or max(runs[1::2]) > OPEN_MAX:
                 raise invalid_argument(

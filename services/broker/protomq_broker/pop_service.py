@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
@@ -21,14 +21,14 @@ from protomq.v1.pop_service_pb2 import (
     PopStatus,
 )
 from protomq.wire.hashing import tag_code_of
-from protomq_runtime.dispatch import drained, raw
+from protomq_runtime.dispatch import drained
 from protomq_runtime.errors import (
     ServiceError,
     corrupt_log,
     too_many,
 )
 
-from .filter_searches import FilterSearches, filter_failure, key_of, language_of
+from .filter_searches import FilterSearches, filter_failure
 from .filters.errors import FilterError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterKey
 from .filters.languages import MODULE, compile_filter
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .filter_modules import FilterModules
     from .group_members import GroupMembers
     from .pop_time import PopTime
+    from .store.queues.reading import LogRegion
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
@@ -95,29 +96,40 @@ class PopService:
 
     # Calls.
 
-    @raw
-    def pop(self, call: Call) -> None:
-        """Answers with messages, or holds the call."""
-        try:
-            request, tag_codes = self._requests.pop(call)
-            filter_key = key_of(cast("Any", request))
-        except Exception as error:
-            call.fail(to_service_error(error))
-            return
+    @drained
+    def pop(self, calls: list[Call]) -> None:
+        """Answers each with messages, or holds it."""
+        orders: list[PopOrder] = []
+        for call in calls:
+            try:
+                order = self._order_of(call)
+            except Exception as error:
+                if not call.answered:
+                    call.fail(to_service_error(error))
+                continue
+            if order is not None:
+                self._note_arrivals(order)
+                orders.append(order)
+        self.pipeline.add_all(orders)
+
+    def _order_of(self, call: Call) -> PopOrder | None:
+        """What the call asks for; None if that is added once its filter is compiled. Raises ServiceError."""
+        request = self._requests.pop(call)
         self._lane = call.lane
         self._members.seen(request.consumer_group, call.peer, request.hold_ms)
-        order = PopOrder(call, request, tag_codes)
-        order.ends_ms = self._clock.monotonic_ms() + call.hold_time_ms(request.hold_ms)
-        if filter_key is None:
-            self._add(order)
-            return
+        order = PopOrder(call, request, request.tag_codes)
+        if request.hold_ms:
+            order.ends_ms = self._clock.monotonic_ms() + call.hold_time_ms(request.hold_ms)
+        if request.filter_key is None:
+            return order
 
         def use(filter_: Filter) -> None:
             order.filter = filter_
             order.tag_codes = frozenset(tag_code_of(tag.decode()) for tag in filter_.tags)
             self._add(order)
 
-        self._searches.find(call, filter_key, use)
+        self._searches.find(call, request.filter_key, use)
+        return None
 
     @drained
     def ack(self, calls: list[Call]) -> None:
@@ -183,16 +195,17 @@ class PopService:
         if failure is not None:
             order.call.fail(to_service_error(failure))
             return
-        results = [part.result for part in answer.parts]
-        if not all(self._store.regions_hold(result.regions) for result in results):
-            order.call.fail(to_service_error(_damaged_meanwhile()))
-            return
-        for result in results:
-            self._store.count_read(order.request.topic, result)
+        regions: list[LogRegion] = []
+        for part in answer.parts:
+            if not self._store.regions_hold(part.result.regions):
+                order.call.fail(to_service_error(_damaged_meanwhile()))
+                return
+            regions += part.result.regions
+        for part in answer.parts:
+            self._store.count_read(order.request.topic, part.result)
         header, size_bytes = encode_pop_answer(answer, self._broker_name, self._store.epoch)
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
-        regions = cast("list[Region]", [region for result in results for region in result.regions])
-        order.call.answer(header, regions, size_bytes)
+        order.call.answer(header, cast("list[Region]", regions), size_bytes)
 
     def found_nothing(self, order: PopOrder) -> None:
         """Holds the pop if its hold time is not over."""
@@ -224,17 +237,20 @@ class PopService:
         """Answers with an error."""
         self._drop(order)
         if isinstance(failure, FilterError | FilterUnavailableError):
-            failure = filter_failure(failure, language_of(cast("Any", order.request)))
+            assert order.request.filter_key is not None
+            failure = filter_failure(failure, order.request.filter_key.language)
         if not order.call.answered:
             order.call.fail(to_service_error(failure))
 
     # Parts.
 
     def _add(self, order: PopOrder) -> None:
-        topic = order.request.topic
-        if order.request.hold_ms and order.arrival_count < 0:
-            order.arrival_count = self._arrivals.setdefault(topic, 0)
+        self._note_arrivals(order)
         self.pipeline.add(order)
+
+    def _note_arrivals(self, order: PopOrder) -> None:
+        if order.request.hold_ms and order.arrival_count < 0:
+            order.arrival_count = self._arrivals.setdefault(order.request.topic, 0)
 
     def _look_again(self, order: PopOrder) -> None:
         """Plans one held pop again."""
@@ -309,9 +325,7 @@ class PopService:
         topic = self._store.topics.find(request.topic)
         if topic is None:
             return None
-        queue_ids = (
-            (request.queue_id,) if request.HasField("queue_id") else range(topic.read_queues)
-        )
+        queue_ids = (request.queue_id,) if request.queue_id >= 0 else range(topic.read_queues)
         due_ms: int | None = None
         state = self._store.popped
         with state.lock:

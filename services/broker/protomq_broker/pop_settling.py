@@ -192,6 +192,8 @@ class PopSettler:
         if stale and not is_any_held:
             index, runs = stale[0]
             return stale_receipt(topic, messages[index][0].queue_id, runs[0])
+        if not stale:
+            return b""
         response = response_class()
         for index, runs in stale:
             response.stale_messages.add(receipt=request.messages[index].receipt, offset_runs=runs)

@@ -14,6 +14,7 @@ _NUMBER: Final = 451
 """Of the system call, on all architectures but Alpha."""
 _RANGE: Final = struct.Struct("=QQ")
 _RESULT: Final = struct.Struct("=QQQQQ")
+_Result = ctypes.c_char * _RESULT.size
 _PAGE_SIZE: Final = mmap.PAGESIZE
 
 HELD_SIZE_MAX_BYTES: Final = 1 << 20
@@ -34,7 +35,7 @@ _syscall = _system_call(ctypes.CDLL(None))
 
 def is_cached(fd: int, offset: int, size_bytes: int) -> bool:
     """Whether all pages of [offset, offset + size_bytes) are in the page cache; True where the kernel does not tell."""
-    result = ctypes.create_string_buffer(_RESULT.size)
+    result = _Result()
     call = _syscall_held if size_bytes <= HELD_SIZE_MAX_BYTES else _syscall
     if call(_NUMBER, fd, _RANGE.pack(offset, size_bytes), result, 0) != 0:
         return True

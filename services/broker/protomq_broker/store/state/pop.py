@@ -90,10 +90,14 @@ class PopState:
             known = self._queues[key] = OpenMessages(key, told.topic_incarnation, position)
         known.take(told, position)
         if not told.whole:
-            self.handed_out_count += sum(count_in(each.runs) for each in told.hand_outs)
-            self.acked_count += count_in(told.acked_runs)
-            self.dead_count += count_in(told.dead_runs)
-            self.lost_count += count_in(told.lost_runs)
+            for hand_out in told.hand_outs:
+                self.handed_out_count += count_in(hand_out.runs)
+            if told.acked_runs:
+                self.acked_count += count_in(told.acked_runs)
+            if told.dead_runs:
+                self.dead_count += count_in(told.dead_runs)
+            if told.lost_runs:
+                self.lost_count += count_in(told.lost_runs)
 
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
@@ -200,12 +204,12 @@ class PopState:
 def _check(record: PopRecord) -> None:
     """Raises ValueError for columns that do not fit together."""
     for told in record.queues:
-        runs = [told.acked_runs, told.dead_runs, told.lost_runs, told.waiting_runs]
-        runs += [change.runs for change in told.changes]
-        runs += [hand_out.runs for hand_out in told.hand_outs]
-        runs += [failed.runs for failed in told.errors]
+        odd = len(told.acked_runs) | len(told.dead_runs) | len(told.lost_runs) | len(told.waiting_runs)
+        for parts in (told.changes, told.hand_outs, told.errors):
+            for part in parts:
+                odd |= len(part.runs)
         if (
-            any(len(each) % 2 for each in runs)
+            odd & 1
             or len(told.grouped_offsets) != len(told.sharding_hashes)
             or len(told.moved_offsets) != len(told.retry_offsets)
         ):

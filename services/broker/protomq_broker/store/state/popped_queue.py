@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -116,25 +116,28 @@ class OpenMessages:
             self.since = position
             self.hand_out_count = told.hand_out_count
         for settled in (told.acked_runs, told.dead_runs, told.lost_runs):
-            self._settle(settled)
-        self.next_offset = max(self.next_offset, told.next_offset)
-        for offset, sharding_hash in zip(told.grouped_offsets, told.sharding_hashes, strict=True):
-            self._hashes[offset] = sharding_hash
-            self._groups.setdefault(sharding_hash, deque()).append(offset)
+            if settled:
+                self._settle(settled)
+        next_offset = told.next_offset
+        if next_offset > self.next_offset:
+            self.next_offset = next_offset
+        if told.grouped_offsets:
+            for offset, sharding_hash in zip(told.grouped_offsets, told.sharding_hashes, strict=True):
+                self._hashes[offset] = sharding_hash
+                self._groups.setdefault(sharding_hash, deque()).append(offset)
         if told.waiting_runs:
             self._wait(told.waiting_runs)
         for change in told.changes:
             self._change(change.deadline_ms, change.runs)
         for hand_out in told.hand_outs:
-            runs = tuple(hand_out.runs)
-            holding = Holding(
-                hand_out.number, hand_out.time_ms, hand_out.deadline_ms, hand_out.attempt, runs
-            )
-            self._hold(holding)
-            self.hand_out_count = max(self.hand_out_count, hand_out.number)
-        for offset, retry_offset in zip(told.moved_offsets, told.retry_offsets, strict=True):
-            if offset in self.open:
-                self.moved[offset] = retry_offset
+            number, runs = hand_out.number, tuple(hand_out.runs)
+            self._hold(Holding(number, hand_out.time_ms, hand_out.deadline_ms, hand_out.attempt, runs))
+            if number > self.hand_out_count:
+                self.hand_out_count = number
+        if told.moved_offsets:
+            for offset, retry_offset in zip(told.moved_offsets, told.retry_offsets, strict=True):
+                if offset in self.open:
+                    self.moved[offset] = retry_offset
         for failed in told.errors:
             self._fail(failed.error, failed.runs)
 
@@ -143,10 +146,10 @@ class OpenMessages:
         is_plain = not (hashes or moved or errors)
         for first, end in _bounds(runs):
             if is_plain and end - first >= _LONG_RUN:
-                holdings = Counter(map(known.pop, range(first, end), repeat(None)))
-                for holding, count in holdings.items():
+                holdings = list(map(known.pop, range(first, end), repeat(None)))
+                for holding in set(holdings):
                     if holding is not None:
-                        holding.left -= count
+                        holding.left -= holdings.count(holding)
                 continue
             for offset in range(first, end):
                 holding = known.pop(offset, None)
@@ -202,9 +205,10 @@ class OpenMessages:
         known = self.open
         for first, end in _bounds(holding.runs):
             offsets = range(first, end)
-            before = [known[offset] for offset in offsets if offset in known] if known else ()
-            for other in before:
-                other.left -= 1
+            if known and not known.keys().isdisjoint(offsets):
+                for offset in offsets:
+                    if offset in known:
+                        known[offset].left -= 1
             known.update(dict.fromkeys(offsets, holding))
             holding.left += end - first
         self._entry_count += 1
@@ -237,13 +241,12 @@ class OpenMessages:
         for first, end in _bounds(runs):
             offsets = range(first, end)
             # Most runs are held as one: so the hand-outs are compared, not the messages.
-            is_held = {
-                holding: holding is not None
-                and holding.number == number
-                and holding.time_ms == time_ms
-                for holding in set(map(holding_of, offsets))
-            }
-            if len(set(is_held.values())) == 1:
+            is_held: dict[Holding | None, bool] = {}
+            for holding in set(map(holding_of, offsets)):
+                is_held[holding] = (
+                    holding is not None and holding.number == number and holding.time_ms == time_ms
+                )
+            if len(is_held) == 1 or len(set(is_held.values())) == 1:
                 _add_run(held if is_held.popitem()[1] else lost, first, end - first)
                 continue
             for offset in offsets:
@@ -369,7 +372,7 @@ def offsets_in(runs: Sequence[int]) -> Iterator[int]:
 
 def count_in(runs: Sequence[int]) -> int:
     """How many the runs name."""
-    return sum(runs[1::2])
+    return runs[1] if len(runs) == 2 else sum(runs[1::2])
 
 
 def _add_run(runs: list[int], first: int, count: int) -> None:
@@ -380,7 +383,9 @@ def _add_run(runs: list[int], first: int, count: int) -> None:
         runs += (first, count)
 
 
-def _bounds(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _bounds(runs: Sequence[int]) -> Sequence[tuple[int, int]]:
     """(first, one past the last) of each run."""
-    for at in range(0, len(runs), 2):
-        yield runs[at], runs[at] + runs[at + 1]
+    if len(runs) == 2:  # nearly always
+        first, count = runs
+        return ((first, first + count),)
+    return [(first, first + count) for first, count in zip(runs[::2], runs[1::2], strict=True)]
