@@ -6,6 +6,8 @@
 Rules:
 - A queue is consumed while it is locked. A member that has lost a lock, by time or to another, drops what is left of the queue.
   `follow` returns these queues, also if the member has one again by now, with a new token.
+- A broker keeps a lock for as long as its owner is a member. It may have granted one that this member does not know: no answer came.
+  It may also have given the member up, and not have freed its locks before it was back. Such a lock is given up, unless it is wanted.
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
   nothing away.
 - The share may grow at any moment, for brokers answer on another thread. A queue that came after `follow` is asked for at once (`locked`).
@@ -52,6 +54,8 @@ class QueueLocks:
         self._lost: set[MessageQueue] = set()
         self._going: set[MessageQueue] = set()
         """Queues that are to be unlocked."""
+        self._doubtful: set[MessageQueue] = set()
+        """Queues that a broker may have locked for this member, which does not know."""
         self._followed: frozenset[MessageQueue] = frozenset()
         """The queues that the last `follow` was given."""
         self._due_s = 0.0
@@ -85,11 +89,13 @@ class QueueLocks:
     def refused(self, queues: Collection[MessageQueue]) -> None:
         """A commit was refused: these are locked by others, or by nobody."""
         self._lost.update(queue for queue in queues if self._tokens.pop(queue, None) is not None)
+        self._doubtful.update(queues)
 
     def forget(self, broker_names: Collection[str]) -> None:
         """These brokers have given the member up, and its locks with it."""
         for queue in [queue for queue in self._tokens if queue.broker_name in broker_names]:
             del self._tokens[queue]
+            self._doubtful.add(queue)
         self._due_s = 0.0
 
     # -- steps -----------------------------------------------------------------------------------------------------------
@@ -101,7 +107,10 @@ class QueueLocks:
             self._for_key = self._key()
             self._tokens.clear()
             self._going.clear()
+            self._doubtful.clear()
+        self._going |= self._doubtful
         self._going.difference_update(wanted)
+        self._doubtful.intersection_update(wanted)
         self._followed = frozenset(wanted)
         is_renewal = now_s >= self._renew_s
         if is_renewal:
@@ -152,14 +161,17 @@ class QueueLocks:
             for queue in queues:
                 self._tokens[queue] = NO_TOKEN
             return
+        except MemberUnknownError:
+            return  # Whom the broker does not know yet, after a restart, or any more, joins again.
         except ProtomqError as error:
-            # Whom the broker does not know yet, after a restart, or any more, joins again.
-            if not error.retriable and not isinstance(error, MemberUnknownError):
+            self._doubtful.update(queue for queue in queues if queue not in self._tokens)
+            if not error.retriable:
                 self._tell(f"broker {broker_name} locks no queues for group {self._group}: {error}")
             return
         for said in decoded(data, pb.LockQueuesResponse.FromString).queues:
             queue = MessageQueue(said.queue.topic, broker_name, said.queue.queue_id)
             before = self._tokens.pop(queue, None)
+            self._doubtful.discard(queue)
             if said.token:
                 self._tokens[queue] = said.token
             if before is not None and before != said.token:

@@ -132,6 +132,42 @@ def test_a_broker_that_does_not_answer_takes_nothing_away(
     assert locks.token(Q0) == 1
 
 
+def test_a_lock_that_was_granted_without_an_answer_is_given_up_if_the_queue_goes_to_another(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    # The broker locked both and died before it answered; it keeps locks for as long as this member lives.
+    broker.owners = {0: ("me", 1), 1: ("me", 2)}
+    world.script.append(SystemBusyError("gone"))
+    assert follow(world, locks, Q0, Q1) == []
+    assert locks.locked([Q0, Q1]) == []
+    world.advance(RETRY_S)
+    assert follow(world, locks, Q0) == []
+    assert (locks.locked([Q0]), broker.unlocked) == ([Q0], [1])
+    world.advance(RENEW_S)
+    follow(world, locks, Q0)
+    assert broker.unlocked == [1], "it is given up once"
+
+
+def test_a_lock_of_a_member_that_was_given_up_and_came_back_is_given_up_unless_it_is_wanted(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0, Q1)
+    locks.forget(["a"])  # The broker has not freed them: the member was back before.
+    assert locks.due_in_s(world.now_s()) == 0
+    follow(world, locks, Q1)
+    assert (locks.locked([Q0, Q1]), broker.unlocked) == ([Q1], [0])
+
+
+def test_a_broker_that_does_not_know_the_member_has_locked_nothing(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    world.script.append(MemberUnknownError("join first"))
+    follow(world, locks, Q0)
+    world.advance(RETRY_S)
+    follow(world, locks)
+    assert [call for call in world.calls if call[1] == UNLOCK_QUEUES] == []
+
+
 def test_queues_that_go_are_unlocked_once_no_listener_has_a_message_of_theirs(
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
