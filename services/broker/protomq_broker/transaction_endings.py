@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import compress
 from operator import attrgetter, ge
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from .log_time import LogTime
     from .store.store import Store
     from .system_writer import SystemWriter
-    from .transaction_handles import TransactionHandle
 
 COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
 """Most bytes of committed messages in one append, not counting the last one."""
 ENDED_COUNT_MAX: Final = 4_096
 """Most transactions in one record."""
+_COMMITTED: Final = Ending.COMMITTED
 _ENDING_NAMES: Final = {
     Ending.COMMITTED: "committed",
     Ending.ROLLED_BACK: "rolled back",
@@ -47,17 +48,24 @@ _ENDING_NAMES: Final = {
 
 
 class Wanted(NamedTuple):
-    """A decision."""
+    """A decision, on the transaction that a handle names: the fields of it, but for the broker's name."""
 
-    handle: TransactionHandle
+    key: TransactionKey
+    position: int
     ending: Ending
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message."""
+        return encode_message_id(*self.key)
+
+    def names(self, half: HalfMessage) -> bool:
+        """Whether its handle can mean this half message, which has the same key. Half messages are carried forward, never back."""
+        return half.position >= self.position
 
 
 new_wanted: Final[Callable[[Iterable[Any]], Wanted]] = partial(tuple.__new__, Wanted)
 """As the class makes it, but without a call of Python for each."""
-_decided_key_of: Final[Callable[[Wanted], TransactionKey]] = attrgetter("handle.key")
-_ending_of: Final[Callable[[Wanted], Ending]] = attrgetter("ending")
-_from_of: Final[Callable[[Wanted], int]] = attrgetter("handle.position")
 _position_of: Final[Callable[[HalfMessage], int]] = attrgetter("position")
 _size_of: Final[Callable[[HalfMessage], int]] = attrgetter("size_bytes")
 
@@ -85,25 +93,26 @@ class TransactionEndings:
     def end(self, decisions: Sequence[Wanted]) -> list[Outcome]:
         """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
         outcomes = [ENDED_NOW] * len(decisions)
-        keys = list(map(_decided_key_of, decisions))
-        wanted = dict(zip(keys, map(_ending_of, decisions), strict=True))
+        keys, positions, endings = zip(*decisions, strict=True)
+        wanted: dict[TransactionKey, Ending] = dict(zip(keys, endings, strict=True))
         halves = self._store.transactions.halves_of(keys) if len(wanted) == len(keys) else None
         repeats: Sequence[int] = ()
-        if halves is None or not all(map(ge, map(_position_of, halves), map(_from_of, decisions))):
+        if halves is None or not all(map(ge, map(_position_of, halves), positions)):
             wanted, halves, repeats = self._sorted_out(decisions, outcomes)
         failures: dict[TransactionKey, ServiceError] = {}
         size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
         for part in _parts(halves, size_max_bytes):
             failures |= self._append(part, wanted)
         if failures:
-            for number, (handle, _) in enumerate(decisions):
-                if handle.key in failures and outcomes[number] is ENDED_NOW:
-                    outcomes[number] = Outcome(failures[handle.key])
+            for number, key in enumerate(keys):
+                if key in failures and outcomes[number] is ENDED_NOW:
+                    outcomes[number] = Outcome(failures[key])
         for number in repeats:
-            handle, ending = decisions[number]
-            first = wanted[handle.key]
-            if handle.key not in failures:
-                outcomes[number] = _ENDED_BEFORE if first is ending else Outcome(_ended(handle, first))
+            again = decisions[number]
+            first = wanted[again.key]
+            if again.key not in failures:
+                is_same = first is again.ending
+                outcomes[number] = _ENDED_BEFORE if is_same else Outcome(_ended(again, first))
         return outcomes
 
     def _sorted_out(
@@ -116,21 +125,21 @@ class TransactionEndings:
         halves: list[HalfMessage] = []
         repeats: list[int] = []
         decide = self._store.transactions.decide
-        for number, (handle, ending) in enumerate(decisions):
-            key = handle.key
+        for number, decision in enumerate(decisions):
+            key, _, ending = decision
             if key in wanted:
                 repeats.append(number)
                 continue
             verdict, half, known = decide(key, ending)
-            if half is not None and handle.names(half):
+            if half is not None and decision.names(half):
                 wanted[key] = ending
                 halves.append(half)
             elif verdict is Verdict.REPEATED:
                 outcomes[number] = _ENDED_BEFORE
             elif known is not None:
-                outcomes[number] = Outcome(_ended(handle, known))
+                outcomes[number] = Outcome(_ended(decision, known))
             else:
-                outcomes[number] = Outcome(_not_found(handle))
+                outcomes[number] = Outcome(_not_found(decision))
         return wanted, halves, repeats
 
     def _append(
@@ -138,8 +147,10 @@ class TransactionEndings:
     ) -> dict[TransactionKey, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""
         try:
-            endings = [(half.key, wanted[half.key]) for half in halves]
-            committed = [half for half in halves if wanted[half.key] is Ending.COMMITTED]
+            keys = [half.key for half in halves]
+            chosen = list(map(wanted.__getitem__, keys))
+            endings = list(zip(keys, chosen, strict=True))
+            committed = list(compress(halves, map(_COMMITTED.__eq__, chosen)))
             copies = self._store.half_copies(committed, now_ms=self._log_time.now_ms())
             damaged = {half.key: _damaged(half) for half in copies.unreadable}
             if damaged:
@@ -172,23 +183,23 @@ def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[list[
         yield part
 
 
-def _not_found(handle: TransactionHandle) -> ServiceError:
+def _not_found(wanted: Wanted) -> ServiceError:
     return ServiceError(
         Code.NOT_FOUND,
         "TRANSACTION_NOT_FOUND",
-        f"there is no open transaction of message {handle.message_id} here. There never was, its topic was deleted, or it ended longer ago"
+        f"there is no open transaction of message {wanted.message_id} here. There never was, its topic was deleted, or it ended longer ago"
         " than the broker remembers. Look whether the message was delivered",
-        metadata={"message_id": handle.message_id},
+        metadata={"message_id": wanted.message_id},
     )
 
 
-def _ended(handle: TransactionHandle, ending: Ending) -> ServiceError:
+def _ended(wanted: Wanted, ending: Ending) -> ServiceError:
     name = _ENDING_NAMES[ending]
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "TRANSACTION_ENDED",
-        f"the transaction of message {handle.message_id} has {'' if ending is Ending.EXPIRED else 'been '}{name}; nothing was changed",
-        metadata={"message_id": handle.message_id, "ending": name},
+        f"the transaction of message {wanted.message_id} has {'' if ending is Ending.EXPIRED else 'been '}{name}; nothing was changed",
+        metadata={"message_id": wanted.message_id, "ending": name},
     )
 
 

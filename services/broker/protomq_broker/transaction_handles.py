@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import struct
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import repeat
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from protomq.wire.record import encode_message_id
 from protomq_runtime.errors import ServiceError, invalid_argument
 
-from .store.state.transactions import HalfMessage, TransactionKey, new_key
+from .store.state.transactions import TransactionKey, new_key
 
 _HANDLE: Final = struct.Struct("<BQQIQ")
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -23,32 +20,22 @@ _VERSION: Final = 2
 
 
 class TransactionHandle(NamedTuple):
-    """A decoded handle. The broker compares all fields.
+    """What a handle says. It has the broker's name, too, which is compared.
 
     Attributes:
-        broker_name: where the transaction is.
-        position: where the half message stood, or where its request began, when the handle was made. The message may have moved further on
-          since.
-        key: who sent it.
+        key: who sent the half message.
+        position: where it stood, or where its request began, when the handle was made. The message may have moved further on since.
     """
 
-    broker_name: str
-    position: int
     key: TransactionKey
-
-    @property
-    def message_id(self) -> str:
-        """The id of the message."""
-        return encode_message_id(*self.key)
-
-    def names(self, half: HalfMessage) -> bool:
-        """Whether the handle can mean this half message, which has the same key. Half messages are carried forward, never back."""
-        return half.position >= self.position
+    position: int
 
 
-_new_handle: Final[Callable[[Iterable[Any]], TransactionHandle]] = partial(tuple.__new__, TransactionHandle)
-key_of: Final[Callable[[TransactionHandle], TransactionKey]] = attrgetter("key")
-"""Of a handle."""
+class TransactionHandles(NamedTuple):
+    """The same of several handles, as columns."""
+
+    keys: list[TransactionKey]
+    positions: Sequence[int]
 
 
 class Handles:
@@ -82,7 +69,7 @@ class Handles:
         length, step = self._length, self._padded_length
         return [text[at : at + length] for at in range(0, len(text), step)]
 
-    def decode_all(self, texts: Sequence[bytes]) -> list[TransactionHandle] | None:
+    def decode_all(self, texts: Sequence[bytes]) -> TransactionHandles | None:
         """As `decode`, of texts of one length; None unless all of them are handles of this broker."""
         if not texts or len(texts[0]) != self._length:
             return None
@@ -96,8 +83,7 @@ class Handles:
         versions, positions, *identities, tails = zip(*rows, strict=True)
         if set(versions) != {_VERSION} or set(tails) != {self._tail + self._zeros}:
             return None
-        keys = map(new_key, zip(*identities, strict=True))
-        return list(map(_new_handle, zip(repeat(self._broker_name), positions, keys, strict=False)))
+        return TransactionHandles(list(map(new_key, zip(*identities, strict=True))), positions)
 
     def decode(self, text: str) -> TransactionHandle:
         """Raises ServiceError for what is no handle, or another broker's."""
@@ -117,9 +103,7 @@ class Handles:
                 "transaction_handle",
                 f"is of broker {broker_name!r}, this is {self._broker_name!r}: ask that one",
             )
-        return TransactionHandle(
-            broker_name, position, TransactionKey(producer_id, epoch, sequence)
-        )
+        return TransactionHandle(TransactionKey(producer_id, epoch, sequence), position)
 
 
 def _no_handle() -> ServiceError:

@@ -68,7 +68,7 @@ _TAKEN_HEAD: Final = (
 """What stands before the message's id in the result of a decision that was taken: two fields with a length each."""
 _ID: Final = struct.Struct(">QIQ")
 """A message id: its digits are those of these octets."""
-_key_of: Final[Callable[[Wanted], TransactionKey]] = attrgetter("handle.key")
+_key_of: Final[Callable[[Wanted], TransactionKey]] = attrgetter("key")
 _END_TAGS: Final = bytes(
     (
         EndTransactionRequest.ENDS_FIELD_NUMBER << 3 | 2,
@@ -147,7 +147,7 @@ class TransactionService:
         if set(heads) != {head} or set(tags) != {_DECISION_TAG} or None in endings:
             return None
         handles = self._handles.decode_all(texts)
-        return None if handles is None else list(map(new_wanted, zip(handles, endings, strict=True)))
+        return None if handles is None else list(map(new_wanted, zip(*handles, endings, strict=True)))
 
     def _parsed(self, call: Call) -> list[Wanted | ServiceError]:
         ends = _parse(call, EndTransactionRequest).ends
@@ -163,7 +163,7 @@ class TransactionService:
                 raise invalid_argument("decision", "is COMMIT or ROLL_BACK")
         except ServiceError as error:
             return error
-        return Wanted(handle, ending)
+        return Wanted(*handle, ending)
 
     def _answer(
         self, call: Call, wanted: Sequence[Wanted | ServiceError], outcomes: Sequence[Outcome]
@@ -296,13 +296,13 @@ def _all_taken(wanted: Sequence[Any]) -> bytes:
 def _result_field(wanted: Wanted | ServiceError, outcome: Outcome) -> bytes:
     """A field of EndTransactionResponse. Nearly all decisions are taken, and have an id: for those no message object is made."""
     if outcome is ENDED_NOW and isinstance(wanted, Wanted):
-        return _TAKEN_HEAD + wanted.handle.message_id.encode()
+        return _TAKEN_HEAD + wanted.message_id.encode()
     error, repeated = outcome
     result = TransactionEnded(
         error_reason=error.reason if error is not None else "",
         error_message=error.message if error is not None else "",
         repeated_decision=repeated,
-        message_id=wanted.handle.message_id if isinstance(wanted, Wanted) else "",
+        message_id=wanted.message_id if isinstance(wanted, Wanted) else "",
     )
     return EndTransactionResponse(results=[result]).SerializeToString()
 

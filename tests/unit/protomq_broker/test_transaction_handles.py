@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from protomq_broker.store.state.transactions import TransactionKey
-from protomq_broker.transaction_handles import Handles, TransactionHandle
+from protomq_broker.transaction_handles import Handles
 from protomq_runtime.errors import ServiceError
 
 NAMES = ["b", "bb", "bbb", "broker-é", "x" * 127]
@@ -24,10 +24,10 @@ def test_handles_that_are_written_together_are_in_base64_each(name: str) -> None
         assert text == base64.urlsafe_b64encode(octets).rstrip(b"=").decode()
         assert text == handles.encode(2**40, TransactionKey(2**63 + 1, 9, sequence))
     read = handles.decode_all([text.encode() for text in written])
-    assert read == [handles.decode(text) for text in written]
     assert read is not None
-    assert read[-1] == TransactionHandle(name, 2**40, TransactionKey(2**63 + 1, 9, 39))
-    assert type(read[-1].key) is TransactionKey
+    assert list(zip(*read, strict=True)) == [handles.decode(text) for text in written]
+    assert (read.keys[-1], read.positions[-1]) == (TransactionKey(2**63 + 1, 9, 39), 2**40)
+    assert type(read.keys[-1]) is TransactionKey
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +43,8 @@ def test_handles_are_read_together_only_if_each_by_itself_is_one(name: str, seed
         texts[number] = texts[number][:-1]
     together = handles.decode_all(texts)
     if together is not None:
-        assert together == [handles.decode(text.decode()) for text in texts]
+        each = [handles.decode(text.decode()) for text in texts]
+        assert list(zip(*together, strict=True)) == each
 
 
 def test_no_handle_and_those_of_others_are_not_read_together() -> None:

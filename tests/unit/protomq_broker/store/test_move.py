@@ -25,7 +25,7 @@ from protomq.wire.record import (
     front_end,
 )
 from protomq_broker.store.log.append import RecordRegion
-from protomq_broker.store.log.first_copies import first_copies
+from protomq_broker.store.log.first_copies import ROWS_MIN, first_copies
 from protomq_broker.store.log.move import move_records
 from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
 from protomq_broker.store.log.transit import LAST_ERROR_SIZE_MAX_BYTES
@@ -230,7 +230,10 @@ def test_one_by_one_gives_the_copies_of_the_batch(
 FIRST_MOVES = MESSAGES.map(lambda m: m._replace(keys=m.keys[:1], due_time_ms=None))
 
 
-@given(st.lists(FIRST_MOVES, min_size=1, max_size=5), TOPICS)
+ALIKE = st.tuples(FIRST_MOVES, st.integers(ROWS_MIN, ROWS_MIN + 5)).map(lambda m: [m[0]] * m[1])
+
+
+@given(st.lists(FIRST_MOVES, min_size=1, max_size=ROWS_MIN + 1) | ALIKE, TOPICS)
 def test_the_short_way_of_a_first_move_gives_what_the_long_one_gives(
     messages: list[Message], topic: str
 ) -> None:
@@ -251,6 +254,17 @@ def test_the_short_way_of_a_first_move_gives_what_the_long_one_gives(
         assert np.array_equal(given_, wanted)
     for name in ("topic", "count", "producer_id", "flags", "due_times_ms"):
         assert getattr(short, name) == getattr(long, name)
+
+
+def test_copies_that_are_made_together_have_the_times_of_each() -> None:
+    data = stored([Message(b"body", [], "tag", {}, "", None)], "topic", FLAG_KIND_HALF, -1)
+    times_ms = [77 + number // 2 for number in range(ROWS_MIN + 3)]
+    together = first_copies("topic", 3, [data] * len(times_ms), times_ms)
+    each = [first_copies("topic", 3, [data], [time_ms]) for time_ms in times_ms]
+    assert together.data == b"".join(region.data for region in each)
+    assert together.stride == len(each[0].data)
+    found = [record.transit.first_store_time_ms for record in records_of(together)]
+    assert found == times_ms
 
 
 def test_attempts_add_up_and_the_last_error_stays_until_there_is_another() -> None:

@@ -51,6 +51,8 @@ from .record_scan import hashes_of_more_keys, record_field_at, record_head
 
 _EQUAL_MIN = 4
 _FEW = 24
+_FEW_STAMPS = 16
+"""Up to this number they are packed one by one. An array operation costs as much as two or three of them, and five are needed."""
 _WORD_RECORD_SIZE_BYTES = 1 << 21
 _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
 _COUNTING = np.arange(layout.RECORDS_PER_REQUEST_MAX, dtype=np.uint64)
@@ -115,6 +117,16 @@ def stamp_region(
             data, len(data) - _STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
             _QUEUE_OFFSET_TAG, queue_offset if queue_offset >= 0 else layout.NO_QUEUE_OFFSET, _PHYSICAL_OFFSET_TAG, physical_offset,
         )  # fmt: skip
+        return
+    if region.count <= _FEW_STAMPS:
+        assert region.sizes is not None
+        kept, next_offset = queue_offset >= 0, queue_offset
+        for start, end in zip(region.starts.tolist(), (region.starts + region.sizes).tolist(), strict=True):
+            _pack_stamp(
+                data, end - _STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
+                _QUEUE_OFFSET_TAG, next_offset if kept else layout.NO_QUEUE_OFFSET, _PHYSICAL_OFFSET_TAG, physical_offset + start,
+            )  # fmt: skip
+            next_offset += 1
         return
     if region.stride:
         stride, count = region.stride, region.count
@@ -187,7 +199,7 @@ def _are_equal(numbers: Sequence[int] | NDArray[Any]) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _steps(stride: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def steps(stride: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(starts, sizes) of records of one size. Shared, so nobody may write to them."""
     starts, sizes = np.arange(0, stride * count, stride), np.full(count, stride)
     starts.flags.writeable = sizes.flags.writeable = False
@@ -440,7 +452,7 @@ def _prove_equal(
     if sequences.tobytes() != (_COUNTING[:count] + np.uint64(first_sequence)).tobytes():
         return None
     trailer_size = layout.trailer_size_bytes(topic_bytes, has_due_time=has_due_time)
-    starts, sizes = _steps(stride, count)
+    starts, sizes = steps(stride, count)
     tag_codes = column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy()
     key_hashes = column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy()
     more_keys: Sequence[MoreKey] = ()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 import heapq
 import logging
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TransactionsRecord
+from protomq.wire.record import encode_varint
 from protomq.wire.topics import TRANSACTIONS_TOPIC
 
 from .ended_transactions import EndedTransactions
@@ -54,6 +56,13 @@ class Ending(enum.IntEnum):
     EXPIRED = 3
 
 
+_ENDINGS: Final = tuple(Ending)
+_COLUMNS: Final = (
+    (TransactionsRecord.PRODUCER_IDS_FIELD_NUMBER << 3 | 2, "Q"),
+    (TransactionsRecord.PRODUCER_EPOCHS_FIELD_NUMBER << 3 | 2, "I"),
+    (TransactionsRecord.SEQUENCES_FIELD_NUMBER << 3 | 2, "Q"),
+)
+"""Tags and kinds of the fields that have a key."""
 _CHECKED: Final = 4
 _CARRIED: Final = 5
 """Stand where an ending would: the transaction was checked, or carried forward with its half message, and stays open."""
@@ -202,12 +211,12 @@ class Transactions:
             record = TransactionsRecord.FromString(body)
         except DecodeError:
             record = None
-        if record is None or not _holds(record):
+        identities = None if record is None else _identities(record)
+        if record is None or identities is None:
             log.error("the record of %s at position %d is damaged", TRANSACTIONS_TOPIC, position)
             return ()
         events = record.events
-        identities = zip(record.producer_ids, record.producer_epochs, record.sequences, strict=True)
-        keys = list(map(new_key, identities))
+        keys = list(map(new_key, zip(*identities, strict=True)))
         with self._lock:
             if not events or max(events) < _CHECKED:
                 self._end(keys, events, position)
@@ -278,10 +287,9 @@ class Transactions:
 
     def knows_any(self, producer_id: int, producer_epoch: int, sequences: range) -> bool:
         """Whether it `knows` one of these."""
-        producer = (repeat(producer_id), repeat(producer_epoch))
-        if not self._open.keys().isdisjoint(zip(*producer, sequences, strict=False)):
-            return True
-        return self._ended.has_any(zip(*producer, sequences, strict=False))
+        producer = repeat(producer_id), repeat(producer_epoch)
+        keys = list(zip(*producer, sequences, strict=False))
+        return not self._open.keys().isdisjoint(keys) or self._ended.has_any(keys)
 
     def find(self, key: TransactionKey) -> OpenTransaction | None:
         """An open one."""
@@ -377,8 +385,9 @@ class Transactions:
             counted = bytes(e for e, one in zip(endings, found, strict=True) if one is not None)
             known = [one for one in found if one is not None]
         self.size_bytes -= sum(map(_size_of, known))
-        for ending in Ending:
-            self.counts[ending] += counted.count(ending)
+        for ending in _ENDINGS:
+            if ending in counted:
+                self.counts[ending] += counted.count(ending)
         # The log may be cut between a half message and its ending: the ending is known all the same.
         self._ended.add_all(keys, endings, position)
 
@@ -395,22 +404,30 @@ def checked_record(keys: Sequence[TransactionKey], time_ms: int) -> bytes:
 
 
 def _record(keys: Sequence[TransactionKey], events: bytes, **more: Any) -> bytes:
-    producer_ids, producer_epochs, sequences = zip(*keys, strict=True) if keys else ((), (), ())
-    record = TransactionsRecord(
-        producer_ids=producer_ids,
-        producer_epochs=producer_epochs,
-        sequences=sequences,
-        events=events,
-        **more,
-    )
-    return record.SerializeToString()
+    rest = TransactionsRecord(events=events, **more).SerializeToString()
+    if not keys:
+        return rest
+    # The columns as protobuf packs them; it would look at each value by itself.
+    columns = zip(_COLUMNS, zip(*keys, strict=True), strict=True)
+    return b"".join([_packed(tag, of_values, column) for (tag, of_values), column in columns]) + rest
 
 
-def _holds(record: TransactionsRecord) -> bool:
-    """Whether the columns belong together."""
-    count, carried = len(record.producer_ids), record.events.count(_CARRIED)
-    return (
-        len(record.producer_epochs) == len(record.sequences) == len(record.events) == count
-        and len(record.check_counts) == len(record.due_times_ms) == carried
-        and (not count or 1 <= min(record.events) <= max(record.events) <= _CARRIED)
-    )
+def _packed(tag: int, of_values: str, values: Sequence[int]) -> bytes:
+    octets = struct.pack(f"<{len(values)}{of_values}", *values)
+    return b"%c%b%b" % (tag, encode_varint(len(octets)), octets)
+
+
+def _identities(record: TransactionsRecord) -> tuple[list[int], ...] | None:
+    """Producer ids, epochs and sequences, as lists; None unless all columns belong together."""
+    # A slice gives all values at once.
+    found = record.producer_ids[:], record.producer_epochs[:], record.sequences[:]
+    events = record.events
+    count, carried = len(events), events.count(_CARRIED)
+    if (
+        any(len(column) != count for column in found)
+        or len(record.check_counts) != carried
+        or len(record.due_times_ms) != carried
+        or (count and not 1 <= min(events) <= max(events) <= _CARRIED)
+    ):
+        return None
+    return found
