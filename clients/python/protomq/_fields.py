@@ -11,6 +11,9 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
+    following = data[position + 1]
+    if following < 0x80:
+        return byte & 0x7F | following << 7, position + 2
     try:
         value, position = varints.read_varint(data, position)
     except ValueError as error:

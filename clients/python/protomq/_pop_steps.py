@@ -12,7 +12,8 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
 from . import _methods
@@ -62,6 +63,10 @@ SIZE_MAX_BYTES: Final = 4 << 20
 SETTLED_COUNT_MAX: Final = 10_000
 CALL_EXTRA_S: Final = 5.0
 """What a pop may take beyond its hold: a cold disk, a slow network."""
+
+_PLACE: Final = attrgetter("queue.topic", "queue.broker_name")
+_RECEIPT: Final = attrgetter("queue.receipt")
+_OFFSET: Final = attrgetter("queue_offset")
 
 Start = Literal["earliest", "latest"]
 
@@ -153,6 +158,7 @@ class PopSteps:
         self._turns = count()
         self._hooks = hooks or HookPoints(group)
         self._held = HeldMessages(self._hooks) if self._hooks.consume else None
+        self._known_names: tuple[Route | None, list[str]] = None, []
 
     def wish(
         self,
@@ -206,7 +212,7 @@ class PopSteps:
     def _receive(self, wish: PopWish) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
         route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
-        names = [wish.queue.broker_name] if wish.queue is not None else _readable(route)
+        names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:
             raise NoRouteError(
                 f"topic {wish.topic!r} has no queue that can be read", metadata={"topic": wish.topic}
@@ -233,6 +239,14 @@ class PopSteps:
             is_first_round = False
             if self._clock() >= deadline_s:
                 return []
+
+    def _readable(self, route: Route) -> list[str]:
+        """The brokers with queues that can be read; looked up once for each route that comes."""
+        known, names = self._known_names
+        if known is not route:
+            names = list(dict.fromkeys(queue.broker_name for queue in route.read_queues))
+            self._known_names = route, names
+        return names
 
     def _pop(self, wish: PopWish, broker_name: str, hold_ms: int) -> Steps[list[Message]]:
         timeout_s = hold_ms / 1000 + CALL_EXTRA_S
@@ -321,7 +335,7 @@ class PopSteps:
         invisible_ms, text = round(invisible_s * 1000), error_text(error)
         return (
             yield from self._settle(
-                messages,
+                checked_messages(messages),
                 _methods.CHANGE_INVISIBLE,
                 lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text),
                 pb.ChangeInvisibleResponse,
@@ -342,14 +356,14 @@ class PopSteps:
 
     def _settle(
         self,
-        messages: Message | Iterable[Message],
+        messages: Sequence[Message],
         method: MethodInfo,
         make: Callable[[], object],
         answer_class: type,
     ) -> Steps[list[Message]]:
         by_topic: dict[tuple[str, str], list[Message]] = {}
-        for message in checked_messages(messages):
-            by_topic.setdefault((message.queue.topic, message.queue.broker_name), []).append(message)
+        for place, neighbours in groupby(messages, _PLACE):
+            by_topic.setdefault(place, []).extend(neighbours)
         steps = [
             self._settle_at(topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class)
             for (topic, broker_name), some in by_topic.items()
@@ -371,13 +385,12 @@ class PopSteps:
     ) -> Steps[list[Message]]:
         """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure."""
         by_receipt: dict[bytes, list[Message]] = {}
-        for message in messages:
-            assert isinstance(message.queue, PoppedQueue)
-            by_receipt.setdefault(message.queue.receipt, []).append(message)
+        for receipt, neighbours in groupby(messages, _RECEIPT):
+            by_receipt.setdefault(receipt, []).extend(neighbours)
         request: object = make()
         request.consumer_group, request.topic = self.group, topic  # type: ignore[attr-defined]
         for receipt, some in by_receipt.items():
-            runs = _runs_of(sorted(message.queue_offset for message in some))
+            runs = _runs_of(sorted(map(_OFFSET, some)))
             request.messages.add(receipt=receipt, offset_runs=runs)  # type: ignore[attr-defined]
         payload = (request.SerializeToString(),)  # type: ignore[attr-defined]
         deadline_s = self._clock() + self._request_timeout_s
@@ -470,12 +483,10 @@ def checked_messages(messages: object) -> list[Message]:
     return checked
 
 
-def _readable(route: Route) -> list[str]:
-    return list(dict.fromkeys(queue.broker_name for queue in route.read_queues))
-
-
-def _runs_of(offsets: Iterable[int]) -> list[int]:
+def _runs_of(offsets: Sequence[int]) -> list[int]:
     """Rising offsets as pairs: the first of those that follow one another, and how many they are."""
+    if offsets and offsets == list(range(offsets[0], offsets[0] + len(offsets))):
+        return [offsets[0], len(offsets)]
     runs: list[int] = []
     end = -1
     for offset in offsets:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ._record_columns import RecordColumns
     from .v1.record_pb2 import Record
 
-_COLUMNS_COUNT_MIN: Final = 64
+_COLUMNS_COUNT_MIN: Final = 128
 """From this number of records on, numpy finds the positions."""
 
 _U32: Final = struct.Struct("<I").unpack_from
@@ -256,30 +256,47 @@ def decode_records(
     # A topic is ASCII on every broker; records of one that is not are walked.
     topic_size = len(queue.topic)
     trailer_size = FIXED_TRAILER_SIZE_BYTES + 2 + topic_size
+    raw_size = len(raw)
+    # Records of a batch mostly have one size and one head, the tags and lengths before the body: then these are read once.
+    known_size, head, record_at, length = -1, b"", 0, 0
     try:
         for start, size, queue_offset in zip(starts, sizes, queue_offsets, strict=True):
             start += base
             end = start + size
-            record_size, position = read_varint(raw, start + 1)
-            if (
-                raw[start] != RECORD_TAG
-                or position + record_size != end
-                or record_size < TRAILER_SIZE_MIN_BYTES
-                or end > len(raw)
-            ):
-                raise _not_stored(queue, queue_offset)
-            limit, body_start = end - trailer_size, position
+            limit = end - trailer_size
             # The high octet of the flags is the broker's: 0 for a record that was not moved.
-            if raw[limit] != TOPIC_TAG or raw[limit + 1] != topic_size or raw[end + FLAGS_AT + 1]:
-                limit = _front_limit(raw, position, end)
-            try:
-                length, body_start = read_varint(raw, position + 1)
-            except ProtocolError:
-                length = -1
-            front = body_start + length
-            if length < 0 or front > limit or raw[position] != RECORD_TAG:
-                # Damage has many shapes: the length of the body may be what was hit.
-                body_start = front = position
+            is_usual = (
+                end <= raw_size
+                and raw[limit] == TOPIC_TAG
+                and raw[limit + 1] == topic_size
+                and not raw[end + FLAGS_AT + 1]
+            )
+            if is_usual and size == known_size and raw.startswith(head, start):
+                position, body_start = start + record_at, start + len(head)
+                front = body_start + length
+            else:
+                record_size, position = read_varint(raw, start + 1)
+                if (
+                    raw[start] != RECORD_TAG
+                    or position + record_size != end
+                    or record_size < TRAILER_SIZE_MIN_BYTES
+                    or end > raw_size
+                ):
+                    raise _not_stored(queue, queue_offset)
+                body_start = position
+                if not is_usual:
+                    limit = _front_limit(raw, position, end)
+                try:
+                    length, body_start = read_varint(raw, position + 1)
+                except ProtocolError:
+                    length = -1
+                front = body_start + length
+                known_size = -1
+                if length < 0 or front > limit or raw[position] != RECORD_TAG:
+                    # Damage has many shapes: the length of the body may be what was hit.
+                    body_start = front = position
+                elif is_usual:
+                    known_size, head, record_at = size, raw[start:body_start], position - start
             body, rest = raw[body_start:front], raw[front:end]
             if front - position <= CONTIGUOUS_MAX_BYTES:
                 crc = crc32c(raw[position:limit])

@@ -143,6 +143,36 @@ def test_the_columns_and_the_loop_agree(
             assert any(isinstance(message, StoredMessage) for message in one_by_one())
 
 
+@settings(max_examples=80, deadline=None)
+@example([make_record(bytes(200), keys=["k1"])] * 3, (210, 0x01))  # the second octet of the second record's length
+@given(
+    st.one_of(st.lists(records, min_size=1, max_size=6), records_of_one_size),
+    st.one_of(st.none(), st.tuples(st.integers(0, 10_000), st.integers(1, 255))),
+)
+def test_the_loop_says_of_each_record_what_it_says_of_it_alone(
+    encoded: list[bytes], damage: tuple[int, int] | None
+) -> None:
+    """It reads the head of a record that looks like the one before no second time."""
+    fields = list(map(encode_record_field, encoded))
+    raw = bytearray(b"".join(fields))
+    if damage is not None:
+        raw[damage[0] % len(raw)] ^= damage[1]
+    sizes = list(map(len, fields))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+
+    def decoded(part: slice) -> list[tuple[object, ...]] | None:
+        offsets = range(len(sizes))[part]
+        try:
+            messages = decode_records(bytes(raw), 0, starts[part], sizes[part], offsets, QUEUE)
+        except ProtocolError:
+            return None
+        return list(map(state_of, messages))
+
+    alone = [decoded(slice(index, index + 1)) for index in range(len(sizes))]
+    whole = decoded(slice(None))
+    assert whole == (None if None in alone else [state for some in alone if some for state in some])
+
+
 @pytest.mark.parametrize("run", [1, 2, 7, 8, 9, 64, 65, 100, 200])
 def test_records_of_one_size_are_cut_wherever_they_stand(run: int) -> None:
     """With a seal behind each run, as a broker writes it behind each append."""
