@@ -43,6 +43,8 @@ class _Found:
     truth: Truth
     result: ReadResult
     region_ends: list[int]
+    starts: list[int]
+    ends: list[int]
     is_wanted: bool = True
 
 
@@ -62,8 +64,9 @@ class PopAhead:
         if result.status is ReadStatus.FOUND and result.queue_offsets is None:
             if key not in self._found and len(self._found) >= QUEUES_MAX:
                 self._found.clear()
-            ends = list(accumulate(region.size_bytes for region in result.regions))
-            self._found[key] = _Found(truth, result, ends)
+            region_ends = list(accumulate(region.size_bytes for region in result.regions))
+            ends = (result.starts + result.sizes).tolist()
+            self._found[key] = _Found(truth, result, region_ends, result.starts.tolist(), ends)
 
     def take(
         self, key: QueueOfGroup, truth: Truth, next_offset: int, record_count: int, size_max_bytes: int
@@ -72,18 +75,19 @@ class PopAhead:
         found = self._found.get(key)
         if found is None:
             return None
-        first = found.result.regions[0]
+        result, known = found.result, found.truth
         is_true = (
-            found.truth[:2] == truth[:2]
-            and found.truth.quarantine is truth.quarantine
-            and first.file.base_position >= self._store.min_position
+            known.incarnation == truth.incarnation
+            and known.epoch == truth.epoch
+            and known.quarantine is truth.quarantine
+            and result.regions[0].file.base_position >= self._store.min_position
         )
-        at = next_offset - found.result.first_offset
-        if not is_true or not 0 <= at < found.result.record_count:
+        at = next_offset - result.first_offset
+        if not is_true or not 0 <= at < len(found.ends):
             del self._found[key]
             return None
         found.is_wanted = True
-        return _part_of(found.result, found.region_ends, at, record_count, size_max_bytes)
+        return _part_of(found, at, record_count, size_max_bytes)
 
     def forget_unwanted(self) -> None:
         """Forgets what nobody wanted since the last call."""
@@ -92,20 +96,18 @@ class PopAhead:
             found.is_wanted = False
 
 
-def _part_of(
-    result: ReadResult, region_ends: list[int], at: int, record_count: int, size_max_bytes: int
-) -> ReadResult | None:
+def _part_of(found: _Found, at: int, record_count: int, size_max_bytes: int) -> ReadResult | None:
     """The records from index `at` on, at least one; None if the limits allow more than there are."""
-    starts, sizes = result.starts[at : at + record_count], result.sizes[at : at + record_count]
-    begin = int(starts[0])
-    starts = starts - np.uint32(begin)
-    size_bytes = int(starts[-1]) + int(sizes[-1])
-    if size_bytes > size_max_bytes:
-        count = max(1, int(np.searchsorted(starts + sizes, size_max_bytes, "right")))
-        starts, sizes = starts[:count], sizes[:count]
-        size_bytes = int(starts[-1]) + int(sizes[-1])
-    elif len(starts) < record_count:
+    result, region_ends, ends = found.result, found.region_ends, found.ends
+    begin, stop = found.starts[at], at + record_count
+    if ends[min(stop, len(ends)) - 1] - begin > size_max_bytes:
+        stop = max(at + 1, bisect_right(ends, begin + size_max_bytes, at, min(stop, len(ends))))
+    elif stop > len(ends):
         return None
+    starts, sizes = result.starts[at:stop], result.sizes[at:stop]
+    if begin:
+        starts = starts - np.uint32(begin)
+    size_bytes = ends[stop - 1] - begin
     end, first_offset = begin + size_bytes, result.first_offset + at
     regions: list[LogRegion] = []
     index = bisect_right(region_ends, begin)
@@ -118,7 +120,7 @@ def _part_of(
         place, index = behind, index + 1
     return ReadResult(
         ReadStatus.FOUND,
-        first_offset + len(starts),
+        result.first_offset + stop,
         result.min_offset,
         result.end_offset,
         first_offset,

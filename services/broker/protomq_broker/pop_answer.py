@@ -21,7 +21,7 @@ _FOUND: Final = PopStatus.POP_STATUS_FOUND
 def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[bytes, int]:
     """Encodes the fields of a PopResponse that stand before the regions. Returns them and the total size of the regions in bytes."""
     request, topic = answer.order.request, answer.topic
-    size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
+    size_bytes = sum([part.result.regions_size_bytes for part in answer.parts])
     response = PopResponse(
         status=_FOUND,
         topic_incarnation=topic.incarnation,
@@ -51,10 +51,14 @@ def encode_pop_answer(answer: PopAnswer, broker_name: str, epoch: int) -> tuple[
             )
         starts.append(part.result.starts + np.uint32(shift) if shift else part.result.starts)
         shift += part.result.regions_size_bytes
-    pieces = [response.SerializeToString()]
-    _append_packed(pieces, b"\x4a", starts)  # 9, record_starts
-    _append_packed(pieces, b"\x52", [part.result.sizes for part in answer.parts])  # 10
-    _append_packed(pieces, b"\x5a", [_array_of(part.offsets) for part in answer.parts])  # 11, queue_offsets
+    count = sum([len(part.offsets) for part in answer.parts])
+    of_4_bytes, of_8_bytes = encode_varint(4 * count), encode_varint(8 * count)
+    pieces = (
+        response.SerializeToString(),
+        b"\x4a", of_4_bytes, _packed(starts),  # 9, record_starts
+        b"\x52", of_4_bytes, _packed([part.result.sizes for part in answer.parts]),  # 10
+        b"\x5a", of_8_bytes, _packed([_array_of(part.offsets) for part in answer.parts]),  # 11, queue_offsets
+    )  # fmt: skip
     return b"".join(pieces), size_bytes
 
 
@@ -64,6 +68,5 @@ def _array_of(offsets: Sequence[int]) -> NDArray[np.uint64]:
     return np.array(offsets, np.uint64)
 
 
-def _append_packed(pieces: list[bytes], tag: bytes, columns: Sequence[Any]) -> None:
-    data = columns[0].tobytes() if len(columns) == 1 else np.concatenate(columns).tobytes()
-    pieces += (tag, encode_varint(len(data)), data)
+def _packed(columns: Sequence[Any]) -> bytes:
+    return bytes(columns[0].tobytes() if len(columns) == 1 else np.concatenate(columns).tobytes())

@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from itertools import count as counted
 from typing import TYPE_CHECKING, Final
@@ -51,7 +50,6 @@ DAMAGED_RETRY_MS: Final = 60_000
 _UNLIMITED: Final = 1 << 32
 
 
-@dataclass(slots=True)
 class Plan:
     """What will be appended, and what callers will be answered then.
 
@@ -68,18 +66,24 @@ class Plan:
         is_time_told: the record says the pop time although nothing else has happened.
     """
 
-    time_ms: int
-    queues: dict[QueueOfGroup, PoppedQueue] = field(default_factory=dict)
-    copies: list[AppendRequest] = field(default_factory=list)
-    known: dict[QueueOfGroup, tuple[int, OpenMessages | None]] = field(default_factory=dict)
-    due: dict[QueueOfGroup, dict[int, Holding]] = field(default_factory=dict)
-    popped: set[QueueOfGroup] = field(default_factory=set)
-    pop_answers: list[PopAnswer] = field(default_factory=list)
-    again: list[PopOrder] = field(default_factory=list)
-    nothing: list[PopOrder] = field(default_factory=list)
-    copied_size_bytes: int = 0
-    message_count: int = 0
-    is_time_told: bool = False
+    __slots__ = (
+        "again", "copied_size_bytes", "copies", "due", "is_time_told", "known", "message_count", "nothing", "pop_answers", "popped",
+        "queues", "time_ms",
+    )  # fmt: skip
+
+    def __init__(self, time_ms: int) -> None:
+        self.time_ms = time_ms
+        self.queues: dict[QueueOfGroup, PoppedQueue] = {}
+        self.copies: list[AppendRequest] = []
+        self.known: dict[QueueOfGroup, tuple[int, OpenMessages | None]] = {}
+        self.due: dict[QueueOfGroup, dict[int, Holding]] = {}
+        self.popped: set[QueueOfGroup] = set()
+        self.pop_answers: list[PopAnswer] = []
+        self.again: list[PopOrder] = []
+        self.nothing: list[PopOrder] = []
+        self.copied_size_bytes = 0
+        self.message_count = 0
+        self.is_time_told = False
 
     def told(self, key: QueueOfGroup, incarnation: int) -> PoppedQueue:
         """Returns the part of the record about one queue; creates an empty one at first."""
@@ -273,8 +277,10 @@ class PopPlanner:
         if fresh.next_offset > next_offset:
             told = plan.told(key, answer.topic.incarnation)
             told.next_offset = fresh.next_offset
-            told.lost_runs.extend(runs_of(fresh.lost))
-            told.waiting_runs.extend(runs_of(fresh.waiting))
+            if fresh.lost:
+                told.lost_runs.extend(runs_of(fresh.lost))
+            if fresh.waiting:
+                told.waiting_runs.extend(runs_of(fresh.waiting))
             for offset, sharding_hash in fresh.grouped:
                 told.grouped_offsets.append(offset)
                 told.sharding_hashes.append(sharding_hash)

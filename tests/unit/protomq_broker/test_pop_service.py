@@ -27,6 +27,7 @@ from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
@@ -552,6 +553,30 @@ def test_a_pop_that_cannot_be_is_refused(fields: dict[str, Any], reason: str) ->
     request = PopRequest(**{"consumer_group": "group", "topic": "topic", **fields})
     assert broker.refusal(POP + "Pop", request).reason == reason
     assert broker.refusal(POP + "Pop", b"\xff").reason == "INVALID_ARGUMENT"
+
+
+def test_a_request_that_was_answered_before_is_refused_once_it_cannot_be_any_more() -> None:
+    broker = filled(2)
+    topic = broker.store.topics.find("topic")
+    assert topic is not None
+    whole = {"consumer_group": "group", "topic": "topic", "record_count_max": 1}
+    any_topic = PopRequest(**whole, queue_id=0)
+    this_topic = PopRequest(**whole, topic_incarnation=topic.incarnation)
+    last_queue = PopRequest(**whole, queue_id=topic.read_queues - 1)
+    for request in (any_topic, this_topic, last_queue):
+        assert broker.call(POP + "Pop", request).error is None
+    settings = GroupMessage(consumer_group="group", consume_enabled=False)
+    broker.call(GROUP + "PutGroup", PutGroupRequest(settings=settings))
+    assert broker.refusal(POP + "Pop", any_topic).reason == "GROUP_DISABLED"
+    settings.consume_enabled = True
+    broker.call(GROUP + "PutGroup", PutGroupRequest(settings=settings))
+    assert broker.call(POP + "Pop", any_topic).error is None
+    broker.store.delete_topic("topic")
+    assert broker.refusal(POP + "Pop", any_topic).reason == "TOPIC_NOT_FOUND"
+    broker.store.topics.add([TopicConfig("topic", 1, 1)])
+    assert broker.refusal(POP + "Pop", this_topic).reason == "TOPIC_RECREATED"
+    assert broker.refusal(POP + "Pop", last_queue).reason == "QUEUE_NOT_FOUND"
+    assert broker.call(POP + "Pop", any_topic).error is None
 
 
 @pytest.mark.parametrize("runs", [[], [0], [0, 0], [-1, 1], [0, 10_001], [0, 9_000, 20_000, 9_000]])

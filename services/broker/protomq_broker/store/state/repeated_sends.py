@@ -216,9 +216,10 @@ class RepeatedSends:
     def apply(self, requests: Sequence[AppendRequest]) -> None:
         """Enters what was just appended to the log."""
         with self._lock:
-            taken = self._runs.enter_plain(requests)
-            if taken < len(requests):
-                self._apply_kinds(requests[taken:])
+            if len(requests) > 1 or (requests and requests[0].region.producer_id):  # else it is the broker's own
+                taken = self._runs.enter_plain(requests)
+                if taken < len(requests):
+                    self._apply_kinds(requests[taken:])
             if requests:
                 last = requests[-1]
                 self._covered_position = last.physical_offset + len(last.region.data)
