@@ -64,38 +64,12 @@ SETTLED_COUNT_MAX: Final = 10_000
 CALL_EXTRA_S: Final = 5.0
 """What a pop may take beyond its hold: a cold disk, a slow network."""
 
+_QUEUE: Final = attrgetter("queue")
 _PLACE: Final = attrgetter("queue.topic", "queue.broker_name")
 _RECEIPT: Final = attrgetter("queue.receipt")
 _OFFSET: Final = attrgetter("queue_offset")
 
 Start = Literal["earliest", "latest"]
-
-
-class _HandOut:
-    """Messages of one queue with one receipt: a part of an answer."""
-
-    __slots__ = ("attempt", "queue_id", "receipt", "record_count")
-
-    def __init__(self, data: bytes) -> None:
-        self.queue_id = self.record_count = self.attempt = 0
-        self.receipt = b""
-        position = 0
-        while position < len(data):
-            field_tag, position = read_varint(data, position)
-            if field_tag & 7 == 0:
-                value, position = read_varint(data, position)
-                if field_tag == 0x08:
-                    self.queue_id = value
-                elif field_tag == 0x10:
-                    self.record_count = value
-                elif field_tag == 0x18:
-                    self.attempt = value
-            elif field_tag == 0x22:
-                size, position = read_varint(data, position)
-                self.receipt = data[position : position + size]
-                position += size
-            else:
-                position = skip_value(data, position, field_tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,8 +403,11 @@ def decode_pop_answer(payload: bytes, topic: str, broker_name: str) -> list[Mess
 
 
 def _decode(payload: bytes, topic: str, broker_name: str) -> list[Message]:
+    with fork_waits:
+        from .v1 import pop_service_pb2 as pb
+
     arrays = {9: b"", 10: b"", 11: b""}
-    hand_outs: list[_HandOut] = []
+    hand_outs: list[pb.PopHandOut] = []
     position, header_end = 0, len(payload)
     while position < header_end:
         field_tag, position = read_varint(payload, position)
@@ -444,13 +421,14 @@ def _decode(payload: bytes, topic: str, broker_name: str) -> list[Message]:
         elif wire_type == 2:
             size, position = read_varint(payload, position)
             if number == 7:
-                hand_outs.append(_HandOut(payload[position : position + size]))
+                hand_outs.append(decoded(payload[position : position + size], pb.PopHandOut.FromString))
             elif number in arrays:
                 arrays[number] = payload[position : position + size]
             position += size
         else:
             position = skip_value(payload, position, field_tag)
-    record_count = sum(hand_out.record_count for hand_out in hand_outs)
+    counts = [hand_out.record_count for hand_out in hand_outs]
+    record_count = sum(counts)
     if position != header_end or not (
         len(arrays[9]) == len(arrays[10]) == 4 * record_count and len(arrays[11]) == 8 * record_count
     ):
@@ -459,15 +437,15 @@ def _decode(payload: bytes, topic: str, broker_name: str) -> list[Message]:
     offsets = struct.unpack(f"<{record_count}Q", arrays[11])
     messages: list[Message] = []
     first = 0
-    for hand_out in hand_outs:
+    for hand_out, count_of_one in zip(hand_outs, counts, strict=True):
         queue = PoppedQueue(topic, broker_name, hand_out.queue_id)
         queue.receipt, queue.attempt = hand_out.receipt, hand_out.attempt
-        part = slice(first, first + hand_out.record_count)
-        first += hand_out.record_count
+        part = slice(first, first + count_of_one)
+        first += count_of_one
         answer = PullAnswer(
             PullStatus.FOUND, 0, 0, 0, payload, header_end, starts[part], sizes[part], offsets[part]
         )
-        messages += AnswerMessages(answer, queue).part(0, hand_out.record_count)
+        messages += AnswerMessages(answer, queue).part(0, count_of_one)
     return messages
 
 
@@ -477,6 +455,11 @@ def checked_messages(messages: object) -> list[Message]:
     if not isinstance(found, Iterable):
         raise WrongTypeError(f"messages are messages that `receive` has returned, not {messages!r}")
     checked = list(found)
+    # Kinds are few: so they are looked at, not the messages, unless something is wrong.
+    if all(issubclass(kind, Message) for kind in set(map(type, checked))) and all(
+        issubclass(kind, PoppedQueue) for kind in set(map(type, map(_QUEUE, checked)))
+    ):
+        return checked
     for message in checked:
         if not isinstance(message, Message) or not isinstance(message.queue, PoppedQueue):
             raise WrongTypeError(f"messages are messages that `receive` has returned, {message!r} is none")

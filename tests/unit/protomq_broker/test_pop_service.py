@@ -559,7 +559,7 @@ def test_a_request_that_was_answered_before_is_refused_once_it_cannot_be_any_mor
     broker = filled(2)
     topic = broker.store.topics.find("topic")
     assert topic is not None
-    whole = {"consumer_group": "group", "topic": "topic", "record_count_max": 1}
+    whole: dict[str, Any] = {"consumer_group": "group", "topic": "topic", "record_count_max": 1}
     any_topic = PopRequest(**whole, queue_id=0)
     this_topic = PopRequest(**whole, topic_incarnation=topic.incarnation)
     last_queue = PopRequest(**whole, queue_id=topic.read_queues - 1)
