@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ._call_steps import call_broker
@@ -29,7 +30,7 @@ from .errors import (
     error_from_status,
 )
 from .v1 import transaction_service_pb2 as pb
-from .wire.record import encode_varint
+from .wire.record import MESSAGE_ID_LENGTH, encode_varint
 from .wire.status import RpcStatus
 
 logger = logging.getLogger("protomq.producer")
@@ -92,6 +93,8 @@ class TransactionResult:
 
 _DECISIONS: Final = {decision: bytes((0x10, decision)) for decision in TransactionDecision}
 """The field of a decision; none of those that are told is the default."""
+_TAKEN_HEAD: Final = bytes((0x0A, MESSAGE_ID_LENGTH + 2, 0x22, MESSAGE_ID_LENGTH))
+"""What stands before the message's id in the result of a decision that was taken."""
 
 
 class End(NamedTuple):
@@ -180,14 +183,21 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
 
 
 def _end_field(handle: str, decision: TransactionDecision) -> bytes:
-    """A field of EndTransactionRequest: what a message object would give, at a third of the time."""
+    """A field of EndTransactionRequest: what a message object would give, at a fraction of the time."""
     octets = handle.encode()
-    head = b"\x0a" + encode_varint(len(octets))
-    size = len(head) + len(octets) + 2
-    return b"".join((b"\x0a", encode_varint(size), head, octets, _DECISIONS[decision]))
+    return b"%b%b%b" % (_end_head(len(octets)), octets, _DECISIONS[decision])
+
+
+@lru_cache(maxsize=64)
+def _end_head(handle_size: int) -> bytes:
+    """What stands before a handle of this size."""
+    head = b"\x0a" + encode_varint(handle_size)
+    return b"\x0a" + encode_varint(len(head) + handle_size + 2) + head
 
 
 def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:
+    if _are_taken(answer, len(ends)):
+        return [False] * len(ends)
     results = decoded(answer, pb.EndTransactionResponse.FromString).results
     if len(results) != len(ends):
         raise ProtocolError(f"{len(ends)} decisions were told, the broker answered {len(results)}")
@@ -201,6 +211,16 @@ def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:
         else:
             found.append(result.repeated_decision)
     return found
+
+
+def _are_taken(answer: bytes, count: int) -> bool:
+    """Whether the answer has this number of results, each with its message's id and nothing else: the usual one, told without a parser."""
+    size = len(_TAKEN_HEAD) + MESSAGE_ID_LENGTH
+    return (
+        len(answer) == count * size
+        and answer.isascii()
+        and all(answer[at::size] == _TAKEN_HEAD[at : at + 1] * count for at in range(len(_TAKEN_HEAD)))
+    )
 
 
 def wait_steps(

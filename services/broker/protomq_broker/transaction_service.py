@@ -131,7 +131,7 @@ class TransactionService:
         self._waiting.request_flush()
 
     def _usual(self, payload: bytes | bytearray) -> list[Wanted] | None:
-        """What a request wants, if all its decisions have the size of the first one and name transactions of this broker; else None.
+        """What a request of several decisions wants, if all have the size of the first one and name transactions of this broker; else None.
 
         That is how an SDK writes them. No object is made for each field.
         """
@@ -140,7 +140,9 @@ class TransactionService:
             return None
         stride, head = payload[1] + 2, bytes(payload[:4])
         length = stride - 6
-        if size % stride or size > ENDS_MAX * stride or head[::2] != _END_TAGS or head[3] != length:
+        if size % stride or not stride < size <= ENDS_MAX * stride or head[3] != length:
+            return None  # One alone is read faster by the parser.
+        if head[::2] != _END_TAGS:
             return None
         heads, texts, tags, what = zip(*_end_row(length).iter_unpack(payload), strict=True)
         endings = list(map(_ENDINGS.get, what))

@@ -1,12 +1,14 @@
-"""What a local execution says of its transaction."""
+"""What a local execution says of its transaction, how decisions are told, and what is read of the answer."""
 
 from __future__ import annotations
 
 import pytest
 
 from protomq import TransactionDecision
-from protomq._transactions import decision_of
-from protomq.errors import WrongTypeError
+from protomq._transactions import End, _end_field, _outcomes, decision_of
+from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
+from protomq.v1 import transaction_service_pb2 as pb
+from protomq.wire.record import encode_message_id
 
 
 @pytest.mark.parametrize("returned", [None, 42, True, "row 7", TransactionDecision.COMMIT])
@@ -24,3 +26,37 @@ def test_work_that_nobody_awaits_commits_nothing() -> None:
 
     with pytest.raises(WrongTypeError, match="AsyncTransactionProducer"):
         decision_of(book())
+
+
+@pytest.mark.parametrize("size", [0, 1, 44, 121, 122, 123, 126, 127, 128, 200])
+@pytest.mark.parametrize("decision", [TransactionDecision.COMMIT, TransactionDecision.ROLL_BACK])
+def test_a_decision_is_written_as_protobuf_writes_it(
+    size: int, decision: TransactionDecision
+) -> None:
+    end = pb.TransactionEnd(transaction_handle="h" * size, decision=pb.TransactionDecision.ValueType(decision))
+    written = _end_field("h" * size, decision)
+    assert pb.EndTransactionRequest.FromString(written) == pb.EndTransactionRequest(ends=[end])
+    if size:
+        assert written == pb.EndTransactionRequest(ends=[end]).SerializeToString()
+
+
+def answer(*results: pb.TransactionEnded) -> bytes:
+    return pb.EndTransactionResponse(results=results).SerializeToString()
+
+
+def test_of_each_decision_it_is_known_what_became_of_it() -> None:
+    ends = [End("t", "b", "h", TransactionDecision.COMMIT)] * 3
+    taken = [pb.TransactionEnded(message_id=encode_message_id(7, 1, n)) for n in range(3)]
+    assert _outcomes(ends, answer(*taken)) == [False] * 3
+    assert _outcomes(ends, answer(*taken[:2], pb.TransactionEnded(repeated_decision=True))) == [False, False, True]
+    # As long as an id, and something else.
+    again = pb.TransactionEnded(message_id="0" * 38, repeated_decision=True)
+    assert _outcomes(ends, answer(taken[0], again, taken[2])) == [False, True, False]
+    refused = pb.TransactionEnded(error_reason="TRANSACTION_ENDED", error_message="m" * 21)
+    assert len(answer(refused)) == len(answer(taken[0]))
+    found = _outcomes(ends, answer(taken[0], refused, taken[2]))
+    assert (found[0], found[2]) == (False, False)
+    assert isinstance(found[1], TransactionEndedError)
+    for wrong in (answer(*taken[:2]), answer(*taken, taken[0]), answer(*taken)[:-1], b"", answer(*taken)[:-1] + b"\xff"):
+        with pytest.raises(ProtocolError):
+            _outcomes(ends, wrong)
