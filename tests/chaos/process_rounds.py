@@ -34,6 +34,8 @@ from .hostile import ATTACKS, STATUSES_ALLOWED, Enemy
 from .loop_disk import LoopDisk
 from .real_world import RealWorld, outcomes
 
+SENDS_MIN = 30
+"""Answered sends before a kill."""
 DISK_SIZE_BYTES = 48 << 20
 RSS_GROWTH_MAX_BYTES = 64 << 20
 """Measured: 44 MiB for 40 unfinished sends of 4 MiB, up to 25 MiB for gRPC calls of up to 6 MiB, one after the other."""
@@ -60,6 +62,7 @@ def kill_rounds(
         for number in range(rounds):
             under_load = rng.random() < 0.5
             world.begin_load(timeout_s=6.0 if under_load else 1.0)
+            world.wait_for_sends(SENDS_MIN)
             time.sleep(rng.uniform(0.15, 0.6))
             if rng.random() < 0.25:
                 world.pause(rng.uniform(0.05, 0.4))

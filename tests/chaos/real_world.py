@@ -76,6 +76,8 @@ HEALED_WITHIN_S: Final = 10.0
 ASYNC_LOSS_NS: Final = 5_000_000_000
 """Flush interval of 500 ms, the sync itself, and a loaded machine."""
 
+SENDS_PATIENCE_S: Final = 10.0
+
 
 class RealWorld:
     """One broker, its clients, and what they know. `close` at the end."""
@@ -211,6 +213,13 @@ class RealWorld:
         self._threads.append(threading.Thread(target=self._commit, args=arguments_, daemon=True))
         for thread in self._threads:
             thread.start()
+
+    def wait_for_sends(self, count: int) -> None:
+        """Waits until this number of the load's sends is answered, 10 s at most: on a busy machine its producers begin late."""
+        begin = len(self.history.events)
+        ends_s = time.monotonic() + SENDS_PATIENCE_S
+        while outcomes(self.history.events[begin:]).get("ok", 0) < count and time.monotonic() < ends_s:
+            time.sleep(0.01)
 
     def end_load(self) -> None:
         """Waits until every operation has its end."""
