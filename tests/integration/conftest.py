@@ -29,11 +29,14 @@ def running_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
 @pytest.fixture(scope="module")
 def spark(running_spark: SparkSession) -> Iterator[SparkSession]:
     """A session for each file, with settings and views of its own."""
+    from tests.support.spark import collect_sockets
+
     session = running_spark.newSession()
     session.createDataFrame([], "id INT")  # Makes it the one of this thread: see docs/spark.md.
     yield session
     for query in session.streams.active:
         query.stop()
+    collect_sockets()
 
 
 @pytest.fixture

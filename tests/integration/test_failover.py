@@ -45,8 +45,8 @@ class Reader:
 
 
 def problem_of(broker_id: int, namesrv: str) -> str:
-    """As the operator reads it; "" if the name servers do not list that broker."""
-    rows = jsonl(run("ha", "status", "-o", "jsonl", namesrv=namesrv))
+    """As the operator reads it; "" if the name servers do not list that broker. They may still list one that was killed (exit code 7)."""
+    rows = jsonl(run("ha", "status", "-o", "jsonl", namesrv=namesrv, code=(0, 7)))
     return "; ".join(str(row["problem"]) for row in rows if row["broker_id"] == broker_id)
 
 

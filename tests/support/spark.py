@@ -90,10 +90,14 @@ def spark_session(
         yield session
     finally:
         session.stop()
-        with warnings.catch_warnings():
-            # py4j's sockets warn when they are collected: here, and not in the middle of a test that has nothing to do with Spark.
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+        collect_sockets()
+
+
+def collect_sockets() -> None:
+    """Collects what Spark has left open: its sockets warn then, and not in the middle of a test that has nothing to do with Spark."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
