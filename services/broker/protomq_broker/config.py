@@ -28,7 +28,6 @@ THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
 INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
 """A receipt cannot hold a longer time than some 49 days."""
-"""Names of clusters and brokers that name servers accept."""
 
 
 @dataclass(frozen=True, slots=True)
