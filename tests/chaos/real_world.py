@@ -47,6 +47,7 @@ from protomq.v1.topic_pb2 import Topic
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.store import Store
 from protomq_runtime.clock import SystemClock
+from tests.support.waiting import PATIENCE_S, wait_for
 
 from .bodies import body_of, is_body_of, message_id
 from .checker import (
@@ -75,8 +76,6 @@ HEALED_WITHIN_S: Final = 10.0
 """A queue of these small stores heals within one flush interval, 0.5 s; the machine may be busy."""
 ASYNC_LOSS_NS: Final = 5_000_000_000
 """Flush interval of 500 ms, the sync itself, and a loaded machine."""
-
-SENDS_PATIENCE_S: Final = 10.0
 
 
 class RealWorld:
@@ -215,11 +214,10 @@ class RealWorld:
             thread.start()
 
     def wait_for_sends(self, count: int) -> None:
-        """Waits until this number of the load's sends is answered, 10 s at most: on a busy machine its producers begin late."""
-        begin = len(self.history.events)
-        ends_s = time.monotonic() + SENDS_PATIENCE_S
-        while outcomes(self.history.events[begin:]).get("ok", 0) < count and time.monotonic() < ends_s:
-            time.sleep(0.01)
+        """Waits until this number of the load's sends is answered: on a busy machine its producers begin late."""
+        events = self.history.events
+        begin = len(events)
+        wait_for(lambda: outcomes(events[begin:]).get("ok", 0) >= count, PATIENCE_S, pause_s=0.01)
 
     def end_load(self) -> None:
         """Waits until every operation has its end."""
