@@ -22,10 +22,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class HeldPages:
     """While it is open, segments are locked into memory as soon as they are there, and let go when they are deleted.
 
-    Raises PermissionError, at the end, if the process may not lock so much memory (`ulimit -l`; root may).
+    Attribute: held_count: segments that were locked so far.
     """
 
     def __init__(self) -> None:
+        self.held_count = 0
         self._mappings: dict[Path, mmap.mmap] = {}
         self._stopping = threading.Event()
         self._failure: OSError | None = None
@@ -39,8 +40,13 @@ class HeldPages:
         self._stopping.set()
         self._thread.join()
         self._mappings.clear()
+
+    def check(self) -> None:
+        """Raises RuntimeError if segments could not be locked, or none was found: then what was measured was not held."""
         if self._failure is not None:
-            raise PermissionError(f"the pages of the log cannot be held: {self._failure}; try `ulimit -l unlimited`")
+            raise RuntimeError(f"the pages of the log cannot be held: {self._failure}; try `ulimit -l unlimited`, or be root")
+        if not self.held_count:
+            raise RuntimeError(f"no segment was found as {tempfile.gettempdir()}/{_LOG_FILES}: nothing was held")
 
     def _run(self) -> None:
         while self._failure is None and not self._stopping.wait(LOOK_INTERVAL_S):
@@ -67,4 +73,5 @@ class HeldPages:
         if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes)):
             number = ctypes.get_errno()
             self._failure = OSError(number, os.strerror(number), str(path))
+        self.held_count += 1
         self._mappings[path] = mapping

@@ -99,12 +99,14 @@ def main() -> None:
     options = parser.parse_args()
     checkouts = (options.before.resolve(), options.after.resolve())
     seen: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-    with HeldPages() if options.hold_pages else nullcontext():
+    with HeldPages() if options.hold_pages else nullcontext() as held:
         for turn in range(options.turns):
             for row in options.rows:
                 for side in (0, 1) if turn % 2 == 0 else (1, 0):
                     for name, us in measure(checkouts[side], row, options.seconds).items():
                         seen[side].setdefault(name, []).append(us)
+                    if held is not None:
+                        held.check()
             print(f"turn {turn + 1} of {options.turns}", file=sys.stderr, flush=True)
     print("\n".join(table_of(*seen)))
 
