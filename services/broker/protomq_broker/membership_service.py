@@ -273,6 +273,8 @@ class MembershipService:
             else:
                 self._hold(member, call, request, hold_ms)
             return
+        # Before it counts as a member: the call that ends may be of one that was none.
+        self._end_waiter(member)
         knows_this_start = request.broker_start == self._broker_start
         has_news = self._memberships.seen(
             name, said, call.peer, now_ms, rejoins=knows_this_start and request.known_version > 0
@@ -282,7 +284,6 @@ class MembershipService:
         if has_news:
             self._tell(name)
             self._warn_of_difference(name, said, group)
-        self._end_waiter(member)
         self._between.pop(member, None)
         if request.HasField("description"):
             self._take_description(member, request.description)

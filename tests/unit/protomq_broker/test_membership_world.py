@@ -630,6 +630,21 @@ def test_who_has_left_and_calls_again_without_topics_is_held() -> None:
     assert stopped.error is not None
 
 
+def test_who_joins_while_it_waits_as_a_stranger_is_a_member_for_as_long_as_its_call_is_held() -> None:
+    broker = BrokerNode("a", 2)
+    nothing = HoldMembershipRequest(consumer_group="g", member=GroupMember(client_id="m", nonce=5), hold_ms=10_000).SerializeToString()
+    stranger = broker.server.call(HOLD, nothing)
+    assert stranger.is_held
+    version = hold(broker).response().version
+    broker.server.run()
+    assert stranger.response().is_unchanged
+    held = hold(broker, known_version=version, broker_start=1)
+    broker.advance(2_000)
+    (member,) = listed(broker).members
+    assert held.is_held
+    assert member.silent_ms == 0, "the stranger's call is not counted as one of the member's"
+
+
 def test_members_are_listed_with_what_is_known_of_them() -> None:
     broker = BrokerNode("a", 2)
     hold(broker)
