@@ -77,9 +77,10 @@ def walk(data: bytes, base_position: int, crc: int | None, *, whole: bool) -> Wi
     reason = "" if finished else block.problem
     if whole and not block.problem and block.size_bytes < len(data):
         reason = "an append that ends outside of its segment"
+    starts, sizes = block.records()
     return Window(
-        starts=block.record_starts,
-        ends=[start + size for start, size in zip(block.record_starts, block.record_sizes, strict=True)],
+        starts=starts.tolist(),
+        ends=(starts + sizes).tolist(),
         appends=[(seal.end_position - base_position, seal.crc32c) for seal in block.seals],
         walked_bytes=block.size_bytes,
         crc=block.seals[-1].crc32c if block.seals else crc,

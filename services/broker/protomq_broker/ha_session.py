@@ -88,8 +88,9 @@ class FollowSession:
         if response.status != ha.FETCH_STATUS_OK:
             return False
         store, intake = self._store, self._intake
-        if response.log:
-            run = intake.add(response.position, response.log)
+        # Each reading of the field copies it.
+        if part := response.log:
+            run = intake.add(response.position, part)
             at = intake.position
             end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True))
             if end > at:

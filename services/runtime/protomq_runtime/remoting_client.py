@@ -81,6 +81,7 @@ class RemotingClient:
         self.address = address
         self._answers: dict[int, Answer] = {}
         self._buffer = bytearray()
+        self._large: _LargeAnswer | None = None
         self._frame_size_max_bytes = _WELCOME_SIZE_MAX_BYTES
         self._next_request_id = _HELLO_REQUEST_ID
         deadline = time.monotonic() + timeout_s
@@ -189,9 +190,12 @@ class RemotingClient:
 
     def _receive(self) -> None:
         self._socket.settimeout(None)
+        if self._large is not None:
+            self._receive_into(self._large)
+            return
         data = self._socket.recv(_READ_SIZE_BYTES)
         if not data:
-            raise ConnectionResetError(f"{self.address} closed the connection")
+            raise self._closed()
         buffer = self._buffer
         buffer += data
         start = 0
@@ -201,12 +205,40 @@ class RemotingClient:
             if not _LENGTH_MIN <= length <= self._frame_size_max_bytes:
                 raise NotRemotingError(f"{self.address} sent bytes that are not a frame of the remoting port")
             end = start + frames.LENGTH_SIZE_BYTES + length
-            if end > len(buffer):
+            here = len(buffer) - start
+            if end > len(buffer) and (length <= _READ_SIZE_BYTES or here < frames.HEADER_SIZE_BYTES):
                 break
             header = frames.decode_header(buffer, start)
             if not header.flags & frames.FLAG_ANSWER:
                 raise NotRemotingError(f"{self.address} sent a request where only answers may come")
-            payload = bytes(buffer[start + frames.HEADER_SIZE_BYTES : end])
-            self._answers[header.request_id] = Answer(header.request_id, header.status, payload)
+            received = memoryview(buffer)[start + frames.HEADER_SIZE_BYTES : end]
+            if end > len(buffer):
+                self._large = _LargeAnswer(header, received)
+            else:
+                self._answers[header.request_id] = Answer(header.request_id, header.status, bytes(received))
+            received.release()
             start = end
         del buffer[:start]
+
+    def _receive_into(self, large: _LargeAnswer) -> None:
+        count = self._socket.recv_into(memoryview(large.payload)[large.filled :])
+        if not count:
+            raise self._closed()
+        large.filled += count
+        if large.filled == len(large.payload):
+            header = large.header
+            self._answers[header.request_id] = Answer(header.request_id, header.status, bytes(large.payload))
+            self._large = None
+
+    def _closed(self) -> ConnectionResetError:
+        return ConnectionResetError(f"{self.address} closed the connection")
+
+
+class _LargeAnswer:
+    """An answer that is larger than one reading: the rest of it is received in its place."""
+
+    def __init__(self, header: frames.FrameHeader, received: memoryview) -> None:
+        self.header = header
+        self.payload = bytearray(header.length + frames.LENGTH_SIZE_BYTES - frames.HEADER_SIZE_BYTES)
+        self.payload[: len(received)] = received
+        self.filled = len(received)

@@ -127,6 +127,40 @@ def test_answers_in_another_order_and_in_small_pieces_find_their_requests() -> N
         assert answer.unwrap() == b"end"
 
 
+@pytest.mark.parametrize("piece", [1 << 10, 100_003, 1 << 22])
+def test_large_answers_arrive_whole_whatever_they_are_cut_into(piece: int) -> None:
+    large = [bytes(range(256)) * 1_000, b"x" * 300_000, b"y" * 70_000]
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        headers = [peer.read_frame()[0] for _ in range(4)]
+        stream = b"".join(
+            frames.encode_answer(header.request_id, METHOD_ID, len(payload)) + payload
+            for header, payload in zip(headers, [*large, b"end"], strict=True)
+        )
+        for at in range(0, len(stream), piece):
+            peer.connection.sendall(stream[at : at + piece])
+
+    with peer_that(script) as address, connect(address) as client:
+        ids = [client.start(METHOD_ID, b"", 60) for _ in range(4)]
+        for request_id, payload in zip(reversed(ids), [b"end", *reversed(large)], strict=True):
+            answer = client.wait((request_id,), 60)
+            assert answer is not None
+            assert answer.unwrap() == payload
+
+
+def test_connection_that_closes_within_a_large_answer_ends_the_wait() -> None:
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        header, _ = peer.read_frame()
+        peer.connection.sendall(frames.encode_answer(header.request_id, METHOD_ID, 1 << 20) + bytes(100_000))
+
+    with peer_that(script) as address, connect(address) as client:
+        request_id = client.start(METHOD_ID, b"", 60)
+        with pytest.raises(ConnectionResetError):
+            client.wait((request_id,), 60)
+
+
 def test_error_answer_is_raised_with_its_reason() -> None:
     status = RpcStatus(5, "no such thing", "BROKER_NOT_FOUND", {"k": "v"})
 

@@ -139,7 +139,7 @@ def recover(
     def take(block: WalkedBlock) -> None:
         fields.extend(
             block.data[start : start + size]
-            for start, size in zip(block.record_starts, block.record_sizes, strict=True)
+            for start, size in block.fields()
         )
 
     recovered = recover_log(

@@ -97,8 +97,30 @@ def test_walking_takes_whole_appends_and_gives_each_record() -> None:
     assert block.problem == ""
     assert block.size_bytes == len(log)
     assert [seal.record_count for seal in block.seals] == [1, 2, 0, 40]
-    fields = [log[a : a + b] for a, b in zip(block.record_starts, block.record_sizes, strict=True)]
+    fields = [log[a : a + b] for a, b in block.fields()]
     assert fields == [field for group in groups for field in group]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from([0, 1, 100, 130]), st.integers(1, 60)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 1 << 20),
+)
+def test_records_of_one_size_in_a_row_are_found_one_by_one(
+    groups: list[list[tuple[int, int]]], cut: int
+) -> None:
+    log = chain([[make_record(bytes(size))] * count for group in groups for size, count in group])
+    fields = [make_record(bytes(size)) for group in groups for size, count in group for _ in range(count)]
+    block = walk_appends(log, 0, 0)
+    assert [block.data[at : at + size] for at, size in block.fields()] == fields
+    shorter = walk_appends(log[: cut % (len(log) + 1)], 0, 0)
+    found = list(shorter.fields())
+    assert found == list(block.fields())[: len(found)]
+    assert len(found) == sum(seal.record_count for seal in shorter.seals)
 
 
 def test_walking_a_log_cut_at_any_byte_gives_the_appends_that_are_whole() -> None:
@@ -192,7 +214,7 @@ def test_a_walk_does_not_depend_on_the_block_size(groups: list[list[int]], block
     found = [
         block.data[a : a + b]
         for block in walker
-        for a, b in zip(block.record_starts, block.record_sizes, strict=True)
+        for a, b in block.fields()
     ]
     assert found == expected
     if expected:
@@ -212,7 +234,7 @@ def test_a_walk_passes_over_a_range_it_is_told_to_skip() -> None:
     assert "CRC" in walk_to_end(LogWalker(log.disk, log.folder, 0, 0)).problem
     skips = {first.position: Skip(second.position, second.crc32c)}
     walker = LogWalker(log.disk, log.folder, 0, 0, skips=skips)
-    assert sum(len(block.record_starts) for block in walker) == 2
+    assert sum(sum(block.runs.counts) for block in walker) == 2
     assert walker.position == log.log.tail.position
 
 

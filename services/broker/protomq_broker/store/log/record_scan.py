@@ -162,12 +162,8 @@ def _read_topics(
         field_starts = topic_ends[left] - len(field)
         inside = field_starts > starts[left]
         left, field_starts = left[inside], field_starts[inside]
-        window = (
-            windows(data, np.dtype(f"V{len(field)}"))[field_starts]
-            .view(np.uint8)
-            .reshape(-1, len(field))
-        )
-        indexes[left[(window == np.frombuffer(field, np.uint8)).all(axis=1)]] = index
+        found = windows(data, opaque(len(field)))[field_starts]
+        indexes[left[found == np.frombuffer(field, found.dtype)[0]]] = index
     for row in np.flatnonzero(indexes < 0).tolist():
         topic = _parse_topic(data, base_position, int(starts[row]), int(ends[row]))
         indexes[row] = known.setdefault(topic, len(known))

@@ -418,7 +418,7 @@ def is_filled(
         previous_crc32c,
         end_position=damage.end_position,
     )
-    if any(block.record_starts for block in walker):
+    if any(block.runs for block in walker):
         return False
     return (walker.position, walker.crc32c) == (damage.end_position, damage.previous_crc32c)
 

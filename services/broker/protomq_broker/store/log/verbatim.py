@@ -161,7 +161,7 @@ def _request(block: ForeignBlock, first: int, end: int) -> AppendRequest:
 
     region = RecordRegion(
         records.topics[int(records.topic_indexes[first])],
-        bytearray(block.appends.data[at : at + size_bytes]),
+        bytearray(memoryview(block.appends.data)[at : at + size_bytes]),
         count,
         starts if count > 1 else None,
         records.sizes[rows] if count > 1 else None,

@@ -199,7 +199,7 @@ def dump(
     for block in walker:
         if block.base_position >= end:
             return
-        fields = iter(zip(block.record_starts, block.record_sizes, strict=True))
+        fields = block.fields()
         field = next(fields, None)
         for seal in block.seals:
             seal_at = seal.start_position + seal.size_bytes - block.base_position
