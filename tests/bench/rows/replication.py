@@ -104,6 +104,7 @@ def catch_up(bench: Bench) -> Iterator[Result]:
                     "bare": lambda: bench.load(
                         "remoting.read_sendfile_limit", bare, address=bare.values["remoting"], answer_bytes=MIB
                     ),
+                    "write": lambda: _receive_and_write(bench),
                 }
             )
     how = "1 KiB; the slave proves each seal, writes, and enters the messages into its queues"
@@ -115,6 +116,20 @@ def catch_up(bench: Bench) -> Iterator[Result]:
         "catch-up of an empty slave / bare sendfile", samples["slave"], samples["bare"], 0.6, how,
         lambda sample: sample.bytes_rate,
     )  # fmt: skip
+    yield ratio_of(
+        "catch-up of an empty slave / bare loop: frame, file", samples["slave"], samples["write"], None,
+        "the loop receives the same number of bytes a frame, and writes them to a new file; no proof, no queues",
+        lambda sample: sample.bytes_rate,
+    )  # fmt: skip
+
+
+def _receive_and_write(bench: Bench) -> Sample:
+    """What a slave cannot do without, in one thread: the bytes come from a socket, and go to a file."""
+    with bench.limit("remoting") as loop:
+        return bench.load(
+            "remoting.send_batches", loop, remoting=loop.values["remoting"], topics=[TOPIC],
+            batch=MIB // 1148, size=1024, queues=1, connections=2,
+        )  # fmt: skip
 
 
 def _batches(bench: Bench, server: Server) -> Sample:
