@@ -566,16 +566,26 @@ class PullState:
     def take_parts(
         self, count_max: int, *, one_queue: bool = False
     ) -> list[tuple[MessageQueue, list[Message]]]:
-        """The same, by queue."""
+        """The same, by queue. What was decoded before an error is returned; the next call raises it, and its queue is pulled again."""
         parts: list[tuple[MessageQueue, list[Message]]] = []
         left_count = count_max
         while self._line and left_count > 0:
-            queue = self._line.popleft()
+            queue = self._line[0]
             state = self._queues[queue]
             waiting = state.waiting[0]
             answer = waiting.answer
             stop = min(waiting.taken + left_count, len(answer.starts))
-            part = waiting.messages.part(waiting.taken, stop)
+            try:
+                part = waiting.messages.part(waiting.taken, stop)
+            except ProtocolError:
+                if parts:
+                    break  # They are handed out first: the next call raises.
+                # The broker may have healed the record when it is asked again.
+                assert state.position is not None
+                self._pull_again(queue, state, state.position)
+                state.paused_until_s = self._answered_at_s + BACKOFF_MAX_S
+                raise
+            self._line.popleft()
             self._handed_out.append(state)
             state.is_uncommitted = True
             if stop < len(answer.starts):

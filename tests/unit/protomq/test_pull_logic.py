@@ -45,12 +45,16 @@ def state(*queues: MessageQueue, tags: tuple[str, ...] = (), **options: object) 
     return made
 
 
-def found(first: int, count: int, *, tag: str = "", next_offset: int | None = None) -> bytes:
+def found(
+    first: int, count: int, *, tag: str = "", next_offset: int | None = None, broken: int | None = None
+) -> bytes:
+    """`broken`: the record at this offset does not begin as a record does."""
     template = RecordTemplate("t", 1, 1)
     fields = []
     for i in range(first, first + count):
         record = template.encode(b"%d" % i, i, 1, tag=tag, front=encode_front((), tag))
-        fields.append((i, encode_record_field(record)))
+        field = encode_record_field(record)
+        fields.append((i, b"\xff" + field[1:] if i == broken else field))
     return encode_pull_answer(
         1, next_offset if next_offset is not None else first + count, 0, 1000, fields
     )
@@ -428,6 +432,44 @@ def test_an_answer_that_leads_nowhere_is_an_error() -> None:
     with pytest.raises(ProtocolError):
         made.answered(pull(made), found(0, 1, next_offset=0), 0.0)
     assert made.due(0.0) == []
+
+
+@pytest.mark.parametrize("queues", [(Q0, Q1), (Q1, Q0)])
+def test_a_record_that_does_not_decode_takes_nothing_from_other_queues_and_is_pulled_again(
+    queues: tuple[MessageQueue, MessageQueue],
+) -> None:
+    made = state(Q0, Q1)
+    for queue in queues:
+        made.answered(pull(made, queue), found(0, 4, broken=2 if queue == Q1 else None), 0.0)
+    taken: list[tuple[MessageQueue, int]] = []
+    error_count = 0
+    for _ in range(2):
+        try:
+            parts = made.take_parts(100)
+        except ProtocolError:
+            error_count += 1
+            continue
+        taken += [(message.queue, message.queue_offset) for _, part in parts for message in part]
+    assert taken == [(Q0, offset) for offset in range(4)]
+    assert error_count == 1
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 4, Q1: 0}
+    assert made.take_parts(100) == []
+    assert Q1 not in made.due(BACKOFF_MAX_S - 0.1)
+    made.answered(pull(made, Q1, BACKOFF_MAX_S), found(0, 4), 4.0)
+    assert bodies(made) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_queue_with_a_record_that_does_not_decode_can_be_left() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made, Q1), found(0, 4, broken=0), 0.0)
+    made.answered(pull(made, Q1), found(4, 4), 0.0)
+    with pytest.raises(ProtocolError):
+        made.take(100)
+    made.pause([Q1])
+    made.seek(Q1, 1)
+    made.drop([Q1])
+    assert made.room_bytes(0.0) == READ_AHEAD_MAX_BYTES
 
 
 def test_a_request_says_all_that_was_asked_for() -> None:
