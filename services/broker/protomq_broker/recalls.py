@@ -16,7 +16,7 @@ from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from protomq.wire.record import encode_message_id
 from protomq.wire.topics import TIMER_TOPIC
-from protomq_runtime.errors import invalid_argument
+from protomq_runtime.errors import corrupt_log, invalid_argument, too_many
 
 from .store.log.record_scan import read_trailers
 from .store.timer.timer import timer_record
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .waiting_answers import WaitingAnswers
 
 CANDIDATES_MAX: Final = 1_024
-"""Most messages with one due time that a recall searches for a message that was carried forward."""
+"""Most messages with one due time among which a recall looks for one that was carried forward."""
 
 
 class Recalls:
@@ -109,20 +109,30 @@ class Recalls:
         self._waiting.request_flush()
 
     def _find(self, topic: str, handle: RecallHandle) -> NDArray[Any] | None:
-        """Returns the row of the message in the timer if it is pending, else None. Raises ServiceError if the message is for another topic.
+        """Returns the row of the message in the timer if it is pending, else None.
+
+        Raises ServiceError if the message is for another topic, if it cannot be read, or if it may be among more messages than are read.
         """
-        rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX)
-        stands_there = rows[rows["position"] == np.uint64(handle.position)]
-        rows = stands_there if len(stands_there) else rows
+        rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX + 1, handle.position)
+        if len(rows) and int(rows["position"][0]) == handle.position:
+            rows = rows[:1]  # else it is not pending, or was carried forward, to behind that position
+        is_cut = len(rows) > CANDIDATES_MAX
+        rows = rows[:CANDIDATES_MAX]
         data, starts, is_sound = self._store.read_records(
             rows["position"].astype(np.int64), rows["size"].astype(np.int64)
         )
-        rows = rows[is_sound]
+        unreadable, rows = rows[~is_sound], rows[is_sound]
         found = read_trailers(data, 0, starts[is_sound], rows["size"].astype(np.int64))
         producer_id, epoch, sequence = handle.message_id
         is_it = (found.producer_ids == np.uint64(producer_id)) & (found.producer_epochs == epoch)
         is_it &= found.sequences == np.uint64(sequence)
         if not is_it.any():
+            if len(unreadable):
+                raise corrupt_log(
+                    "the message may be a pending one that is damaged", {"position": int(unreadable["position"][0])}
+                )
+            if is_cut:
+                raise too_many("candidates of a recall", CANDIDATES_MAX, "more messages fall due at the same time")
             return None
         stored = found.topics[int(found.topic_indexes[is_it][0])]
         if stored != topic:

@@ -27,7 +27,6 @@ SEARCHED_SIZE_MAX_BYTES: Final = 256 << 20
 _PIECE_COUNT: Final = 1_024
 _PIECE_SIZE_BYTES: Final = 1 << 20
 """Read at once: no other thread waits longer for the interpreter than this takes."""
-_AT_ONE_TIME_MAX: Final = 1 << 20
 
 Identity = tuple[int, int, int]
 """Producer id, producer epoch, sequence."""
@@ -78,8 +77,8 @@ def still_waiting(store: Store, records: Sequence[Record]) -> list[Record]:
 
 
 def _is_pending(store: Store, record: Record) -> bool:
-    rows = store.pending.at_due(record.due_time_ms, _AT_ONE_TIME_MAX)
-    return bool((rows["position"] == np.uint64(record.physical_offset)).any())
+    rows = store.pending.at_due(record.due_time_ms, 1, record.physical_offset)
+    return bool(len(rows)) and int(rows["position"][0]) == record.physical_offset
 
 
 def _pieces(store: Store, count_max: int) -> Iterator[NDArray[Any]]:

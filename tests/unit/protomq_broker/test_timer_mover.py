@@ -18,6 +18,7 @@ from protomq.wire import record as layout
 from protomq.wire.recall_handle import decode_handle
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.config import BrokerConfig
+from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
@@ -156,6 +157,58 @@ def test_a_recall_wins_or_loses(world: World) -> None:
     assert world.restart().deliver(100_000) == [b"lost"]
     assert not world.recall(won)
     assert world.store.pending.count == world.store.pending.size_bytes == 0
+
+
+def send_many(world: World, count: int, due_ms: int) -> list[str]:
+    """The recall handles of so many messages that all fall due at one moment."""
+    return [
+        world.request(
+            SendRequest(topic="topic", queue_id=0, records=[Record(body=b"%d" % number, due_time_ms=due_ms)])
+        ).recall_handle
+        for number in range(count)
+    ]
+
+
+def test_each_of_many_messages_with_one_due_time_can_be_recalled(world: World) -> None:
+    handles = send_many(world, CANDIDATES_MAX + 100, world.clock.now_ms() + 1_000)
+    world.send(b"after", delay_ms=2_000)
+    assert world.recall(handles[-1])
+    assert world.recall(handles[CANDIDATES_MAX])
+    assert not world.recall(handles[-1]), "it was recalled before"
+    delivered = world.deliver(1_000)
+    assert len(delivered) == CANDIDATES_MAX + 98
+    assert not {b"%d" % CANDIDATES_MAX, b"%d" % (CANDIDATES_MAX + 99)} & set(delivered)
+
+
+def test_a_recall_that_cannot_look_at_all_messages_of_its_moment_does_not_say_too_late(world: World) -> None:
+    handles = send_many(world, CANDIDATES_MAX + 2, world.clock.now_ms() + 10_000_000)
+    for _ in range(60):
+        world.send(bytes(5_000))
+    world.store.checkpoint()
+    assert world.store.delete_segments_below(world.store.appended_position) > 0
+    assert world.recall(handles[CANDIDATES_MAX - 1]), "they were carried forward"
+    assert world.recall(handles[0])
+    said = {"what": "candidates of a recall", "limit": str(CANDIDATES_MAX)}
+    assert world.recall(handles[CANDIDATES_MAX + 1]), "two were recalled, so it is among the first"
+    world.request(
+        SendRequest(topic="topic", queue_id=0, records=[
+            Record(body=b"later", due_time_ms=decode_handle(handles[0]).due_time_ms) for _ in range(4)
+        ])
+    )
+    assert reason(lambda: world.recall(handles[0])) == ("TOO_MANY", said)
+
+
+def test_a_recall_of_a_message_that_cannot_be_read_does_not_say_too_late(world: World) -> None:
+    sent = [world.send(b"%d" % at, delay_ms=1_000) for at in range(3)]
+    world.store.close()
+    world.disk.flip_bit(f"/s/commitlog/{0:020d}", (sent[1].physical_offset + 4) * 8)
+    store = open_store(world.disk, clock=world.clock, segment=SEGMENT, corruption="quarantine")
+    store.close()
+    world.store = store
+    world.start()
+    assert reason(lambda: world.recall(sent[1].recall_handle))[0] == "CORRUPT_LOG"
+    assert world.recall(sent[2].recall_handle)
+    assert world.deliver(1_000) == [b"0"]
 
 
 def test_a_recall_between_the_taking_and_the_append_wins(

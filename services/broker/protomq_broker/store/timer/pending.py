@@ -224,21 +224,31 @@ class PendingTimers:
                 due_ms = min(due_ms, int(self._near["due_ms"][self._near_start]))
         return None if due_ms == LAST_KEY.due_ms else due_ms
 
-    def at_due(self, due_ms: int, count_max: int) -> NDArray[Any]:
-        """Up to `count_max` rows with this due time, by position. Raises TimerDamagedError, OSError."""
-        key = Key(due_ms, (1 << 64) - 1)
+    def at_due(self, due_ms: int, count_max: int, from_position: int = 0) -> NDArray[Any]:
+        """Up to `count_max` rows with this due time, from a position on, by position. Raises TimerDamagedError, OSError."""
+        parts: list[NDArray[Any]] = []
+        found = 0
         with self._lock, self._noting_damage():
             self._require_all()
             self._take_notes()
-            parts = [part[part["due_ms"] == np.uint64(due_ms)] for part in self._fresh]
-            parts.append(_rows_at(self._near[self._near_start :], due_ms))
-            if key > self._horizon:
-                parts += [part[part["due_ms"] == np.uint64(due_ms)] for part in self._far]
-                parts += [
-                    cursor.run.rows_at(due_ms, cursor.index, count_max) for cursor in self._cursors
+            cursors = []
+            if Key(due_ms, LAST_KEY.position) > self._horizon:
+                start = Key(due_ms, max(from_position - 1, 0))  # no record stands at position 0
+                cursors = [
+                    Cursor(cursor.run, max(cursor.index, cursor.run.count_through(start)))
+                    for cursor in self._cursors
                 ]
-            rows = merge_rows(parts, keep_removals=False)
-        return rows[rows["kind"] != REMOVED][:count_max]
+            others = [
+                part[(part["due_ms"] == np.uint64(due_ms)) & (part["position"] >= np.uint64(from_position))]
+                for part in (*self._fresh, _rows_at(self._near[self._near_start :], due_ms), *self._far)
+            ]
+            for rows in merged(cursors, merge_rows(others, keep_removals=True), keep_removals=False):
+                part = rows[: int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), "right"))]
+                parts.append(part[part["kind"] != REMOVED])
+                found += len(parts[-1])
+                if found >= count_max or len(part) < len(rows):
+                    break
+        return np.concatenate(parts)[:count_max] if parts else NO_ROWS
 
     def set_aside(self, rows: NDArray[Any]) -> None:
         """Rows that `due` gave and that cannot be read now: `due` gives them no more, until the next start."""

@@ -99,19 +99,6 @@ class Run:
             block += 1
         return block
 
-    def rows_at(self, due_ms: int, start: int, count_max: int) -> NDArray[Any]:
-        """The rows with this due time from index `start` on, up to `count_max` or a block more."""
-        at = max(self.count_through(Key(due_ms, 0)), start)
-        parts: list[NDArray[Any]] = []
-        found = 0
-        while found < count_max and len(rows := self.rows_from(at)):
-            part = rows[: int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), "right"))]
-            parts.append(part)
-            found, at = found + len(part), at + len(part)
-            if len(part) < len(rows):
-                break
-        return np.concatenate(parts) if parts else NO_ROWS
-
 
 class RunWriter:
     """Writes a run file row by row, in order; not synced."""
