@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
+import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
 from protomq.v1 import (
@@ -20,7 +23,10 @@ from protomq.wire import record, topics
 from protomq_broker import (
     admin_service,
     consumer_service,
+    filter_modules,
     ha_service,
+    membership_service,
+    memberships,
     pop_requests,
     pull_answer,
     pull_service,
@@ -32,14 +38,14 @@ from protomq_broker import (
 )
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.index import look_ups
-from protomq_broker.store.state import offsets, pop, sent_runs
+from protomq_broker.store.state import groups, offsets, pop, sent_runs
 from protomq_namesrv import request_checks
 from protomq_namesrv.config import LimitsConfig
 from protomq_runtime import dispatch, remoting_server, server
 
 ROOT = Path(__file__).parents[2]
 CONFIG = BrokerConfig()
-UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 OF_A_REQUEST: Final = {
     "request": (server.REQUEST_SIZE_MAX_BYTES, None),
@@ -103,6 +109,15 @@ OF_A_SERVER: Final = {
     "held fetches of a session": ha_service.FETCHES_MAX,
     "popped queues": pop.QUEUES_MAX,
     "locked queues": queue_locks.LOCKS_MAX,
+    "pending messages": CONFIG.delayed_count_max,
+    "bytes of pending messages": CONFIG.delayed_size_max_bytes,
+    "open transactions": CONFIG.transaction_count_max,
+    "bytes of half messages": CONFIG.transaction_size_max_bytes,
+    "groups": memberships.GROUPS_MAX,
+    "members": memberships.MEMBERS_MAX,
+    "questions": membership_service.QUESTIONS_MAX,
+    "groups that are set up": groups.GROUPS_SET_UP_MAX,
+    "filter modules": filter_modules.MODULES_MAX,
     "consumer groups": offsets.GROUPS_MAX,
     "callers": reply_calls.CALLERS_MAX,
     "replies of a caller": reply_calls.REPLIES_MAX,
@@ -130,7 +145,7 @@ def rows(columns: int) -> list[list[str]]:
 def number(text: str) -> int | None:
     if not text:
         return None
-    match = re.fullmatch(r"([\d.,]+) ?([KM]iB)?", text)
+    match = re.fullmatch(r"([\d.,]+) ?([KMG]iB)?", text)
     assert match is not None, text
     return int(float(match[1].replace(",", "")) * UNITS[match[2] or ""])
 
@@ -174,11 +189,51 @@ def test_the_sizes_of_requests_are_those_of_the_contract():
     assert large == {"Send", "RegisterBroker"}
 
 
-def test_who_is_told_of_too_many_is_told_when_to_try_again_where_the_table_says_so():
-    said = {row[0].split("`")[1] for row in rows(4) if row[2] == "yes"}
-    given = set()
+def whats_of(text: str) -> dict[str, bool]:
+    """What the TOO_MANY errors of a module name, and whether a RetryInfo stands beside it. Functions that pass their `what` on count."""
+    tree = ast.parse(text)
+    makers = {"too_many": False}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for call in calls_of(function, {"too_many"}):
+                if isinstance(call.args[0], ast.Name):
+                    makers[function.name] = has_delay(call)
+    found = {}
+    for call in calls_of(tree, makers):
+        assert isinstance(call.func, ast.Name)
+        if isinstance(call.args[0], ast.Constant):
+            found[str(call.args[0].value)] = makers[call.func.id] or has_delay(call)
+        else:
+            assert len(makers) > 1, ast.dump(call)
+    return found
+
+
+def calls_of(node: ast.AST, names: Container[str]) -> list[ast.Call]:
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
+
+
+def has_delay(call: ast.Call) -> bool:
+    return any(keyword.arg == "retry_delay_ms" for keyword in call.keywords)
+
+
+def test_who_is_told_of_too_many_is_told_what_and_when_to_try_again_as_the_table_says():
+    said = {row[0].split("`")[1]: row[2] == "yes" for row in rows(4)}
+    given: dict[str, bool] = {}
     for path in sorted((ROOT / "services").rglob("*.py")):
-        for call in re.finditer(r"too_many\(\s*\"([^\"]+)\"(.*?)retry_delay_ms=", path.read_text("utf-8"), re.S):
-            if "too_many(" not in call[2] and "\n\n" not in call[2]:
-                given.add(call[1])
+        if path.name != "errors.py":  # It makes the error of what others tell it.
+            given |= whats_of(path.read_text("utf-8"))
     assert given == said
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('too_many("a", 1, "")', {"a": False}),
+        ('too_many("a", 1, "", retry_delay_ms=2)', {"a": True}),
+        ('def full(what):\n return too_many(what, 1, "", retry_delay_ms=2)\nfull("b")', {"b": True}),
+        ('def full(what):\n return too_many(what, 1, "")\nfull("b")', {"b": False}),
+    ],
+)
+def test_what_a_module_names_is_found(text: str, found: dict[str, bool]):
+    assert whats_of(text) == found
