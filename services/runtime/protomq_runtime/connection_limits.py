@@ -16,7 +16,8 @@ class ConnectionLimits:
     """Limits of connections. Nothing here changes at run time.
 
     Attributes:
-        total_max: connections that each of the two ports takes; further ones are closed at once. 1 to 1,000,000.
+        total_max: connections that each of the two ports takes, 1 to 1,000,000. Further ones are closed. At the remoting port up to 256 of
+            them first wait half a second for a place.
         per_address_max: connections of one address at the remoting port; 0: no limit of its own. (gRPC's library has none.)
         grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000. The library counts a
             call until the server has let go of it, a client until it has the answer: one that stands at the limit may have its

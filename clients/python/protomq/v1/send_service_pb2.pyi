@@ -31,25 +31,27 @@ class _SendStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SendStatus
     SEND_STATUS_SEND_OK: _SendStatus.ValueType  # 1
     """Stored as the broker is configured to."""
     SEND_STATUS_FLUSH_DISK_TIMEOUT: _SendStatus.ValueType  # 2
-    """Stored, but the flush to disk was not confirmed in time (synchronous flush only)."""
+    """Appended, but the flush to disk was not confirmed in time (synchronous flush only)."""
     SEND_STATUS_FLUSH_SLAVE_TIMEOUT: _SendStatus.ValueType  # 3
-    """Stored, but no slave confirmed in time (synchronous replication only)."""
+    """Appended, but no slave confirmed in time (synchronous replication only)."""
     SEND_STATUS_SLAVE_NOT_AVAILABLE: _SendStatus.ValueType  # 4
-    """Stored, but there is no slave to confirm (synchronous replication only)."""
+    """Appended, but there is no slave to confirm (synchronous replication only)."""
 
 class SendStatus(_SendStatus, metaclass=_SendStatusEnumTypeWrapper):
-    """SendStatus says what the broker promises (RocketMQ: SendStatus). In all four cases the messages are stored."""
+    """SendStatus says what the broker promises (RocketMQ: SendStatus). The messages are appended in all four cases. In the last
+    three a power cut or a fail-over may take them back.
+    """
 
 SEND_STATUS_UNSPECIFIED: SendStatus.ValueType  # 0
 """Not a status."""
 SEND_STATUS_SEND_OK: SendStatus.ValueType  # 1
 """Stored as the broker is configured to."""
 SEND_STATUS_FLUSH_DISK_TIMEOUT: SendStatus.ValueType  # 2
-"""Stored, but the flush to disk was not confirmed in time (synchronous flush only)."""
+"""Appended, but the flush to disk was not confirmed in time (synchronous flush only)."""
 SEND_STATUS_FLUSH_SLAVE_TIMEOUT: SendStatus.ValueType  # 3
-"""Stored, but no slave confirmed in time (synchronous replication only)."""
+"""Appended, but no slave confirmed in time (synchronous replication only)."""
 SEND_STATUS_SLAVE_NOT_AVAILABLE: SendStatus.ValueType  # 4
-"""Stored, but there is no slave to confirm (synchronous replication only)."""
+"""Appended, but there is no slave to confirm (synchronous replication only)."""
 Global___SendStatus: _TypeAlias = SendStatus  # noqa: Y015
 
 @_typing.final
