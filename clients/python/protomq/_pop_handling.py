@@ -127,9 +127,6 @@ class Holds:
         self._lock = threading.Lock()
         self._holds: dict[int, Hold] = {}
 
-    def __len__(self) -> int:
-        return len(self._holds)
-
     def begin(self, message: Message, now_s: float) -> Hold:
         """The message has just been received, and goes to a handler, or waits for one."""
         hold = Hold(message, now_s, now_s + self._options.invisible_s * RENEW_AT)
@@ -168,8 +165,9 @@ class Holds:
         return found
 
     def next_due_in_s(self, now_s: float) -> float:
-        """Until `due` has something; infinity if it never has."""
-        return max(min((hold._next_s for hold in self.all()), default=float("inf")) - now_s, 0.0)
+        """Until `due` has something. What is received meanwhile is not due before that either."""
+        received_now_s = now_s + self._options.invisible_s * RENEW_AT
+        return max(min([received_now_s, *(hold._next_s for hold in self.all())]) - now_s, 0.0)
 
     def renewed(self, holds: Iterable[Hold], stale: Sequence[Message], asked_s: float) -> None:
         """The broker has renewed them, but for those that are `stale`. `asked_s`: when it was asked to."""

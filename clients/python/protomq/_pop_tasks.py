@@ -39,7 +39,6 @@ class HandlerTasks:
         self._tasks: dict[asyncio.Task[None], Hold] = {}
         self._ahead = Ahead(handling.options)
         self._changed = asyncio.Event()
-        self._began = asyncio.Event()
         self._stops = False
         self._told = asyncio.Lock()
         """As in HandlerThreads."""
@@ -108,8 +107,6 @@ class HandlerTasks:
         now_s = time.monotonic()
         for message in messages:
             hold = self.handling.holds.begin(message, now_s)
-            if len(self.handling.holds) == 1:
-                self._began.set()
             if self._ahead.begins(hold):
                 self._start(hold)
 
@@ -173,15 +170,7 @@ class HandlerTasks:
     async def _renew_until_end(self) -> None:
         holds = self.handling.holds
         while True:
-            self._began.clear()
-            if wait_s := holds.next_due_in_s(time.monotonic()):
-                # What is received later is due later.
-                try:
-                    async with asyncio.timeout(min(wait_s, LONG_S)):
-                        await self._began.wait()
-                except TimeoutError:
-                    pass
-                continue
+            await asyncio.sleep(holds.next_due_in_s(time.monotonic()))
             if due := holds.due(time.monotonic()):
                 async with self._told:
                     await self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))

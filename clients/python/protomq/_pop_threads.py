@@ -41,10 +41,8 @@ class HandlerThreads:
         self._threads = DaemonThreads("protomq-handler")
         self._changed = threading.Condition()
         self._ahead = Ahead(handling.options)
-        self._began = threading.Event()
-        """A message is held, and before none was."""
         self._stops = False
-        self._has_ended = False
+        self._ended = threading.Event()
         self._told = threading.Lock()
         """Held while messages are renewed, or given back: a renewal that comes behind would hold what is to come again."""
         self._returned: list[Hold] = []
@@ -94,8 +92,6 @@ class HandlerThreads:
         now_s = time.monotonic()
         for message in messages:
             hold = self.handling.holds.begin(message, now_s)
-            if len(self.handling.holds) == 1:
-                self._began.set()
             with self._changed:
                 begins = self._ahead.begins(hold)
             if begins:
@@ -153,12 +149,7 @@ class HandlerThreads:
 
     def _renew_until_end(self) -> None:
         holds = self.handling.holds
-        while not self._has_ended:
-            self._began.clear()
-            if wait_s := holds.next_due_in_s(time.monotonic()):
-                # What is received later is due later.
-                self._began.wait(min(wait_s, threading.TIMEOUT_MAX))
-                continue
+        while not self._ended.wait(holds.next_due_in_s(time.monotonic())):
             if due := holds.due(time.monotonic()):
                 with self._told:
                     self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
@@ -177,8 +168,7 @@ class HandlerThreads:
         with self._changed:
             self._changed.wait_for(lambda: not self._ahead.busy_count, timeout_s)
             left_count = self._ahead.busy_count
-        self._has_ended = True
-        self._began.set()
+        self._ended.set()
         self._threads.close()
         if left_count:
             logger.warning(

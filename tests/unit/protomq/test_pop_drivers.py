@@ -1,0 +1,155 @@
+"""Handlers of popped messages on threads and in tasks: what one of them, or one broker, does not hold up. The brokers are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from protomq import HandledCounts, Message, _methods
+from protomq._async_steps import AsyncDriver
+from protomq._pop_handling import Handling, HandlingOptions, Hold
+from protomq._pop_steps import PopSteps
+from protomq._pop_tasks import HandlerTasks
+from protomq._pop_threads import HandlerThreads
+from protomq._push_results import Listener
+from protomq._steps import Driver
+from protomq._types import BrokerAddress, MethodInfo, Route
+from protomq.errors import RequestTimeoutError
+from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleResponse
+from tests.support.fake_driver import route_of
+
+from .test_pop_steps import answer_of
+
+WAIT_S = 30.0
+
+
+class Brokers:
+    """Two that hand out `messages`, one at a time. The `frozen` ones answer nothing that is told of messages, until it thaws."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, deque[bytes]] = {"a": deque(), "b": deque()}
+        self.frozen: set[str] = set()
+        self.thaws = threading.Event()
+        self.told: list[tuple[str, MethodInfo]] = []
+
+    def call(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, *, one_way: bool = False
+    ) -> bytes:
+        name = address.broker_name
+        if method is _methods.POP:
+            if self.messages[name]:
+                return answer_of([self.messages[name].popleft()])
+            time.sleep(0.01)
+            return answer_of([])
+        self.told.append((name, method))
+        if name in self.frozen:
+            assert self.thaws.wait(WAIT_S)
+            raise RequestTimeoutError("no answer")
+        answer = AckResponse() if method is _methods.ACK else ChangeInvisibleResponse()
+        data: bytes = answer.SerializeToString()
+        return data
+
+    def get(self, topic: str, timeout_s: float) -> Route:
+        return route_of(topic, "a", "b")
+
+    current = get
+
+    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+        """Nothing is kept."""
+
+
+class AsyncBrokers:
+    """The same for coroutines."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self.invalidate = brokers.invalidate
+
+    async def call(self, *arguments: Any, one_way: bool = False) -> bytes:
+        return await asyncio.to_thread(self._brokers.call, *arguments)
+
+    async def get(self, topic: str, timeout_s: float) -> Route:
+        return self._brokers.get(topic, timeout_s)
+
+    current = get
+
+
+class World:
+    """Brokers, and a consumer whose handlers `handle` runs until one of them calls `stop`."""
+
+    def __init__(self, flavour: str) -> None:
+        self.brokers = Brokers()
+        self.is_in_tasks = flavour == "tasks"
+        self.stop: Callable[[], object]
+
+    def handle(self, handler: Callable[[Message], object], **options: Any) -> HandledCounts:
+        steps = PopSteps("group", 5.0)
+        chosen = HandlingOptions(**options)
+        wish = steps.wish(
+            "T", 4, invisible_s=chosen.invisible_s, hold_s=0.0, queue=None, tags=(), sql=None, cel=None, module=None, fifo=False,
+            start="earliest",
+        )  # fmt: skip
+        self.handling = Handling(steps, wish, chosen, "handler")
+        listener = Listener.of(handler)
+        if self.is_in_tasks:
+            return asyncio.run(self._handle_in_tasks(steps, listener))
+        threads = HandlerThreads(steps, self.handling, listener, Driver(self.brokers, self.brokers).run)
+        self.stop = threads.stop
+        return threads.work()
+
+    async def _handle_in_tasks(self, steps: PopSteps, listener: Listener) -> HandledCounts:
+        brokers = AsyncBrokers(self.brokers)
+        tasks = HandlerTasks(steps, self.handling, listener, AsyncDriver(brokers, brokers).run)
+        loop = asyncio.get_running_loop()
+        self.stop = lambda: loop.call_soon_threadsafe(tasks.stop)
+        return await tasks.work()
+
+    def hold(self, message: Message) -> Hold:
+        hold = self.handling.holds.find(message)
+        assert hold is not None
+        return hold
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
+def is_renewed(hold: Hold) -> bool:
+    """Waits until it is, or until it is clear that it is not."""
+    deadline_s = time.monotonic() + 5.0
+    while not hold.renewed_count and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return hold.renewed_count > 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["past the limit", "lost"])
+def test_a_handler_that_hangs_ends_no_renewals_of_others(world: World, caplog: pytest.LogCaptureFixture, is_lost: bool) -> None:
+    other_is_done = threading.Event()
+    found: list[bool] = []
+
+    def handler(message: Message) -> None:
+        if message.body == b"other":
+            found.append(is_renewed(world.hold(message)))
+            world.stop()
+            other_is_done.set()
+            return
+        hold = world.hold(message)
+        if is_lost:
+            world.handling.holds.renewed([hold], [message], time.monotonic())
+        while "is renewed no more" not in caplog.text and not is_lost:
+            time.sleep(0.01)
+        time.sleep(0.5)  # Whoever renews looks for what is next.
+        world.brokers.messages["a"].append(b"other")
+        assert other_is_done.wait(WAIT_S)
+
+    world.brokers.messages["a"].append(b"hangs")
+    counts = world.handle(handler, invisible_s=0.4, renew_limit_s=0.3)
+    assert found == [True]
+    assert counts == ((1, 0, 1) if is_lost else (2, 0, 0))
