@@ -729,7 +729,7 @@ def _ends_are_not_carried() -> Any:
 
 def _producers_are_not_carried() -> Any:
     """Retention deletes what a producer has sent a minute ago, and that it has."""
-    return _patch(RepeatedSends, "producers_since", lambda self, time_ms: [])
+    return _patch(RepeatedSends, "producers_since", lambda self, time_ms, count_max, runs_max: [])
 
 
 def _deletes_before_the_sync() -> Any:

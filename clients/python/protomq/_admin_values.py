@@ -133,7 +133,8 @@ class BrokerStatus:
 
     `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start,
     `healed_log_ranges` what was healed of the log from a replica. `delayed_messages` wait for their time: delayed ones,
-    failed ones until their next delivery, and open transactions until their next check.
+    failed ones until their next delivery, and open transactions until their next check. `checkpoint_failure` says why the store writes no
+    checkpoint until the broker is started again ("": it writes them).
     """
 
     broker_name: str
@@ -155,6 +156,7 @@ class BrokerStatus:
     delayed_messages: int = 0
     damaged_queues: tuple[DamagedQueue, ...] = field(default=())
     log_damages: tuple[LogDamage, ...] = field(default=())
+    checkpoint_failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,7 @@ def broker_status_of(answer: Any) -> BrokerStatus:
         readable_position=answer.readable_position,
         flush_mode=answer.flush_mode,
         write_refusal=answer.write_refusal,
+        checkpoint_failure=answer.checkpoint_failure,
         disk_used_ratio=answer.disk_used_ratio,
         topics=answer.topics,
         resident_memory_bytes=answer.resident_memory_bytes,

@@ -284,6 +284,7 @@ class AdminService:
             readable_position=store.readable_position,
             flush_mode="SYNC_FLUSH" if store.config.sync_flush else "ASYNC_FLUSH",
             write_refusal=self._write_refusal(),
+            checkpoint_failure=store.checkpoint_failure,
             disk_used_ratio=store.disk_used_ratio(),
             lanes=self._lane_status(),
             topics=len(store.topics.all()),

@@ -422,6 +422,7 @@ class GetBrokerStatusResponse(_message.Message):
     LOG_DAMAGES_FIELD_NUMBER: _builtins.int
     HEALED_LOG_RANGES_FIELD_NUMBER: _builtins.int
     DELAYED_MESSAGES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FAILURE_FIELD_NUMBER: _builtins.int
     broker_name: _builtins.str
     """Name of the broker."""
     version: _builtins.str
@@ -452,6 +453,8 @@ class GetBrokerStatusResponse(_message.Message):
     """Damaged parts of the log that were healed from a replica since the start."""
     delayed_messages: _builtins.int
     """Messages that wait for their time: delayed ones, failed ones until their next delivery, open transactions until their next check."""
+    checkpoint_failure: _builtins.str
+    """Why the store writes no checkpoint until the broker is started again, so that its disk fills; empty: it writes them."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""
@@ -490,10 +493,11 @@ class GetBrokerStatusResponse(_message.Message):
         log_damages: _abc.Iterable[Global___LogDamage] | None = ...,
         healed_log_ranges: _builtins.int = ...,
         delayed_messages: _builtins.int = ...,
+        checkpoint_failure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_position", b"appended_position", "broker_name", b"broker_name", "damaged_queue_files", b"damaged_queue_files", "damaged_queues", b"damaged_queues", "delayed_messages", b"delayed_messages", "disk_used_ratio", b"disk_used_ratio", "flush_mode", b"flush_mode", "flushed_position", b"flushed_position", "healed_log_ranges", b"healed_log_ranges", "healed_queue_files", b"healed_queue_files", "lanes", b"lanes", "log_damages", b"log_damages", "min_position", b"min_position", "readable_position", b"readable_position", "resident_memory_bytes", b"resident_memory_bytes", "start_time", b"start_time", "topics", b"topics", "version", b"version", "write_refusal", b"write_refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_position", b"appended_position", "broker_name", b"broker_name", "checkpoint_failure", b"checkpoint_failure", "damaged_queue_files", b"damaged_queue_files", "damaged_queues", b"damaged_queues", "delayed_messages", b"delayed_messages", "disk_used_ratio", b"disk_used_ratio", "flush_mode", b"flush_mode", "flushed_position", b"flushed_position", "healed_log_ranges", b"healed_log_ranges", "healed_queue_files", b"healed_queue_files", "lanes", b"lanes", "log_damages", b"log_damages", "min_position", b"min_position", "readable_position", b"readable_position", "resident_memory_bytes", b"resident_memory_bytes", "start_time", b"start_time", "topics", b"topics", "version", b"version", "write_refusal", b"write_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

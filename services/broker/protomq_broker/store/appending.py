@@ -141,14 +141,17 @@ class Appender:
         return self._append_states((), [(topic, bodies)], reserve)
 
     def append_moved(
-        self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+        self,
+        copies: Sequence[AppendRequest],
+        states: Sequence[tuple[str, Sequence[bytes]]],
+        reserve: Reserve = Reserve.STATE,
     ) -> int:
         """Appends copies of messages (`log/move.py`) with the state records about them, by system topic. Returns where they end. All is one
         append with one seal: after any crash, either all of it is in the log or nothing.
 
         The store takes it however full the disk is, as in `append_state`. Raises what `append` raises.
         """
-        return self._append_states(copies, states, Reserve.STATE)
+        return self._append_states(copies, states, reserve)
 
     def next_store_time_ms(self) -> int:
         """The store time of an append that is made now."""

@@ -27,7 +27,7 @@ class Saver:
 
     Attributes:
         checkpointed_position: end of the log at the last checkpoint; a recovery needs the segments behind it.
-        has_failed: files of derived structures cannot be trusted; no checkpoint is written any more.
+        failure: why no checkpoint is written any more until the next start; "" if they are written.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Saver:
         carried: CarryForward,
     ) -> None:
         self.checkpointed_position = checkpointed_position
-        self.has_failed = False
+        self.failure = ""
         self._files = files
         self._log = open_log.commit_log
         self._positions = open_log.positions
@@ -64,6 +64,9 @@ class Saver:
 
         Does nothing after a failed sync of the log or of derived files: then only the old checkpoint is trustworthy.
         """
+        if self.failure:
+            self._flusher.flush()
+            return
         tail = self._positions.tail
         repeated = self._files.repeated
         frozen_position = repeated.freeze()
@@ -78,7 +81,7 @@ class Saver:
         snapshots = [snapshot for snapshot in found if snapshot is not None]
         # First the log must be on the disk up to the position of these snapshots.
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
-        if self._flusher.flush() < durable_position or self.has_failed:
+        if self._flusher.flush() < durable_position:
             return
         for snapshot in snapshots:
             snapshot.save(tail.position)
@@ -87,8 +90,14 @@ class Saver:
             for derived in files.derived:
                 derived.checkpoint(tail.position)
         except OSError as error:
-            self.has_failed = error.errno not in DISK_FULL_ERRNOS
-            raise
+            if error.errno in DISK_FULL_ERRNOS:
+                raise
+            self.failure = (
+                f"a file beside the log could not be synced: {error}. What was written to it may be gone, so no checkpoint is written, and"
+                " no segment behind the last one is deleted. Check the disk, and restart the broker: it rebuilds the file from the log"
+            )
+            log.critical("%s", self.failure)
+            return
         write_checkpoint(
             files.disk,
             f"{files.root}/checkpoint",
@@ -140,6 +149,6 @@ class Saver:
     def fail_lost(self, reason: str) -> None:
         """Stops all writes because the files are gone; creates no new ones in their place."""
         log.critical("%s", reason)
-        self.has_failed = True
+        self.failure = reason
         self._log.fail(reason)
         self._positions.note_failed()

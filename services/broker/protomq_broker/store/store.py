@@ -32,6 +32,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from protomq.wire.topics import QUEUES_DEFAULT
@@ -48,7 +49,7 @@ from .housekeeping.pop_carrying import PopCarrier
 from .index.look_ups import MessageLookUps
 from .leading import Leadership
 from .log.checked_log import CheckedLog
-from .log.commit_log import DISK_FULL_ERRNOS, CommitLog
+from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .log.epochs import Epochs
 from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
@@ -378,7 +379,7 @@ class Store:
             self.topics,
             self.read_records,
             self._on_writer,
-            self.append_moved,
+            partial(self.append_moved, reserve=Reserve.CARRIED),
             self.append_size_max_bytes,
         )
         self._carried = CarryForward(
@@ -520,6 +521,11 @@ class Store:
         return self._refusals.reason
 
     @property
+    def checkpoint_failure(self) -> str:
+        """Why no checkpoint is written any more until the next start; "" if they are written."""
+        return self._saver.failure
+
+    @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log that are in quarantine."""
         return self._quarantine.ranges
@@ -578,7 +584,7 @@ class Store:
             self.checkpoint()
             self._checked.save(self.positions.flushed, is_last=True)
             self._upkeep.keeper.save()
-            if not self._log.failure and not self._saver.has_failed:
+            if not self._log.failure and not self._saver.failure:
                 self._files.abort.remove()
                 self.is_closed_clean = True
         except OSError as error:

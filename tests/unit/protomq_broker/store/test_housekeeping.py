@@ -161,6 +161,22 @@ def test_an_error_of_the_disk_is_tried_again_and_does_not_stop_the_log() -> None
     assert replay_position(disk) == end
 
 
+def test_retention_frees_a_disk_on_which_nothing_else_can_be_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    fill(store, 6)
+    store.checkpoint()
+    store.append([make_request()])
+    disk.capacity_bytes, disk.used_ratio = 0, 0.99
+    for _ in range(25):
+        clock.time_ms += 500
+        turn(store)
+    assert "the checkpoint failed" in caplog.text, "the disk is full indeed"
+    assert store.min_position > 0
+
+
 def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = open_store(disk, clock)
@@ -173,7 +189,9 @@ def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
     open_store(disk, clock).close()
 
 
-def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_same() -> None:
+def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk, clock = SimDisk(), ManualClock()
     store = open_store(disk, clock, checkpoint_size_bytes=2000)
     fill(store, 1)
@@ -181,6 +199,8 @@ def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_sa
         Fault.SYNC_LOST if "consumequeue" in operation.path and "sync" in operation.name else None
     )
     turn(store)
+    assert "Check the disk, and restart the broker" in store.checkpoint_failure
+    assert [record.levelname for record in caplog.records if "could not be synced" in record.message] == ["CRITICAL"]
     disk.plan = None
     fill(store, 2)
     queue = store._queues.find("topic", 0)

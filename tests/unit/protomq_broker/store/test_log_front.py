@@ -175,6 +175,19 @@ def test_a_send_is_recognised_after_its_segment_is_gone_and_for_15_minutes() -> 
         assert send(again, 6) is None
 
 
+def test_a_slice_of_producers_has_few_enough_runs_for_one_record() -> None:
+    store = open_store(SimDisk())
+    for producer_id in (1, 2, 3):
+        for sequence in range(4):
+            request = make_request([b"x"], producer_id=producer_id, sequence=sequence, queue_id=sequence % 2)
+            store.append([request])
+    of = store._repeated.producers_since
+    assert of(0, 100, 1_000) == [[1, 2, 3]]
+    assert of(0, 2, 1_000) == [[1, 2], [3]]
+    assert of(0, 100, 5) == [[1], [2], [3]]
+    assert of(1 << 60, 100, 5) == []
+
+
 def test_producers_that_have_rested_are_not_carried() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = worn_store(disk, clock)

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.record import FLAG_KIND_HALF
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.errors import DiskFullError, StoreFailedError
+from protomq_broker.store.log.record_region import set_kind
 from protomq_broker.store.state import offsets as offsets_module
 from protomq_broker.store.state.offsets import ConsumerOffsets, OffsetKey
 from protomq_broker.store.state.topics import TopicConfig, incarnation_of_first
@@ -482,6 +484,25 @@ def test_messages_do_not_take_the_last_room_of_a_disk_that_gives_no_more() -> No
     store.delete_segments_below(4 * SEGMENT)
     assert store.min_position == 4 * SEGMENT, "and what must be carried forward for longer than commits"
     assert committed(store, "idle", "topic", 0) == 5
+
+
+def test_half_messages_are_carried_forward_when_commits_have_taken_their_part_of_the_last_room() -> None:
+    disk = SimDisk()
+    store = open_store(disk, segment=4 * SEGMENT)
+    half = make_request([b"half"], producer_id=7, sequence=1)
+    set_kind(half.region, FLAG_KIND_HALF)
+    store.append([half])
+    fill_segments(store, 8)
+    store.checkpoint()
+    disk.capacity_bytes = 0
+    until_refused(lambda: store.append([make_request([b"x" * 100])]))
+    until_refused(lambda: commit(store, "group", "topic", 0, 1))
+    disk.capacity_bytes = 1 << 12
+    store.delete_segments_below(4 * SEGMENT)
+    assert store.min_position == 4 * SEGMENT
+    (known,) = store.transactions.open_transactions()
+    assert known.half.key == (7, 0, 1)
+    assert known.half.position > 4 * SEGMENT
 
 
 def test_a_power_cut_takes_no_more_of_the_offsets_than_of_the_log() -> None:

@@ -69,7 +69,10 @@ class CarriedStore(Protocol):
     ) -> int: ...
 
     def append_moved(
-        self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+        self,
+        copies: Sequence[AppendRequest],
+        states: Sequence[tuple[str, Sequence[bytes]]],
+        reserve: Reserve = Reserve.STATE,
     ) -> int: ...
 
     def read_records(
@@ -179,7 +182,7 @@ class CarryForward:
             (copies.dropped, TimerEnd.TIMER_END_DROPPED),
         )
         bodies = [timer_record(rows, end, log_time_ms) for rows, end in ends if len(rows)]
-        store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+        store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)], Reserve.CARRIED)
 
     def _carry_halves(self, cut: int) -> None:
         """Appends again the half messages before `cut` that are open."""
@@ -206,4 +209,4 @@ class CarryForward:
             lost = [(half.key, Ending.EXPIRED) for half in copies.unreadable]
             bodies.append(ended_record(lost))
         if bodies:
-            self._store.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
+            self._store.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)], Reserve.CARRIED)

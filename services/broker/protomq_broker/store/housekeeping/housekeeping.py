@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final, NamedTuple, Protocol
 
@@ -127,34 +127,46 @@ class Housekeeper:
             log.warning("healing of damaged files failed and will be tried again: %s", error)
 
     def _write(self, now_ms: int) -> None:
-        try:
-            lost = self._log.lost_path()
-            if lost:
-                self._actions.fail(
-                    f"the log's file {lost} is gone, or another one has its name: somebody has removed or moved the store's folder while"
-                    " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
-                )
-                return
-            self._actions.keep_time()
-            self._actions.look_for_space()
-            if self._log.is_next_segment_due():
-                self._log.prepare_next_segment()
-            grown = self._actions.uncheckpointed_bytes()
-            if grown and (
-                now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes
-            ):
-                self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
-                self._actions.checkpoint()
-            # The checkpoint is not due or has failed. Memory must still be written to files.
-            if self._actions.uncheckpointed_bytes():
-                for structure in self._derived:
-                    structure.flush()
-            if now_ms >= self._retention_due_ms:
-                self._retention_due_ms = now_ms + RETENTION_INTERVAL_MS
-                self._retain(now_ms)
-            self._actions.scrub(now_ms)
-        except (OSError, StoreError) as error:
-            log.warning("housekeeping failed and will be tried again: %s", error)
+        lost = self._log.lost_path()
+        if lost:
+            self._actions.fail(
+                f"the log's file {lost} is gone, or another one has its name: somebody has removed or moved the store's folder while"
+                " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
+            )
+            return
+        duties: Mapping[str, Callable[[int], None]] = {
+            "keeping the time": lambda _: self._actions.keep_time(),
+            "looking for space": lambda _: self._actions.look_for_space(),
+            "preparing a segment": lambda _: self._prepare_segment(),
+            "the checkpoint": self._checkpoint,
+            "writing derived files": lambda _: self._write_derived(),
+            "retention": self._retain,
+            "the scrub": self._actions.scrub,
+        }
+        # Each by itself: on a full disk most of them fail, and retention must still come to free it.
+        for name, duty in duties.items():
+            try:
+                duty(now_ms)
+            except (OSError, StoreError) as error:
+                log.warning("housekeeping: %s failed and will be tried again: %s", name, error)
+
+    def _prepare_segment(self) -> None:
+        if self._log.is_next_segment_due():
+            self._log.prepare_next_segment()
+
+    def _checkpoint(self, now_ms: int) -> None:
+        grown = self._actions.uncheckpointed_bytes()
+        if grown and (
+            now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes
+        ):
+            self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
+            self._actions.checkpoint()
+
+    def _write_derived(self) -> None:
+        """The checkpoint is not due or has failed. Memory must still be written to files."""
+        if self._actions.uncheckpointed_bytes():
+            for structure in self._derived:
+                structure.flush()
 
     def save(self) -> None:
         """Saves the state of the clocks for the next start."""
@@ -169,6 +181,9 @@ class Housekeeper:
         return f"{self._root}/config/retention.json"
 
     def _retain(self, now_ms: int) -> None:
+        if now_ms < self._retention_due_ms:
+            return
+        self._retention_due_ms = now_ms + RETENTION_INTERVAL_MS
         wall_ms = self._clock.now_ms()
         usage = self._disk.usage(self._root)
         look = Look(

@@ -33,7 +33,9 @@ from .send_errors import RETRY_MAX_MS
 QUEUES_COUNT: Final = 1_000
 """Queues in a slice of what is carried forward: 1 ms."""
 PRODUCERS_COUNT: Final = 100
-"""Producers in a slice: with all their runs less than a record may have."""
+"""Producers in a slice."""
+RUNS_COUNT: Final = 8_192
+"""Runs of sequences in a slice. Each has 32 octets, and may be of a queue of its own with the longest name: 2.5 MiB of 4."""
 
 _Queue = tuple[ConsumeQueue, int]
 """A queue, and the first offset that it will have."""
@@ -80,9 +82,8 @@ class LogFront:
         time_ms, end_time_ms = self._times(cut)
         limit_ms = end_time_ms - RETRY_MAX_MS
         if time_ms > limit_ms:
-            ids = self._repeated.producers_since(limit_ms)
-            for start in range(0, len(ids), PRODUCERS_COUNT):
-                carriers.append(partial(self._producers, ids[start : start + PRODUCERS_COUNT]))
+            slices = self._repeated.producers_since(limit_ms, PRODUCERS_COUNT, RUNS_COUNT)
+            carriers += [partial(self._producers, ids) for ids in slices]
         return carriers
 
     def start_record(self, position: int, crc32c: int | None) -> bytes:

@@ -264,15 +264,23 @@ class RepeatedSends:
         with self._lock:
             self._runs.remove_topic(topic)
 
-    def producers_since(self, time_ms: int) -> list[int]:
-        """The ids of producers that are known and have sent something after `time_ms` of the log's time."""
+    def producers_since(self, time_ms: int, count_max: int, runs_max: int) -> list[list[int]]:
+        """The ids of producers that are known and have sent something after `time_ms` of the log's time, in slices.
+
+        A slice has at most `count_max` producers. Together these have at most `runs_max` runs now, and those of one producer more.
+        """
         with self._lock:
             table = self._table
-            if not len(table.ids):
-                return []
             used = np.array(table.used_ms, np.int64)
             ids = np.array(table.ids, np.uint64)
-            return ids[used > max(time_ms, table.forgotten_ms)].tolist()
+            runs = np.array(table.older_counts, np.int64)
+            is_used = used > max(time_ms, table.forgotten_ms)
+        ids, runs = ids[is_used], np.minimum(runs[is_used], RUNS_TOLD_MAX) + 1
+        if not len(ids):
+            return []
+        by_count, by_runs = np.arange(len(ids)) // count_max, np.cumsum(runs) // runs_max
+        bounds = np.flatnonzero((np.diff(by_count) != 0) | (np.diff(by_runs) != 0)) + 1
+        return [part.tolist() for part in np.split(ids, bounds)]
 
     def told_of(self, producer_ids: Sequence[int]) -> KnownProducers:
         """What is known of producers at this moment, for `take_told`. The writer thread."""
