@@ -1,6 +1,6 @@
 """A topic in a notebook: fill it, query it, stream it, send from an expression. Runs cell by cell (`# %%`), or as a script.
 
-Needs `pip install protomq-spark pyspark`, a JDK 17 or newer and a server: protomq standalone
+Needs `pip install ./clients/python ./clients/spark pyspark`, a JDK 17 or newer and a server: protomq standalone
 """
 
 # %% A session: nothing to register, no jar. Executors use the Python that has the packages.

@@ -70,6 +70,29 @@ def test_a_unit_waits_for_the_stop_and_has_descriptors_for_all_connections(name:
     assert settings["ExecStart"].split()[1] == name.removesuffix(".service").split("-")[1].rstrip("@")
 
 
+def test_the_steps_of_systemd_install_what_their_units_need() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    steps = text[text.index("## systemd") : text.index("## Containers")]
+    files = dict(re.findall(r"install .*?(\S+\.yaml) (/etc/protomq/\S+)", steps))
+    settings = {target: DEPLOY.parent / source for source, target in files.items()}
+    (enabled,) = re.findall(r"systemctl enable --now (.+)", steps)
+    for unit in enabled.split():
+        name, _, instance = unit.partition("@")
+        text = (DEPLOY / "systemd" / (f"{name}@.service" if instance else f"{name}.service")).read_text()
+        (wanted,) = re.findall(r"^ExecStart=.* -c (\S+)$", text, re.MULTILINE)
+        assert wanted.replace("%i", instance) in settings, unit
+    namesrv = load_config(NamesrvConfig, settings.pop("/etc/protomq/namesrv.yaml"), environment={})
+    (broker,) = (load_config(BrokerConfig, path, environment={}) for path in settings.values())
+    assert [each.port for each in broker.name_server_addresses] == [namesrv.listen.grpc_port]
+    assert broker.broker_role == "ASYNC_MASTER", "it has no slave"
+
+
+def test_the_image_is_shown_with_ports_of_this_machine_alone() -> None:
+    ports = re.findall(r"-p (\S+)", "".join(re.findall(r"docker run.*", (DEPLOY / "Dockerfile").read_text())))
+    assert len(ports) == 2
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
 def test_the_chart_refuses_unknown_values_and_knows_all_of_its_own() -> None:
     chart = DEPLOY / "helm/protomq"
     values = yaml.safe_load((chart / "values.yaml").read_text())
