@@ -24,9 +24,9 @@ from ._transactions import (
     TransactionCheck,
     TransactionDecision,
     TransactionResult,
-    check_decision,
     decision_of,
     end_steps,
+    listener_decision,
     say_listener_failed,
     say_not_taken,
     wait_steps,
@@ -271,18 +271,21 @@ class AsyncTransactionProducer:
     def _follow(self) -> None:
         if self._topics:
             topics, self._topics = self._topics, ()
-            self._begin_task(self._follow_topics(topics))
+            _ = self._begin_task(self._follow_topics(topics))
 
     def _listen_to(self, queue: MessageQueue) -> None:
         """Tells the broker of a queue from now on that this producer is there."""
         if queue.broker_name not in self._listening and not self._closed:
             self._listening.add(queue.broker_name)
-            self._begin_task(self._answer_checks(queue.topic, queue.broker_name))
+            task = self._begin_task(self._answer_checks(queue.topic, queue.broker_name))
+            # Somebody else may cancel it: then the next message begins another one.
+            task.add_done_callback(lambda _: self._listening.discard(queue.broker_name))
 
-    def _begin_task(self, run: Coroutine[Any, Any, None]) -> None:
+    def _begin_task(self, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(run)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _follow_topics(self, topics: Sequence[str]) -> None:
         while not self._closed:
@@ -326,11 +329,13 @@ class AsyncTransactionProducer:
     async def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
         try:
             returned = self._check(check)
-            decided = await returned if inspect.isawaitable(returned) else returned
-        except Exception as error:
+            decision = listener_decision(await returned if inspect.isawaitable(returned) else returned)
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # The producer is closed.
             say_listener_failed(check, error)
             return
-        decision = check_decision(decided, "a check listener")
         if decision is TransactionDecision.UNKNOWN:
             return
         try:

@@ -25,10 +25,10 @@ from ._transactions import (
     TransactionCheck,
     TransactionDecision,
     TransactionResult,
-    answer_of,
-    check_decision,
     decision_of,
     end_steps,
+    listener_decision,
+    say_listener_failed,
     say_not_taken,
     wait_steps,
 )
@@ -356,12 +356,16 @@ class TransactionProducer:
                     producer._routes.invalidate(topic)
                 logger.info("broker %s cannot ask about transactions: %s", broker_name, error)
                 self._closed.wait(PAUSE_S)
-            except Exception:
+            except BaseException:  # Nobody would begin another thread.
                 logger.exception("a question of broker %s could not be answered", broker_name)
                 self._closed.wait(PAUSE_S)
 
     def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
-        decision = check_decision(answer_of(self._check, check), "a check listener")
+        try:
+            decision = listener_decision(self._check(check))
+        except BaseException as error:  # sys.exit() in a listener ends no thread of ours.
+            say_listener_failed(check, error)
+            return
         if decision is TransactionDecision.UNKNOWN:
             return
         try:

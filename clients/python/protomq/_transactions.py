@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ._call_steps import call_broker
 from ._decoding import decoded
@@ -142,17 +142,13 @@ def wanted_end(decision: object) -> TransactionDecision:
     return checked
 
 
-def answer_of(listener: Callable[[TransactionCheck], Any], check: TransactionCheck) -> Any:
-    """What a listener returns; an error of it is logged, and nothing is decided."""
-    try:
-        return listener(check)
-    except Exception as error:
-        say_listener_failed(check, error)
-        return TransactionDecision.UNKNOWN
+def listener_decision(returned: object) -> TransactionDecision:
+    """What a check listener decides. Raises WrongTypeError for what is no decision."""
+    return check_decision(returned, "a check listener")
 
 
-def say_listener_failed(check: TransactionCheck, error: Exception) -> None:
-    """What the listener of a check raised."""
+def say_listener_failed(check: TransactionCheck, error: BaseException) -> None:
+    """What the listener of a check raised, or that it returned no decision."""
     logger.error(
         "the check of the transaction of message %s failed; it is asked again later",
         check.message.message_id,

@@ -1,0 +1,169 @@
+"""What a check listener raises, and what is told of it. A broker in memory, from threads and from coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from protomq import (
+    AsyncTransactionProducer,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionProducer,
+    _async_transaction_producer,
+    _methods,
+    _transaction_producer,
+)
+from protomq._types import BrokerAddress, MethodInfo
+from protomq.errors import ConnectionLostError
+from protomq.v1 import transaction_service_pb2 as pb
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendResponse
+from protomq.wire.record import RecordTemplate, encode_message_id
+from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
+from tests.support.waiting import async_wait_for, wait_for
+
+COMMIT = TransactionDecision.COMMIT
+PATIENCE_S = 5.0
+
+Listener = Callable[[TransactionCheck], Any]
+
+
+class AskingBroker(FakeCluster):
+    """Takes half messages, asks about those that a test names, and keeps what it is told of each handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: deque[bytes] = deque()
+        self.told: list[tuple[str, int]] = []
+
+    def ask(self, *handles: str) -> None:
+        """In one answer."""
+        template = RecordTemplate("T", 7, 1)
+        records = [Record.FromString(template.encode(handle.encode(), number, 1)) for number, handle in enumerate(handles)]
+        checks = [
+            pb.TransactionCheck(transaction_handle=handle, message=record, check_count=1)
+            for handle, record in zip(handles, records, strict=True)
+        ]
+        self.questions.append(pb.WaitForChecksResponse(checks=checks).SerializeToString())
+
+    def answer(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes:
+        answer = super().answer(address, method, payload, timeout_s, one_way)
+        if method == _methods.SEND:
+            stored = SendResponse.FromString(answer)
+            stored.transaction_handles.extend(["half"] * stored.record_count)
+            return stored.SerializeToString()
+        if method == _methods.WAIT_FOR_CHECKS:
+            if self.questions:
+                return self.questions.popleft()
+            raise ConnectionLostError("nothing to ask")
+        if method == _methods.END_TRANSACTION:
+            ends = pb.EndTransactionRequest.FromString(b"".join(payload)).ends
+            self.told += [(end.transaction_handle, end.decision) for end in ends]
+            results = [pb.TransactionEnded(message_id=encode_message_id(7, 1, number)) for number in range(len(ends))]
+            return pb.EndTransactionResponse(results=results).SerializeToString()
+        return answer
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> AskingBroker:
+    for module in (_transaction_producer, _async_transaction_producer):
+        monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    return AskingBroker()
+
+
+def run_until(broker: AskingBroker, happened: Callable[[], object], listener: Listener) -> None:
+    with TransactionProducer("g", listener, topics=["T"], transport=FakeSyncTransport(broker)):
+        wait_for(happened, PATIENCE_S, pause_s=0.001)
+
+
+def run_async_until(broker: AskingBroker, happened: Callable[[], object], listener: Listener) -> None:
+    async def run() -> None:
+        transport = FakeAsyncTransport(broker)
+        async with AsyncTransactionProducer("g", listener, topics=["T"], transport=transport):
+            await async_wait_for(happened, PATIENCE_S)
+
+    asyncio.run(run())
+
+
+BOTH = pytest.mark.parametrize("run", [run_until, run_async_until])
+
+
+@BOTH
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), ValueError("x")], ids=type)
+def test_whatever_a_listener_raises_the_broker_goes_on_asking(
+    broker: AskingBroker, run: Callable[..., None], error: BaseException
+) -> None:
+    def listener(check: TransactionCheck) -> TransactionDecision:
+        if check.transaction_handle == "first":
+            raise error
+        return COMMIT
+
+    broker.ask("first", "second")
+    broker.ask("third")
+    run(broker, lambda: len(broker.told) == 2, listener)
+    assert broker.told == [("second", COMMIT), ("third", COMMIT)]
+
+
+def test_a_coroutine_that_awaits_what_others_cancelled_is_asked_again(broker: AskingBroker) -> None:
+    async def listener(check: TransactionCheck) -> TransactionDecision:
+        if check.transaction_handle == "first":
+            lookup = asyncio.ensure_future(asyncio.sleep(60))
+            lookup.cancel()
+            await lookup
+        return COMMIT
+
+    broker.ask("first", "second")
+    run_async_until(broker, lambda: broker.told, listener)
+    assert broker.told == [("second", COMMIT)]
+
+
+@BOTH
+@pytest.mark.parametrize("returned", [None, True, "COMMIT"])
+def test_what_is_no_decision_costs_the_other_questions_nothing(
+    broker: AskingBroker, run: Callable[..., None], returned: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.ask("first", "second")
+    run(broker, lambda: broker.told, lambda check: returned if check.transaction_handle == "first" else COMMIT)
+    assert broker.told == [("second", COMMIT)]
+    assert "returns a TransactionDecision" in caplog.text
+
+
+def test_a_close_ends_a_listener_that_waits(broker: AskingBroker) -> None:
+    async def listener(_: TransactionCheck) -> TransactionDecision:
+        is_asked.set()
+        await asyncio.sleep(3600)
+        return COMMIT
+
+    async def run() -> None:
+        async with AsyncTransactionProducer("g", listener, topics=["T"], transport=FakeAsyncTransport(broker)) as producer:
+            await is_asked.wait()
+            tasks = list(producer._tasks)
+        await asyncio.wait(tasks, timeout=PATIENCE_S)
+        assert all(task.done() for task in tasks)
+
+    is_asked = asyncio.Event()
+    broker.ask("first")
+    asyncio.run(run())
+    assert broker.told == []
+
+
+def test_the_next_message_begins_the_answers_that_somebody_cancelled(broker: AskingBroker) -> None:
+    async def run() -> None:
+        async with AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer:
+            await producer.begin("T", b"")
+            (task,) = producer._tasks
+            task.cancel()
+            await asyncio.wait([task])
+            broker.ask("first")
+            await producer.begin("T", b"")
+            await async_wait_for(lambda: broker.told, PATIENCE_S)
+
+    asyncio.run(run())
+    assert broker.told == [("first", COMMIT)]
