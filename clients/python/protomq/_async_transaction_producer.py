@@ -52,7 +52,7 @@ class _AsyncHalfProducer(AsyncProducer):
 
 
 class AsyncTransaction:
-    """One that was begun with `AsyncTransactionProducer.begin`; see Transaction.
+    """One that was begun with `AsyncTransactionProducer.begin`; see Transaction. A task that is cancelled in the block leaves it open.
 
         async with await producer.begin("bookings", b"...") as transaction:
             await book(transaction.message_id)
@@ -93,6 +93,8 @@ class AsyncTransaction:
             return
         if error is None:
             await self.commit()
+            return
+        if not isinstance(error, Exception):  # an interrupt: what it interrupted may be done
             return
         try:
             await self.roll_back()
@@ -147,7 +149,7 @@ class AsyncTransactionProducer:
         wait_for_end: bool = True,
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
-        """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
+        """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
         check_execute(execute)
         half, timeout_s = await self._begin(topic, body, settings), settings.get("timeout_s")
         try:

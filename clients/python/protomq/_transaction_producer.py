@@ -54,8 +54,8 @@ class Transaction:
         with producer.begin("bookings", b"...") as transaction:
             book(transaction.message_id)
 
-    Leaving the `with` block commits; an exception rolls back, and goes on. Of one that is never ended, the broker asks the check
-    listener.
+    Leaving the `with` block commits; an exception rolls back, and goes on. Of one that is never ended, or whose block Ctrl-C or
+    SystemExit ended, the broker asks the check listener.
     """
 
     def __init__(self, producer: TransactionProducer, half: HalfResult) -> None:
@@ -96,6 +96,8 @@ class Transaction:
             return
         if error is None:
             self.commit()
+            return
+        if not isinstance(error, Exception):  # an interrupt: what it interrupted may be done
             return
         try:
             self.roll_back()
@@ -176,8 +178,9 @@ class TransactionProducer:
         """Sends a half message, does the local work, and ends the transaction as that says.
 
         `execute` is called on this thread with the result of the half message (its `message_id` and `transaction_handle`). It commits by
-        returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. A decision that the broker did not
-        take in time is no error: `is_ended` is False then, and the broker asks the check listener.
+        returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. Ctrl-C and SystemExit leave the
+        transaction open: the broker asks the check listener what was done. It asks, too, where it did not take a decision in time. That
+        is no error; `is_ended` is False then.
 
         `wait_for_end`: False returns once the decision is on its way, as RocketMQ's client does; one that is not taken is logged, and the
         broker asks. An exception of `execute` is raised when the broker has taken the roll-back, whatever this says.
@@ -189,7 +192,8 @@ class TransactionProducer:
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             decision = decision_of(execute(half))
-        except BaseException:
+        except Exception:
+            # Another BaseException is an interrupt: it may have come right behind the commit of the local work.
             self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
         if wait_for_end:

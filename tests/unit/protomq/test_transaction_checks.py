@@ -1,4 +1,4 @@
-"""What a check listener raises, and what is told of it. A broker in memory, from threads and from coroutines."""
+"""What a check listener or the local work raises, and what is told of it. A broker in memory, from threads and from coroutines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protomq.wire.record import RecordTemplate, encode_message_id
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 from tests.support.waiting import async_wait_for, wait_for
 
-COMMIT = TransactionDecision.COMMIT
+COMMIT, ROLL_BACK = TransactionDecision.COMMIT, TransactionDecision.ROLL_BACK
 PATIENCE_S = 5.0
 
 Listener = Callable[[TransactionCheck], Any]
@@ -167,3 +167,55 @@ def test_the_next_message_begins_the_answers_that_somebody_cancelled(broker: Ask
 
     asyncio.run(run())
     assert broker.told == [("first", COMMIT)]
+
+
+def send(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+    with TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer:
+        producer.send("T", b"", execute=execute)
+
+
+def send_async(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+    async def run() -> None:
+        async with AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer:
+            # Not in a task: asyncio would raise it in the loop, too.
+            await producer.send("T", b"", execute=execute)
+
+    asyncio.run(run())
+
+
+def leave_block(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+    with (
+        TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer,
+        producer.begin("T", b"") as transaction,
+    ):
+        execute(transaction)
+
+
+def leave_async_block(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+    async def run() -> None:
+        async with (
+            AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer,
+            await producer.begin("T", b"") as transaction,
+        ):
+            execute(transaction)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("do", [send, send_async, leave_block, leave_async_block])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt(), []), (SystemExit(1), []), (asyncio.CancelledError(), []), (ValueError("x"), [("half", ROLL_BACK)])],
+    ids=lambda value: type(value).__name__,
+)
+def test_work_that_failed_is_rolled_back_and_work_that_was_interrupted_is_asked_about(
+    broker: AskingBroker, do: Callable[..., None], error: BaseException, told: list[tuple[str, int]]
+) -> None:
+    """An interrupt may come right behind the commit of the database."""
+
+    def execute(_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        do(broker, execute)
+    assert broker.told == told
