@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 from protomq.v1.state_pb2 import PoppedQueue
-from protomq_broker import pop_planner
 from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
 from protomq_broker.store.housekeeping.pop_carrying import PopCarrier
@@ -43,11 +42,7 @@ def forgets_popped_queues() -> Any:
 
 def hands_out_what_is_settled() -> Any:
     """A plan holds, though what was due when it was made is settled by now."""
-
-    def due(plan: Plan, known: OpenMessages, count_max: int, *, in_order: bool = False) -> Any:
-        return known.due(plan.time_ms, count_max, in_order=in_order)
-
-    return mock.patch.object(pop_planner, "_due", due)
+    return mock.patch.object(Plan, "rely_on", return_value=None)
 
 
 def ignores_changes() -> Any:

@@ -56,8 +56,8 @@ class PopAnswers(Protocol):
     def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
         """The messages are handed out, and the record is stored unless there is a failure."""
 
-    def found_nothing(self, order: PopOrder) -> None:
-        """A pop has found no message."""
+    def found_nothing(self, order: PopOrder, time_ms: int) -> None:
+        """A pop has found no message that it wants among those that are due at this pop time, or new."""
 
     def refused(self, order: PopOrder, failure: Exception) -> None:
         """A pop has failed."""
@@ -124,7 +124,7 @@ class PopPipeline:
     def _begin(self) -> None:
         plan = self._make_plan()
         for order in plan.nothing:
-            self._answers.found_nothing(order)
+            self._answers.found_nothing(order, plan.time_ms)
         self._pops.extendleft(reversed(plan.again))
         if plan.queues or plan.is_time_told:
             self._is_busy = True

@@ -7,13 +7,14 @@ Rules:
 - A plan changes no state, and one plan is under way at a time. Until its record is appended, the last holder of a due message may still
   settle it (`pop_settling.py`). Then the plan is void.
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
+- A pop with tags or a filter looks at all due messages, for SCAN_S at most. The next one that wants the same goes on behind them.
 - A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
 - If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from itertools import count as counted
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ from protomq.wire.topics import dead_letter_topic
 from protomq_runtime.errors import too_many
 
 from .pop_orders import Part, PopAnswer, PopOrder
-from .pop_reading import Limits, PopReader, octets_of
+from .pop_reading import SCAN_S, Limits, PopReader, octets_of
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
@@ -47,6 +48,8 @@ DEAD_SIZE_MAX_BYTES: Final = 1 << 20
 """Most bytes of dead letters in one plan, so that sends can go on in between."""
 DAMAGED_RETRY_MS: Final = 60_000
 """How long a due message that cannot be read is put off: it does not take the place of others that are due."""
+CHUNK_COUNT: Final = 64
+"""At least as many due messages are looked at together."""
 _UNLIMITED: Final = 1 << 32
 
 
@@ -58,7 +61,8 @@ class Plan:
         queues: what the record says, by queue.
         copies: dead letters.
         known: each queue's state when the plan read it; None: the queue is new. The plan is void if the state has changed.
-        due: for each queue its due messages and their last holders. The plan is void if one of them is settled meanwhile.
+        due: for each queue the messages of which the plan says something, and their last holders. The plan is void if one of them is
+            settled meanwhile.
         again: pops of queues from which another pop of this plan has taken; they come in the next plan.
         nothing: pops that found nothing.
         copied_size_bytes: size of the copies.
@@ -97,6 +101,10 @@ class Plan:
             )
         return told
 
+    def rely_on(self, key: QueueOfGroup, offsets: Iterable[int], holders: Mapping[int, Holding]) -> None:
+        """The plan is void if one of these messages is settled meanwhile."""
+        self.due.setdefault(key, {}).update((offset, holders[offset]) for offset in offsets)
+
     def body(self) -> bytes:
         """The record's body."""
         return PopRecord(time_ms=self.time_ms, queues=self.queues.values()).SerializeToString()
@@ -110,9 +118,11 @@ class PopPlanner:
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
+        self._monotonic = monotonic
         self._state: PopState = store.popped
         self._reader = PopReader(store, monotonic)
         self._turns: dict[tuple[str, str], counted[int]] = {}
+        self._looked_at: dict[tuple[object, ...], int] = {}  # how many due messages, by who wants them of which queue
         self.full_count = 0
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
@@ -158,9 +168,11 @@ class PopPlanner:
             known = self._find(plan, key, incarnation)
             if known is None:
                 return
-            due = _due(plan, known, DEAD_COUNT_MAX)
+            due = _due(known, plan.time_ms, DEAD_COUNT_MAX)
             moved = dict(known.moved)
         self._bury(plan, known, due, moved)
+        if key in plan.queues:
+            plan.popped.add(key)
 
     def forget_unwanted(self) -> None:
         """Forgets what was read ahead for pops that have not come since the last call."""
@@ -200,54 +212,85 @@ class PopPlanner:
             if known is None:
                 if not self._state.has_room():
                     raise too_many("popped queues", QUEUES_MAX, "delete groups that nobody needs")
-                due, ready, moved = [], [], {}
+                found, moved = [], {}
                 room, number = OPEN_MAX, 0
                 next_offset = self._first_offset(order, key, incarnation)
             else:
-                due = _due(plan, known, limits.record_count, in_order=request.fifo)
-                ready = known.ready(limits.record_count - len(due))
+                is_selective = order.tag_codes or order.filter is not None
+                count = OPEN_MAX if is_selective else limits.record_count
+                found = _due(known, plan.time_ms, count, in_order=request.fifo)
+                found += [(offset, known.open[offset]) for offset in known.ready(count - len(found))]
                 moved = dict(known.moved)
                 room, number = known.room, known.hand_out_count
                 next_offset = known.next_offset
         # The queue's start is recorded even if the queue is empty.
         if known is None:
             plan.told(key, incarnation).next_offset = next_offset
-        if due:
-            assert known is not None
-            due = self._bury(plan, known, due, moved)
-        by_attempt: dict[int, list[int]] = {}
-        for offset, attempt in due:
-            by_attempt.setdefault(attempt + 1, []).append(offset)
-        if ready:
-            by_attempt[1] = ready
         parts_before = len(answer.parts)
-        for attempt, offsets in by_attempt.items():
-            found = self._reader.open_ones(
-                key, offsets, moved, limits, order.tag_codes, order.filter
-            )
-            if found.lost:
-                plan.told(key, incarnation).lost_runs.extend(runs_of(found.lost))
-            if found.damaged and attempt > 1:
-                self._put_off(plan, key, incarnation, found.damaged)
-            for given, result in found.results:
-                answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
-                limits = Limits(
-                    limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes
-                )
-            if limits.record_count <= 0 or limits.size_bytes <= 0:
-                break
         has_more = False
+        if found:
+            assert known is not None
+            limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
         if limits.record_count > 0 and limits.size_bytes > 0:
             if room == 0:
                 self.full_count += 1
             else:
-                has_more = self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+                has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
         new_parts = answer.parts[parts_before:]
         if new_parts:
             self._hand_out(plan, key, incarnation, new_parts, number, request.invisible_ms)
         if key in plan.queues:
             plan.popped.add(key)
         return has_more
+
+    def _pop_open(
+        self,
+        plan: Plan,
+        answer: PopAnswer,
+        known: OpenMessages,
+        open_ones: Sequence[tuple[int, Holding]],
+        moved: dict[int, int],
+        limits: Limits,
+    ) -> tuple[Limits, bool]:
+        """Adds messages that were looked at before. Returns what is left of the limits, and whether there may be more of them."""
+        order, key = answer.order, known.key
+        wish = (key, order.request.fifo, order.tag_codes, order.request.filter_key)
+        at = self._looked_at.pop(wish, 0)
+        if at >= len(open_ones):
+            at = 0
+        has_more = False
+        until_s = self._monotonic() + SCAN_S
+        while at < len(open_ones) and limits.record_count > 0 and limits.size_bytes > 0:
+            chunk = open_ones[at : at + max(limits.record_count, CHUNK_COUNT)]
+            at += len(chunk)
+            alive = self._bury(plan, known, chunk, moved)
+            # They hide those behind them no more once the plan is appended.
+            has_more |= len(alive) < len(chunk) and bool(plan.queues)
+            holders = dict(alive)
+            by_attempt: dict[int, list[int]] = {}
+            for offset, holding in alive:
+                by_attempt.setdefault(holding.attempt + 1, []).append(offset)
+            for attempt, offsets in by_attempt.items():
+                found = self._reader.open_ones(key, offsets, moved, limits, order.tag_codes, order.filter)
+                plan.rely_on(key, found.lost, holders)
+                if found.lost:
+                    plan.told(key, known.incarnation).lost_runs.extend(runs_of(found.lost))
+                    has_more = True
+                if found.damaged and attempt > 1:
+                    plan.rely_on(key, found.damaged, holders)
+                    self._put_off(plan, key, known.incarnation, found.damaged)
+                for given, result in found.results:
+                    plan.rely_on(key, given, holders)
+                    answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
+                    limits = Limits(limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes)
+                if limits.record_count <= 0 or limits.size_bytes <= 0:
+                    break
+            if at < len(open_ones) and self._monotonic() > until_s:
+                if len(self._looked_at) > QUEUES_MAX:
+                    self._looked_at.clear()
+                self._looked_at[wish] = at
+                return limits, True
+        return limits, has_more
 
     def _pop_fresh(
         self,
@@ -322,18 +365,20 @@ class PopPlanner:
         self,
         plan: Plan,
         known: OpenMessages,
-        due: Sequence[tuple[int, int]],
+        due: Sequence[tuple[int, Holding]],
         moved: dict[int, int],
-    ) -> list[tuple[int, int]]:
+    ) -> list[tuple[int, Holding]]:
         """Copies messages that were handed out too often to the dead letters. Returns the others."""
         key, incarnation = known.key, known.incarnation
         deliveries_max = self.deliveries_max(key.group)
         dead: dict[int, list[int]] = {}
-        for offset, attempt in due:
-            if attempt >= deliveries_max:
-                dead.setdefault(attempt, []).append(offset)
+        for offset, holding in due:
+            if holding.attempt >= deliveries_max:
+                dead.setdefault(holding.attempt, []).append(offset)
         if not dead:
             return list(due)
+        for offsets in dead.values():
+            plan.rely_on(key, offsets, dict(due))
         with self._state.lock:
             errors = {offset: known.errors.get(offset) for offsets in dead.values() for offset in offsets}
         size_max_bytes = min(DEAD_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
@@ -358,7 +403,7 @@ class PopPlanner:
                 plan.copies.append(AppendRequest(region, 0))
                 plan.copied_size_bytes += len(region.data)
                 told.dead_runs.extend(runs_of(given))
-        return [(offset, attempt) for offset, attempt in due if attempt < deliveries_max]
+        return [(offset, holding) for offset, holding in due if holding.attempt < deliveries_max]
 
     def _first_offset(self, order: PopOrder, key: QueueOfGroup, incarnation: int) -> int:
         """Returns where a group begins: at its committed offset, or where the pop says."""
@@ -369,15 +414,9 @@ class PopPlanner:
         return end_offset if order.request.is_from_end else min_offset
 
 
-def _due(
-    plan: Plan, known: OpenMessages, count_max: int, *, in_order: bool = False
-) -> list[tuple[int, int]]:
-    """Returns the due messages of a queue with their attempts, and notes their holders in the plan. Call under the lock."""
-    found = known.due(plan.time_ms, count_max, in_order=in_order)
-    if found:
-        holders = plan.due.setdefault(known.key, {})
-        holders.update((offset, known.open[offset]) for offset, _ in found)
-    return found
+def _due(known: OpenMessages, now_ms: int, count_max: int, *, in_order: bool = False) -> list[tuple[int, Holding]]:
+    """Returns the due messages of a queue with their last holders. Call under the lock."""
+    return [(offset, known.open[offset]) for offset, _ in known.due(now_ms, count_max, in_order=in_order)]
 
 
 def _is_never_open(_: int) -> bool:

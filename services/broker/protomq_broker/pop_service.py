@@ -207,8 +207,8 @@ class PopService:
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         order.call.answer(header, cast("list[Region]", regions), size_bytes)
 
-    def found_nothing(self, order: PopOrder) -> None:
-        """Holds the pop if its hold time is not over."""
+    def found_nothing(self, order: PopOrder, time_ms: int) -> None:
+        """Holds the pop if its hold time is not over. What was due at this pop time has been looked at."""
         left_ms = order.ends_ms - self._clock.monotonic_ms()
         if left_ms <= 0 or self._stopping:
             self._answer_nothing(order)
@@ -228,7 +228,7 @@ class PopService:
             order.arrival_count = arrivals
             self._add(order)
             return
-        due_ms = self._next_due_ms(order)
+        due_ms = self._next_due_ms(order, time_ms)
         if due_ms is not None:
             left_ms = min(left_ms, max(due_ms - self._time.now_ms(), 1))
         order.timer = call.lane.call_later(left_ms, partial(self._look_again, order))
@@ -319,8 +319,8 @@ class PopService:
             if not held:
                 del self._held[topic]
 
-    def _next_due_ms(self, order: PopOrder) -> int | None:
-        """Pop time at which a message that another member holds is due, if this pop may have it."""
+    def _next_due_ms(self, order: PopOrder, after_ms: int) -> int | None:
+        """Pop time behind `after_ms` at which a message that another member holds is due, if this pop may have it."""
         request = order.request
         topic = self._store.topics.find(request.topic)
         if topic is None:
@@ -332,7 +332,7 @@ class PopService:
             for queue_id in queue_ids:
                 key = QueueOfGroup(request.consumer_group, request.topic, queue_id)
                 known = state.find(key, topic.incarnation)
-                found = known.next_due_ms() if known is not None else None
+                found = known.next_deadline_ms(after_ms) if known is not None else None
                 if found is not None and (due_ms is None or found < due_ms):
                     due_ms = found
         return due_ms

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from protomq.v1.pop_service_pb2 import (
 )
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
-from protomq_broker import pop_planner, pop_settling
+from protomq_broker import pop_planner, pop_reading, pop_settling
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
@@ -471,6 +472,81 @@ def test_only_what_matches_is_given_and_the_rest_is_passed_over() -> None:
     group.change(messages[1:2], 0)
     assert [(int(m.body), m.attempt) for m in group.pop(**sql)] == [(31, 2), (38, 1), (39, 1)]
     assert group.pop(**sql) == []
+
+
+def compiled(broker: FakeBroker, group: Group, **fields: Any) -> list[Popped]:
+    """A pop with a filter, which a thread of its own compiles."""
+    call = group.begin(**fields)
+    while not call.answered:
+        broker.server.run()
+    return messages_of(call)
+
+
+OVER_SIX: Final[dict[str, Any]] = {"filter_type": FilterType.FILTER_TYPE_SQL92, "filter": "n > 6"}
+
+
+@pytest.mark.parametrize("wanted", [{"tags": ["paid"]}, OVER_SIX])
+@pytest.mark.parametrize("scan_s", [pop_reading.SCAN_S, -1.0])
+def test_due_messages_that_do_not_match_hide_none_behind_them(
+    monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], scan_s: float
+) -> None:
+    monkeypatch.setattr(pop_planner, "SCAN_S", scan_s)  # -1.0: each look has no time for more than one chunk
+    monkeypatch.setattr(pop_planner, "CHUNK_COUNT", 2)
+    broker = FakeBroker()
+    for number in range(9):
+        broker.fill([b"%d" % number], tag="paid" if number > 6 else "open", properties={"n": str(number)})
+    group = Group(broker)
+    assert len(group.pop()) == 9
+    broker.advance(MINUTE_MS)
+    found = compiled(broker, group, record_count_max=1, **wanted)
+    assert [(message.body, message.attempt) for message in found] == [(b"7", 2)]
+    found = compiled(broker, group, record_count_max=2, **wanted)
+    assert [(message.body, message.attempt) for message in found] == [(b"8", 2)]
+    assert compiled(broker, group, record_count_max=2, **wanted) == []
+    assert len(group.pop()) == 7, "the others wait for a pop that wants them"
+
+
+def test_a_held_pop_does_not_spin_on_due_messages_that_it_does_not_want() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1"], tag="open")
+    broker.fill([b"2"], tag="paid")
+    group = Group(broker)
+    first = group.pop()
+    group.change(first[2:], 90_000)
+    broker.advance(MINUTE_MS)
+    call = group.begin(tags=["paid"], hold_ms=40_000)
+    with mock.patch.object(broker.pop.pipeline.planner, "pop", wraps=broker.pop.pipeline.planner.pop) as planned:
+        broker.advance(29_000)
+        assert planned.call_count < 5
+    assert not call.answered
+    broker.advance(1_000)
+    assert [(message.body, message.attempt) for message in messages_of(call)] == [(b"2", 2)]
+
+
+def test_what_is_dead_or_lost_hides_nothing_due_from_a_held_pop() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    group.pop(record_count_max=1)
+    broker.advance(MINUTE_MS)
+    (again,) = group.pop(record_count_max=1)
+    assert (again.body, again.attempt) == (b"0", 2)
+    group.pop(record_count_max=1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=1))
+    broker.clock.time_ms += MINUTE_MS  # the pop looks before the sweep does
+    call = group.begin(record_count_max=1, hold_ms=20_000)
+    assert [(message.body, message.attempt) for message in messages_of(call)] == [(b"1", 2)]
+
+
+def test_a_pop_and_the_sweep_in_one_plan_make_one_dead_letter_of_a_message() -> None:
+    broker = filled(2)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop()
+    broker.clock.time_ms += MINUTE_MS
+    pipeline = broker.pop.pipeline
+    pipeline._swept, pipeline._is_sweep_due = broker.store.popped.queues(), True
+    assert group.pop() == []
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 2)
 
 
 def test_a_filter_that_is_none_is_refused() -> None:

@@ -282,15 +282,15 @@ class OpenMessages:
 
     def ready(self, count_max: int) -> list[int]:
         """Messages that were never handed out and wait for nobody any more, in the order of the queue."""
-        found: list[int] = []
+        found: dict[int, None] = {}
         while self._ready and len(found) < count_max:
             offset = heapq.heappop(self._ready)
             holding = self.open.get(offset)
-            if holding is not None and not holding.attempt and offset not in found:
-                found.append(offset)
+            if holding is not None and not holding.attempt:
+                found[offset] = None
         for offset in found:
             heapq.heappush(self._ready, offset)
-        return found
+        return list(found)
 
     def next_due_ms(self, until_ms: int | None = None) -> int | None:
         """Pop time at which the next message is due; None if none is held, or not `until_ms`."""
@@ -300,6 +300,13 @@ class OpenMessages:
         if not due or (until_ms is not None and due[0][0] > until_ms):
             return None
         return due[0][0]
+
+    def next_deadline_ms(self, after_ms: int) -> int | None:
+        """Pop time behind `after_ms` at which the next message is due; None if none is held until then."""
+        due_ms = self.next_due_ms()
+        if due_ms is None or due_ms > after_ms:
+            return due_ms
+        return min((entry[0] for entry in self._due if entry[0] > after_ms and entry[2].left), default=None)
 
     def due_attempt(self, now_ms: int) -> int:
         """How often the message that is due the longest was handed out; 0 if none is due."""
