@@ -15,6 +15,7 @@ from protomq.testing import Broker
 from tests.support.small_segments import small_segments_broker
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STAND_IN = Path(__file__).resolve().parents[1] / "support/grpcurl.py"
 
 
 def run_example(broker: Broker, name: str, *arguments: str, **environment: str) -> str:
@@ -246,12 +247,19 @@ def test_decode_segment(tmp_path: Path) -> None:
     assert re.search(r"^seals \{\n  epoch: 1\n", text, re.MULTILINE)
 
 
-def test_grpcurl(protomq_server: Broker) -> None:
+def test_grpcurl(protomq_server: Broker, tmp_path: Path) -> None:
     if shutil.which("grpcurl") is None:
-        pytest.skip("grpcurl is not installed")
-    output = run_example(protomq_server, "grpcurl.sh", protomq_server.grpc_address)
-    assert "protomq.v1.SendService" in output
+        stand_in = tmp_path / "grpcurl"
+        stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
+        stand_in.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    output = run_example(protomq_server, "grpcurl.sh", protomq_server.grpc_address, PATH=path)
+    assert "\nprotomq.v1.SendService\n" in output
+    assert "RecallMessage" in output
+    assert '"status": "SEND_STATUS_SEND_OK"' in output
     assert '"status": "PULL_STATUS_FOUND"' in output
+    assert '"body": "aGVsbG8="' in output
+    assert '"topic": "by-hand"' in output
 
 
 def test_each_example_is_tested_and_listed() -> None:
