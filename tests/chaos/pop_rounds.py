@@ -3,6 +3,7 @@
     E1   nobody gets a message within the invisible time of another holder
     E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
     E5   at least once: in the end each message that was sent was acknowledged
+    I2   after each kill messages are delivered again
 
 An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
 come again or not, and E5 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
@@ -127,6 +128,9 @@ def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], i
             deadline_s = time.monotonic() + PATIENCE_S
             while group.delivered_count < goal and time.monotonic() < deadline_s:
                 group.stopping.wait(0.01)
+            if group.delivered_count < goal:
+                group.found.append(Violation("I2", f"{goal - group.delivered_count} messages short, and no more for {PATIENCE_S:.0f} s"))
+                break
             group.kill_count += 1
             broker.kill()
             broker.restart()

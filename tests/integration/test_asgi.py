@@ -75,7 +75,7 @@ async def test_a_fastapi_application_sends_and_consumes_and_starts_again(protomq
         async with served(app) as client:
             assert messaging.is_running
             assert len((await client.post("/orders", json={"number": number})).json()) == 40
-            assert (await client.get("/lag")).json() >= 0
+            assert (await client.get("/lag")).json() in range(4)
             async with asyncio.timeout(60):
                 while {order.number for order in billed} < set(range(number + 1)):
                     await has_billed.wait()

@@ -794,7 +794,9 @@ def test_benchmarks_measure(cli: Cli, arguments: list[str]) -> None:
     finished = cli(
         "bench", *arguments, "-d", "300ms", "--warm-up", "100ms", "-t", "cli-bench", "-o", "json"
     )
-    for row in json.loads(finished.stdout):
+    rows = json.loads(finished.stdout)
+    assert len(rows) == (2 if arguments[0] == "latency" else 1)
+    for row in rows:
         assert row["messages"] > 0
         assert row["errors"] == 0
         assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]

@@ -155,7 +155,7 @@ def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:
 def test_kills_give_no_message_two_holders_and_lose_none(tmp_path: Path) -> None:
     found, delivered_count = pop_rounds(1, 2, tmp_path)
     assert found == []
-    assert delivered_count
+    assert delivered_count >= 2 * 20
 
 
 def test_what_is_wrong_is_said(broker: Broker) -> None:
