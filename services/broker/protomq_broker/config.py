@@ -36,7 +36,7 @@ class LaneSizes:
 
     Attributes:
         send_depth_max: calls that may wait to be appended (RocketMQ: sendThreadPoolQueueCapacity 10,000). The lane has one thread.
-        pull_threads: RocketMQ has 16 + 2 x cores; a lane here serves thousands of calls a turn, and threads share one GIL, so two
+        pull_threads: RocketMQ has 16 + 2 x cores. A lane here serves thousands of calls a turn, and threads share one GIL. So two
             are enough to keep a cold read from delaying the others.
         pull_depth_max: calls that may wait (RocketMQ: 100,000).
         pop_depth_max: pops and acknowledgements that may wait. The lane has one thread.
@@ -154,8 +154,8 @@ class BrokerConfig:
         connections: how many connections the ports take, and when a silent peer is gone.
         auto_create_topics: create a topic on the first send to it (RocketMQ: autoCreateTopicEnable, on).
         default_queues: number of queues of a topic whose creator names no number (RocketMQ: 8).
-        sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT, and a commit of offsets before
-            it is answered DEADLINE_EXCEEDED (RocketMQ: 5 s).
+        sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s). A commit of
+            offsets waits as long, and then is answered DEADLINE_EXCEEDED.
         hold_max_ms: longest hold that a pull may ask for.
         delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
         pop_invisible_min_ms: shortest time for which a popped message may be invisible (RocketMQ's proxy: 10 s).
@@ -168,7 +168,7 @@ class BrokerConfig:
         transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
         transaction_size_max_bytes: most bytes of their half messages in total. Retention has to write them again if they are still open.
         member_settle_ms: how long after a start the lists of members count as incomplete: members that a restart has cut off come back.
-        member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone: more than 15 s, as members
+        member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone. More than 15 s, as members
             hold their calls for up to 15 s.
         member_expiry_ms: a member that only beats, and holds no call, is gone after this time (RocketMQ: 120 s).
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).

@@ -40,8 +40,8 @@ class HaConfig:
             3 s).
         heartbeat_interval_ms: longest silence of a master towards a slave (RocketMQ: haSendHeartbeatInterval, 5 s). On a slave: the longest
             that it asks for.
-        timeout_ms: the silence of a slave after which it is out; on a slave: the silence of a master after which it connects again
-            (RocketMQ: haHousekeepingInterval, 20 s).
+        timeout_ms: the silence of a slave after which it is out (RocketMQ: haHousekeepingInterval, 20 s). On a slave: the silence of a
+            master after which it connects again.
         gap_max_bytes: a slave that is further behind is out (RocketMQ: haMaxGapNotInSync, 256 MiB).
         transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB.
         master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.

@@ -82,15 +82,15 @@ class ListenConfig:
     host: str = "127.0.0.1"
     """Interface to listen on; 0.0.0.0 or :: for all."""
     grpc_port: int = 8081
-    """0: a free one."""
+    """Port of gRPC; 0: a free one."""
     remoting_port: int = 10_911
-    """0: a free one."""
+    """Port of frames; 0: a free one."""
     advertised_host: str = ""
     """Name or address that clients use; empty: `host`, or this machine's outgoing address if that is a wildcard."""
     advertised_grpc_port: int = 0
-    """0: the port listened on."""
+    """Port that clients use; 0: the port listened on."""
     advertised_remoting_port: int = 0
-    """0: the port listened on."""
+    """Port that clients use; 0: the port listened on."""
     ports_file: Path | None = None
     """Written when the server is ready: a JSON object of the addresses and the process id, for programs that start it. Removed at
     the stop."""

@@ -20,7 +20,7 @@ class ConnectionLimits:
             them first wait half a second for a place.
         per_address_max: connections of one address at the remoting port; 0: no limit of its own. (gRPC's library has none.)
         grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000. The library counts a
-            call until the server has let go of it, a client until it has the answer: one that stands at the limit may have its
+            call until the server has let go of it, a client until it has the answer. So one that stands at the limit may have its
             next call refused with UNAVAILABLE. Nothing was done then. (That count is the guard against calls opened and reset at speed.)
         peer_timeout_ms: a peer that answers nothing for this time, not even probes, is gone: its connection is closed, and what was held
             for it is released. 3,000 to 3,600,000.

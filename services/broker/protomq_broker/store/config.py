@@ -24,7 +24,8 @@ class StoreConfig:
         segment_size_bytes: size of a segment of the log. Shapes the data on disk: kept in config/store.json and must match.
             An append must fit into a segment, so production wants at least 64 MiB; tests may go down to 4 KiB.
         sync_flush: answer a send only when it is on stable storage (flushDiskType SYNC_FLUSH).
-        flush_interval_ms: longest time that an append stays un-synced under ASYNC_FLUSH (flushIntervalCommitLog).
+        flush_interval_ms: time between two syncs under ASYNC_FLUSH (flushIntervalCommitLog). A power cut may take that, and the
+            sync that runs.
         checkpoint_interval_ms: time between two checkpoints. This and the next setting limit how much a start after a crash reads.
         checkpoint_size_bytes: a checkpoint is written when this many bytes were appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
