@@ -97,6 +97,8 @@ class TransactionChecks:
         self._unasked: dict[str, dict[TransactionKey, None]] = {}
         """By group: transactions whose check found no producer."""
         self._unasked_count = 0
+        self._offered_count = 0
+        """How often a transaction was to be kept since ended ones were dropped."""
         self._said = SaidOnce()
 
     # Time.
@@ -230,11 +232,22 @@ class TransactionChecks:
                 self._keep_unasked(group, [key for key, _ in asked])
 
     def _keep_unasked(self, group: str, keys: Sequence[TransactionKey]) -> None:
+        self._offered_count += len(keys)
+        if self._offered_count >= self._unasked_count:
+            self._drop_ended()
         unasked = self._unasked.setdefault(group, {})
         for key in keys:
             if key not in unasked and self._unasked_count < UNASKED_MAX:
                 unasked[key] = None
                 self._unasked_count += 1
+
+    def _drop_ended(self) -> None:
+        """Drops transactions that have ended meanwhile, of groups too whose producers never come back."""
+        find = self._store.transactions.find
+        by_group = {group: {key: None for key in keys if find(key) is not None} for group, keys in self._unasked.items()}
+        self._unasked = {group: keys for group, keys in by_group.items() if keys}
+        self._unasked_count = sum(map(len, self._unasked.values()))
+        self._offered_count = 0
 
     def _checks_of(
         self, halves: Sequence[HalfMessage]

@@ -19,7 +19,7 @@ from protomq.v1.transaction_service_pb2 import (
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.topics import EXPIRED_TOPIC
-from protomq_broker import transaction_service
+from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.state import fresh_halves
@@ -440,6 +440,25 @@ def test_the_first_producer_that_comes_is_asked_what_nobody_was_there_for(world:
     world.end((handles[0], COMMIT))
     assert [check.message.body for check in checks_of(world.wait())] == [b"1"]
     assert not world.wait().answered
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_transactions_that_ended_take_no_room_from_those_that_wait_for_a_producer(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_expired: bool
+) -> None:
+    monkeypatch.setattr(transaction_checks, "UNASKED_MAX", 3)
+    handles = [world.half(group="retired") for _ in range(3)]
+    world.turns(6_000)
+    if is_expired:
+        for _ in range(15):
+            world.turns(30_000)
+    else:
+        world.end(*((handle, ROLL_BACK) for handle in handles))
+    assert world.open() == []
+    for number in range(3):
+        world.half(b"%d" % number)
+    world.turns(6_000)
+    assert sorted(check.message.body for check in checks_of(world.wait())) == [b"0", b"1", b"2"]
 
 
 def test_a_hold_ends_with_nothing_to_ask(world: World) -> None:
