@@ -367,8 +367,8 @@ class AsyncProducer(AsyncLineSender):
             queue = await self._target_queue(message, selector, deadline_s)
             try:
                 result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
-            except QueueNotFoundError:
-                if message.queue is not None:
+            except QueueNotFoundError as missing:
+                if message.queue is not None or not missing.definite:  # An earlier try may have stored it.
                     raise
                 # The topic has fewer queues than the route said; it has been looked up again: choose again.
                 queue = await self._target_queue(message, selector, deadline_s)

@@ -467,8 +467,8 @@ class Producer(LineSender):
             line, record = self._line_and_record(message, selector, deadline_s)
             try:
                 result = self._send_in(line, record, deadline_s)
-            except QueueNotFoundError:
-                if message.queue is not None:
+            except QueueNotFoundError as missing:
+                if message.queue is not None or not missing.definite:  # An earlier try may have stored it.
                     raise
                 # The topic has fewer queues than the route said. The route is fresh now, so choose again.
                 line, _ = self._line_and_record(message, selector, deadline_s)

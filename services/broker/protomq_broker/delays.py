@@ -58,7 +58,7 @@ class Delays:
         return due_ms
 
     def check(self, region: RecordRegion) -> None:
-        """Raises ServiceError if the broker refuses these messages. At least one of them has a due time."""
+        """Raises ServiceError if the broker never takes such messages. At least one of them has a due time."""
         if region.flags == MIXED:
             raise invalid_argument(
                 "records",
@@ -69,6 +69,9 @@ class Delays:
             check_due("due_time_ms", int(np.max(region.due_times_ms)), now_ms)  # type: ignore[arg-type]
         except DelayError as error:
             raise illegal_delay(error, error.value, error.limit) from error
+
+    def check_room(self) -> None:
+        """Raises ServiceError if the broker takes no more delayed messages now. A repeat of one that it has is to be known before."""
         pending = self._pending
         if pending.count >= self._count_max:
             raise _full("pending messages", self._count_max)

@@ -327,6 +327,7 @@ class _Together:
         for copy in prepared.copies:
             if copy.region.due_times_ms is not None:
                 self._delays.check(copy.region)
+                self._delays.check_room()
         self._keys.update(key for _, _, key in prepared.asked if key)
         self.taken.append(prepared)
         self.size_bytes += prepared.size_bytes

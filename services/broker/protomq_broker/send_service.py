@@ -17,10 +17,10 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
 from protomq.v1.topic_pb2 import TopicType
-from protomq.wire.record import FLAG_KIND_HALF, encode_message_id
+from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, encode_message_id
 from protomq_ha.replicas import Confirmation
 from protomq_runtime.dispatch import drained, raw
-from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
+from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
@@ -28,7 +28,7 @@ from .store.state.send_errors import SendInFlightError
 from .store.state.sent_runs import SEQUENCE_END_MAX
 from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
-from .topic_access import writable_topic
+from .topic_access import check_write_queue, writable_topic
 from .topic_types import check_type
 from .waiting_answers import NOT_STORED_IN_TIME
 
@@ -143,7 +143,8 @@ class SendService:
                 self._answer_repeated(order, repeated)
                 continue
             region = request.region
-            is_checked = region.flags & FLAG_KIND_HALF or order.topic.type != MIXED
+            topic = order.topic
+            is_checked = region.flags or topic.type != MIXED or not 0 <= request.queue_id < topic.write_queues
             if is_checked and not self._is_taken(order):
                 # Otherwise the claims of the refused send would go on counting.
                 self._append(group)
@@ -178,17 +179,6 @@ class SendService:
         topic, exists = writable_topic(self._store, self._config, header.topic)
         if header.HasField("queue_id"):
             queue_id = header.queue_id
-            if not 0 <= queue_id < topic.write_queues:
-                raise ServiceError(
-                    Code.NOT_FOUND,
-                    "QUEUE_NOT_FOUND",
-                    f"topic {topic.name!r} has no write queue {queue_id} here, it has {topic.write_queues}; look the route up again",
-                    metadata={
-                        "topic": topic.name,
-                        "queue_id": str(queue_id),
-                        "write_queues": str(topic.write_queues),
-                    },
-                )
         else:
             queue_id = self._turn_of(topic) if exists else 0
         region, identified_here = read_records(
@@ -224,7 +214,10 @@ class SendService:
         """Whether the broker takes these new messages; if not, the call gets the error."""
         region = order.request.region
         try:
+            check_write_queue(order.topic, order.request.queue_id)
             check_type(order.topic, region)
+            if region.flags & FLAG_DUE_TIME:
+                self._delays.check_room()
             if region.flags & FLAG_KIND_HALF:
                 self._halves.check(region)
         except Exception as error:

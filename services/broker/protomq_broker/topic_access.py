@@ -138,6 +138,21 @@ def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
         )
 
 
+def check_write_queue(topic: TopicConfig, queue_id: int) -> None:
+    """Raises ServiceError if the topic has no such queue to write."""
+    if not 0 <= queue_id < topic.write_queues:
+        raise ServiceError(
+            Code.NOT_FOUND,
+            "QUEUE_NOT_FOUND",
+            f"topic {topic.name!r} has no write queue {queue_id} here, it has {topic.write_queues}; look the route up again",
+            metadata={
+                "topic": topic.name,
+                "queue_id": str(queue_id),
+                "write_queues": str(topic.write_queues),
+            },
+        )
+
+
 def check_queue_ids(topic: TopicConfig, queue_ids: Sequence[int]) -> None:
     """Raises ServiceError unless the topic has all of these queues to read, each named once."""
     if len(queue_ids) > QUEUES_MAX or len(set(queue_ids)) < len(queue_ids):

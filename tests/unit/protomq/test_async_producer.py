@@ -168,6 +168,17 @@ async def test_a_shrunk_topic_is_looked_up_again(
     )
 
 
+async def test_of_a_queue_that_went_before_the_answer_no_other_one_gets_the_message_too(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    cluster.script("a", after_storing(ConnectionLostError("gone")), *[QueueNotFoundError("no queue")] * 3)
+    with pytest.raises(QueueNotFoundError) as raised:
+        await producer.send("T", b"x", sharding_key="k", timeout_s=5)
+    assert not raised.value.definite
+    assert cluster.bodies() == [b"x"]
+    assert len({call.request.records[0].sequence for call in cluster.calls}) == 1
+
+
 async def test_a_chosen_queue_is_looked_up_at_once_when_its_broker_is_back() -> None:
     cluster = FakeCluster({"T": {"a": 2, "b": 2}})
     cluster.away = {"b"}

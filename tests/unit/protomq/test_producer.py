@@ -292,6 +292,17 @@ def test_a_shrunk_topic_is_looked_up_again(cluster: FakeCluster, producer: Produ
         producer.send("T", b"z", queue=MessageQueue("T", "a", 3))
 
 
+def test_of_a_queue_that_went_before_the_answer_no_other_one_gets_the_message_too(
+    cluster: FakeCluster, producer: Producer
+) -> None:
+    cluster.script("a", after_storing(ConnectionLostError("gone")), *[QueueNotFoundError("no queue")] * 3)
+    with pytest.raises(QueueNotFoundError) as raised:
+        producer.send("T", b"x", sharding_key="k", timeout_s=5)
+    assert not raised.value.definite
+    assert cluster.bodies() == [b"x"]
+    assert len({call.request.records[0].sequence for call in cluster.calls}) == 1
+
+
 def test_a_chosen_queue_is_looked_up_at_once_when_its_broker_is_back() -> None:
     cluster = two_brokers()
     cluster.away = {"b"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -310,6 +311,37 @@ def test_of_two_producers_with_one_id_the_second_is_told_so_and_nothing_of_it_is
     assert read_all(broker.store) == [(0, b"0")]
     second.records[0].sequence = 1
     assert broker.send(second)[0].queue_offset == 1
+
+
+def test_a_repeat_is_known_though_its_queue_is_gone_and_beside_a_new_send_that_is_refused():
+    broker = make_broker(default_queues=4)
+    first, new = numbered(0), numbered(1, 0)
+    first.queue_id = new.queue_id = 3
+    stored = broker.send(first)[0]
+    topic = broker.store.topics.find("topic")
+    assert topic is not None
+    broker.store.topics.put([replace(topic, write_queues=2)])
+    end = broker.store.appended_position
+    refused, repeated = broker.send(new, first)
+    assert (reason(refused), refused.metadata["definite"]) == ("QUEUE_NOT_FOUND", "true")
+    assert (repeated.repeated_send, repeated.queue_id, repeated.queue_offset) == (True, 3, stored.queue_offset)
+    assert broker.store.appended_position == end
+    new.queue_id = 1
+    assert not broker.send(new)[0].repeated_send
+
+
+@pytest.mark.parametrize("limits", [{"delayed_count_max": 1}, {"delayed_size_max_bytes": 1}])
+def test_a_repeat_of_the_delayed_message_that_filled_the_broker_is_known(limits: dict[str, Any]):
+    broker = make_broker(**limits)
+    first, other = numbered(0), numbered(1, 0)
+    first.delay_ms = other.delay_ms = 60_000
+    stored = broker.send(first)[0]
+    refused, repeated = broker.send(other, first)
+    assert reason(refused) == "TOO_MANY"
+    assert (repeated.repeated_send, repeated.recall_handle) == (True, stored.recall_handle)
+    assert broker.store.pending.count == 1
+    # The refused one is not taken for stored.
+    assert reason(broker.send(numbered(2, 1))[0]) == "SEND_OUT_OF_ORDER"
 
 
 @pytest.mark.parametrize("is_given", [False, True])
