@@ -1,4 +1,4 @@
-"""docs/from_rocketmq.md names what there is: classes, methods and defaults are those of the code."""
+"""docs/from_rocketmq.md and docs/from_kafka.md name what there is: classes, methods and defaults are those of the code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from pathlib import Path
 import pytest
 
 import protomq
+from protomq_broker.config import BrokerConfig
+from protomq_runtime.config import variable_of, variables_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "from_rocketmq.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "from_rocketmq.md").read_text()
+KAFKA = (DOCS / "from_kafka.md").read_text()
 OURS = {name for name in protomq.__all__ if inspect.isclass(getattr(protomq, name))}
-DEFAULTS = re.findall(r"`(\w+)\((\w+)=([^`]+)\)`", PAGE.split("## Defaults")[1].split("## What is different")[0])
+DEFAULT = re.compile(r"`(\w+)\((\w+)=([^`]+)\)`")
+DEFAULTS = DEFAULT.findall(PAGE.split("## Defaults")[1].split("## What is different")[0])
+KAFKA_DEFAULTS = DEFAULT.findall(KAFKA.split("## Words")[1])
 METHODS = re.findall(r"`(\w+)\.(\w+)`", PAGE)
+KAFKA_METHODS = re.findall(r"`([A-Z]\w+)\.(\w+)`", KAFKA)
+KAFKA_SETTINGS = re.findall(r"`((?:store|ha|member)[._][\w.]+|auto_create_topics|default_queues)`", KAFKA)
 
 
-@pytest.mark.parametrize(("owner", "setting", "value"), DEFAULTS)
+@pytest.mark.parametrize(("owner", "setting", "value"), [*DEFAULTS, *KAFKA_DEFAULTS])
 def test_a_default_is_that_of_the_code(owner: str, setting: str, value: str) -> None:
     assert inspect.signature(getattr(protomq, owner)).parameters[setting].default == ast.literal_eval(value)
 
 
-@pytest.mark.parametrize(("owner", "method"), METHODS)
+@pytest.mark.parametrize(("owner", "method"), [*METHODS, *KAFKA_METHODS])
 def test_a_method_is_there(owner: str, method: str) -> None:
     if owner not in OURS:
         assert (owner, method) == ("consumerOffset", "json"), f"{owner} is no class of protomq"
@@ -31,7 +39,15 @@ def test_a_method_is_there(owner: str, method: str) -> None:
     assert hasattr(member, method) or method in getattr(member, "__annotations__", {})
 
 
-def test_the_page_has_something_to_compare() -> None:
+@pytest.mark.parametrize("setting", KAFKA_SETTINGS)
+def test_a_setting_of_a_broker_is_there(setting: str) -> None:
+    assert variable_of(setting) in variables_of(BrokerConfig)
+
+
+def test_the_pages_have_something_to_compare() -> None:
+    assert len(KAFKA_DEFAULTS) >= 10
+    assert len(KAFKA_METHODS) >= 6
+    assert len(KAFKA_SETTINGS) >= 6
     assert len(DEFAULTS) >= 12
     assert len(METHODS) >= 12
     for name in ("Producer", "PullConsumer", "PushConsumer", "SimpleConsumer", "Admin"):
