@@ -16,7 +16,7 @@ from protomq._remoting_hello import split_address
 from protomq._remoting_sync import PipelinedConnection
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress
-from protomq.errors import ConnectFailedError
+from protomq.errors import ConnectFailedError, RequestTimeoutError
 from protomq.wire.frames import FLAG_ANSWER, HEADER
 from tests.integration.test_sdk_transport import *  # noqa: F403
 from tests.support.fake_server import FakeServer
@@ -79,4 +79,34 @@ def test_an_answer_that_no_selector_tells_of_is_not_waited_for() -> None:
             assert outcome.result == b"x"
             ended.append(outcome.ticket)
         assert ended == tickets
+        multiplexer.close()
+
+
+def test_a_server_that_hangs_is_given_up_while_another_one_answers() -> None:
+    addresses = [BrokerAddress("hangs", "", "hangs"), BrokerAddress("answers", "", "answers")]
+    pairs = {address: socket.socketpair() for address in addresses}
+    connections = {
+        address: PipelinedConnection(UserSpaceBlockingStream(ours), address.broker_name)
+        for address, (ours, _) in pairs.items()
+    }
+    hanging, answering = addresses
+    with SyncTransport() as transport, pairs[hanging][1], pairs[answering][1] as theirs:
+        multiplexer = PullMultiplexer(transport)
+        transport.open_pipelined = lambda address, *_: connections[address]  # type: ignore[method-assign]
+        for address, timeout_s in ((hanging, 0.2), (answering, PATIENCE_S)):
+            multiplexer.send(address, Ticket(MessageQueue("t", address.broker_name, 0), 0, 0), b"", timeout_s)
+        while len(multiplexer._connections) < 2:
+            assert multiplexer.wait(PATIENCE_S, 1) == []
+        lost: list[Ticket] = []
+        for number in range(2, 10_000):
+            theirs.sendall(HEADER.pack(HEADER.size - 4 + 1, number, 1, FLAG_ANSWER, 0, 0) + b"x")
+            multiplexer.send(answering, Ticket(MessageQueue("t", "answers", 0), 0, 0), b"", PATIENCE_S)
+            for outcome in multiplexer.wait(PATIENCE_S, 1 << 20):
+                if isinstance(outcome.result, RequestTimeoutError):
+                    lost.append(outcome.ticket)
+            if lost:
+                break
+            time.sleep(0.001)
+        assert [ticket.queue.broker_name for ticket in lost] == ["hangs"]
+        assert answering in multiplexer._connections
         multiplexer.close()

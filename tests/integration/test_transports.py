@@ -29,9 +29,10 @@ from protomq.v1 import (
     route_service_pb2,
     send_service_pb2,
 )
+from protomq.v1.remoting_pb2 import RemotingHello
 from protomq.wire.frames import MAGIC, encode_answer, encode_request
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, decode_status
-from protomq_runtime import telemetry
+from protomq_runtime import remoting_server, telemetry
 from protomq_runtime.addresses import Address
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.connection_limits import ConnectionLimits
@@ -800,6 +801,26 @@ async def test_a_closed_connection_of_a_busy_lane_does_not_count_against_a_limit
     second = await asyncio.wait_for(connecting, 60)
     assert await second.call(PING, b"") == b""
     await second.close()
+
+
+async def test_an_address_at_its_limit_keeps_no_other_one_out(services, monkeypatch):
+    monkeypatch.setattr(remoting_server, "PLACE_WAITERS_MAX", 2)
+    monkeypatch.setattr(remoting_server, "PLACE_TIMEOUT_S", 60.0)
+    limits = ConnectionLimits(per_address_max=1)
+    server = Server(services.table, name="echo", version="1", limits=limits, grpc_port=None)
+    await server.start()
+    crowd = [socket.create_connection(("127.0.0.1", server.remoting_port)) for _ in range(4)]
+    await async_wait_for(lambda: server._remoting is not None and len(server._remoting._waiters) == 2)
+    other = socket.create_connection(
+        ("127.0.0.1", server.remoting_port), source_address=("127.0.0.2", 0)
+    )
+    other.settimeout(60)
+    hello = RemotingHello(lane=options_pb2.LANE_ADMIN).SerializeToString()
+    await asyncio.to_thread(other.sendall, MAGIC + encode_request(1, 0, len(hello)) + hello)
+    assert await asyncio.to_thread(other.recv, 1), "it is greeted"
+    for each in (*crowd, other):
+        each.close()
+    await server.stop(1)
 
 
 async def test_connections_that_come_and_go_at_the_limit_are_all_taken(full_server):

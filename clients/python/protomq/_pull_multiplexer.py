@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Set
 from typing import Any, Final, NamedTuple
 
 from . import _methods
@@ -28,6 +29,8 @@ from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, Reque
 logger = logging.getLogger("protomq")
 
 CONNECT_TIMEOUT_S: Final = 3.0
+EXPIRY_INTERVAL_S: Final = 0.1
+"""While answers come: between two looks for calls whose time is up."""
 
 
 class Outcome(NamedTuple):
@@ -72,6 +75,7 @@ class PullMultiplexer:
         self._connecting: dict[BrokerAddress, list[_Request]] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._request_id = 0
+        self._look_at_s = 0.0
         self._grpc_calls: set[Any] = set()
         # From other threads, each followed by a wake-up.
         self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
@@ -117,9 +121,8 @@ class PullMultiplexer:
                 outcomes.append(report)
             else:
                 self._connected(report, outcomes)
-        if not ready and not ahead:
-            # Only when nothing could be read: an answer may have waited for a user who came late.
-            self._expire(outcomes)
+        # Not where something could be read: an answer may have waited for a user who came late.
+        self._expire({*ahead, *(key.data for key, _ in ready)}, outcomes)
         return outcomes
 
     def wake(self) -> None:
@@ -220,12 +223,15 @@ class PullMultiplexer:
                 result = error_of_answer(status, payload) if status else payload
                 outcomes.append(Outcome(in_flight.ticket, result))
 
-    def _expire(self, outcomes: list[Outcome]) -> None:
-        """A broker that does not even end a hold is not there any more."""
+    def _expire(self, heard: Set[BrokerAddress | None], outcomes: list[Outcome]) -> None:
+        """A broker that does not even end a hold is not there any more; `heard`: those of which something could be read."""
         now_s = time.monotonic()
+        if heard and now_s < self._look_at_s:
+            return  # Messages are coming: a look at all calls for each of them would cost too much.
+        self._look_at_s = now_s + EXPIRY_INTERVAL_S
         late = {item.connection for item in self._in_flight.values() if item.deadline_s <= now_s}
         for address, connection in list(self._connections.items()):
-            if connection in late:
+            if connection in late and address not in heard:
                 error = RequestTimeoutError(
                     f"{address.remoting_address}: no answer to a pull in time"
                 )

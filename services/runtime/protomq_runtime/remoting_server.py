@@ -205,9 +205,11 @@ class RemotingServer(threading.Thread):
             )
 
     def _admit(self, sock: socket.socket, peer: str) -> None:
-        if self._has_place(peer) and not self._waiters:
+        is_full = len(self._waiters) >= PLACE_WAITERS_MAX
+        # All who wait may be of one address that has as many connections as it may: others have places.
+        if self._has_place(peer) and (is_full or not self._waiters):
             self._take(sock, peer)
-        elif len(self._waiters) < PLACE_WAITERS_MAX:
+        elif not is_full:
             self._waiters.append(_Waiter(sock, peer, time.monotonic() + PLACE_TIMEOUT_S))
         else:
             self._refuse(sock, peer)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+from typing import NoReturn
 
 import pytest
 
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
 from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record, recover
@@ -61,6 +65,29 @@ def test_a_write_that_fails_on_a_full_disk_moves_nothing_and_the_next_one_takes_
     assert log.bytes_of() == clean
     log.append(make_record(b"c"))
     assert recover(disk)[1] == [make_record(b"a"), make_record(b"c")]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC])
+def test_a_segment_that_cannot_be_made_for_the_moment_is_made_later(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    log = Log()
+    body = make_record(bytes(log.log.append_size_max_bytes // 2))
+
+    def create(folder: SegmentFolder, base_position: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    def fill() -> None:
+        for _ in range(4):
+            log.append(body)
+
+    log.append(body)
+    with monkeypatch.context() as without:
+        without.setattr(SegmentFolder, "create", create)
+        with pytest.raises(DiskFullError):
+            fill()
+    fill()
+    assert not log.log.failure
 
 
 def test_a_short_write_is_completed() -> None:

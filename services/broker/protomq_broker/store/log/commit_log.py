@@ -30,6 +30,8 @@ from .seals import encode_padding
 from .segment import SegmentFile, SegmentFolder
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_SEGMENT_ERRNOS: Final = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Why a segment cannot be created for the moment: the disk is sound."""
 
 CLOSING_SIZE_BYTES: Final = 6 + SEAL_SIZE_BYTES
 """What must stay free behind an append: a padding field and its seal. The smallest padding has two octets. With four free ones a repair can
@@ -288,7 +290,7 @@ class CommitLog:
         try:
             return self._segment_at(base_position)
         except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
+            if error.errno in _NO_SEGMENT_ERRNOS:
                 raise DiskFullError(f"no space for the next segment: {error}") from error
             self.fail(f"the next segment cannot be created: {error}")
             raise StoreFailedError(self.failure) from error
@@ -300,7 +302,7 @@ class CommitLog:
         try:
             self._segment_at(segment.end_position)
         except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
+            if error.errno not in _NO_SEGMENT_ERRNOS:
                 raise
             raise DiskFullError(f"no space for the next segment: {error}") from error
 
