@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,12 +159,14 @@ def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, p
 
 def test_a_stop_lets_a_listener_end_its_message(world: World, protomq_producer: Producer) -> None:
     with world.worker() as worker:
-        worker.wait_ready(1)
+        (process,) = worker.wait_ready(1)
         protomq_producer.send(world.topic, b"slow")
         wait_for((world.folder / "begun").exists, PATIENCE_S)
         worker.popen.send_signal(signal.SIGINT)
         wait_for(lambda: worker.find("stopping: listeners that run may end"), PATIENCE_S)
         assert worker.popen.poll() is None
+        time.sleep(1.0)
+        os.kill(process, signal.SIGTERM)  # as systemd does, beside the supervisor
         (world.folder / "go").touch()
         assert worker.popen.wait(PATIENCE_S) == 0
     assert world.bodies() == {b"slow"}

@@ -229,9 +229,15 @@ class AsyncPushConsumer(PushBase):
             await self.start()
             await self._stop_wanted.wait()
         finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
-            left_count = await self.stop()
+            if signal.SIGINT in handled:
+                handled.remove(signal.SIGINT)
+                loop.remove_signal_handler(signal.SIGINT)
+            try:
+                left_count = await self.stop()
+            finally:
+                # Not earlier: a second SIGTERM would end the drain without its last commit.
+                for number in handled:
+                    loop.remove_signal_handler(number)
         return left_count
 
     async def __aenter__(self) -> AsyncPushConsumer:

@@ -233,7 +233,7 @@ class PushConsumer(PushBase):
 
     def run(self) -> int:
         """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. Returns what `stop` returns. A second Ctrl-C waits for no
-        listener.
+        listener; a second SIGTERM changes nothing.
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
@@ -245,9 +245,14 @@ class PushConsumer(PushBase):
             while not self._stop_wanted.wait(0.5):
                 pass
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            left_count = self.stop()
+            if before:
+                signal.signal(signal.SIGINT, before.pop(signal.SIGINT))
+            try:
+                left_count = self.stop()
+            finally:
+                # Not earlier: a second SIGTERM would end the drain without its last commit.
+                for number, handler in before.items():
+                    signal.signal(number, handler)
         return left_count
 
     def __enter__(self) -> PushConsumer:

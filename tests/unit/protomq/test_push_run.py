@@ -1,0 +1,75 @@
+"""`run` of push consumers: which signals end it, and what a second one does while it stops. Without brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from protomq import AsyncPushConsumer, PushConsumer
+
+
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    """Which signals the program's own handlers got."""
+    got: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: got.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield got
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_sigterm_does_not_end_a_drain_and_a_second_interrupt_does(
+    ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = PushConsumer("g")
+
+    def stop() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not ended
+        os.kill(os.getpid(), signal.SIGINT)
+        return 7
+
+    monkeypatch.setattr(consumer, "start", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(consumer, "stop", stop)
+    assert consumer.run() == 7
+    assert ended == [signal.SIGINT]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [signal.SIGINT, signal.SIGTERM]
+
+
+def test_what_ends_a_drain_gives_the_signals_back(ended: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = PushConsumer("g")
+    monkeypatch.setattr(consumer, "start", consumer.request_stop)
+
+    def stop() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(consumer, "stop", stop)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("ended")
+def test_coroutines_have_the_same_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = AsyncPushConsumer("g")
+
+    async def start() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def stop() -> int:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.01)
+        return 7
+
+    monkeypatch.setattr(consumer, "start", start)
+    monkeypatch.setattr(consumer, "stop", stop)
+    assert asyncio.run(consumer.run()) == 7
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
