@@ -19,9 +19,10 @@ _T = TypeVar("_T")
 
 
 class SendStatus(IntEnum):
-    """What is promised (protomq.v1.SendStatus without prefix). In all four the message is appended; only with SEND_OK it stays.
+    """What is promised (protomq.v1.SendStatus without prefix). In all four the message is appended.
 
-    With the others a power cut or a fail-over may take it back. The SDK does not try again: send it again if it must stay.
+    SEND_OK says that the broker's promise holds. With the others a power cut or a fail-over may take the message back. The SDK does not
+    try again: send it again if it must stay.
     """
 
     SEND_OK = 1
