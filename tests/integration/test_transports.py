@@ -35,6 +35,7 @@ from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, decode_status
 from protomq_runtime import remoting_server, telemetry
 from protomq_runtime.addresses import Address
 from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.connection import FOREIGN_SIZE_MAX_BYTES
 from protomq_runtime.connection_limits import ConnectionLimits
 from protomq_runtime.errors import Code
 from protomq_runtime.framing import LARGE_STEP_BYTES
@@ -744,6 +745,27 @@ async def test_large_answers_from_memory_do_not_pile_up(server):
     assert lane.call_count < 40
     for _ in range(40):
         assert len((await read_answer(reader))[1]) > 1 << 20
+    await shut(writer)
+
+
+async def test_another_lane_makes_no_more_answers_than_a_caller_may_leave_unread(server):
+    reader, writer = await open_raw(server)
+    request = admin_service_pb2.ListTopicsRequest(page_size=1).SerializeToString()
+    writer.write(MAGIC + hello(options_pb2.LANE_PULL))
+    await read_answer(reader)
+    count = 200
+    writer.write((encode_request(1, 0x0504, len(request)) + request) * count)
+    lane = server.pools["admin"].lanes[0]
+    await async_wait_for(lambda: lane.call_count == count)
+    assert lane.rejection_count > count // 2, "most were never made"
+    answers = [await read_answer(reader) for _ in range(count)]
+    made = [payload for status, payload in answers if not status]
+    assert 0 < sum(map(len, made)) < FOREIGN_SIZE_MAX_BYTES + (8 << 20)
+    for status, payload in answers:
+        if status:
+            assert decode_status(payload).reason == "SYSTEM_BUSY"
+    writer.write(encode_request(1, 0x0504, len(request)) + request)
+    assert (await read_answer(reader))[0] == 0, "once it has read them, it is served"
     await shut(writer)
 
 

@@ -141,6 +141,11 @@ class Call:
         """Whether the caller is gone."""
         raise NotImplementedError
 
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether its caller leaves so much unread that no more may be made for it."""
+        return False
+
     def answer(
         self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
     ) -> None:

@@ -12,6 +12,7 @@ header is out already, so no error can follow.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -26,6 +27,10 @@ from .principals import Principal
 from .regions import Region, read_regions
 
 PENDING_SIZE_MAX_BYTES: Final = 1 << 20
+FOREIGN_SIZE_MAX_BYTES: Final = 32 << 20
+"""Above this, other lanes refuse calls of a peer that does not read its answers. Two of the largest answers fit."""
+foreign_sizes: Final = threading.Lock()
+"""Held for `Connection.foreign_size_bytes`, which changes with large answers only."""
 STALL_TIMEOUT_S: Final = 60.0
 SENDFILE_SIZE_MIN_BYTES: Final = 32 << 10
 """Below this, copying through user space costs less than a system call for each region."""
@@ -56,6 +61,7 @@ class Connection:
         "client_id",
         "closed",
         "descriptor",
+        "foreign_size_bytes",
         "is_direct",
         "lane",
         "out",
@@ -102,6 +108,8 @@ class Connection:
         self.queue: deque[bytes | memoryview | Region] = deque()
         self.queue_size_bytes = 0
         self.progress_at = 0.0
+        self.foreign_size_bytes = 0
+        """Answers that other lanes have made and this one has not taken; with `foreign_sizes` held."""
         self.watched: set[Call] = set()
         self.backlog: list[Frame] = []
         """Frames received while too much was pending; served when it has been sent."""
@@ -110,6 +118,12 @@ class Connection:
     def is_clogged(self) -> bool:
         """Whether too much waits to be sent for more to be read or begun."""
         return self.queue_size_bytes > PENDING_SIZE_MAX_BYTES
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether so much was made for a peer that does not read it that no more may be made. Any thread."""
+        waiting = self.foreign_size_bytes + self.out_size_bytes + self.queue_size_bytes
+        return waiting > FOREIGN_SIZE_MAX_BYTES
 
     def wanted_events(self) -> int:
         """What to poll for: no reading while too much waits to be sent."""

@@ -109,6 +109,8 @@ class LaneCalls:
                 self._reject(call)
             elif call.deadline is not None and now > call.deadline:
                 call.fail(DEADLINE_EXCEEDED)
+            elif call.is_overloaded:
+                self._reject(call)
             else:
                 self._start(call)
 

@@ -14,7 +14,7 @@ from protomq.wire.frames import (
 )
 
 from .call import Call, CallLane
-from .connection import Connection, ConnectionLane
+from .connection import Connection, ConnectionLane, foreign_sizes
 from .dispatch import BoundMethod
 from .errors import ServiceError
 from .principals import Principal
@@ -127,7 +127,7 @@ class ForeignCall(Call):
     turn go back by one hand-over.
     """
 
-    __slots__ = ("_connection", "_flags", "_request_id", "_send")
+    __slots__ = ("_connection", "_flags", "_request_id", "_send", "_size_bytes")
 
     def __init__(
         self,
@@ -152,6 +152,7 @@ class ForeignCall(Call):
         self._on_close = None
         self.span = None
         self._send: Callable[[], None] | None = None
+        self._size_bytes = 0
 
     @property
     def peer(self) -> str:
@@ -165,12 +166,21 @@ class ForeignCall(Call):
     def closed(self) -> bool:
         return self._connection.closed
 
+    @property
+    def is_overloaded(self) -> bool:
+        return self._connection.is_overloaded
+
     def answer(
         self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
     ) -> None:
         self._send = lambda: self._connection.send_answer(
             self._request_id, self.bound.method_id, payload, regions, regions_size_bytes
         )
+        # Regions are in no memory.
+        if len(payload) > _COUNTED_SIZE_BYTES:
+            self._size_bytes = len(payload)
+            with foreign_sizes:
+                self._connection.foreign_size_bytes += self._size_bytes
         self._finish(0)
 
     def fail(self, error: ServiceError) -> None:
@@ -190,6 +200,9 @@ class ForeignCall(Call):
         connection.watched.discard(self)
         if self._send is not None and not self._flags & FLAG_ONE_WAY:
             self._send()
+        if self._size_bytes:
+            with foreign_sizes:
+                connection.foreign_size_bytes -= self._size_bytes
 
     def _watch(self) -> None:
         self._connection.lane.post(self._watch_on_owner)
