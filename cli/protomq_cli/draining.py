@@ -1,8 +1,8 @@
 """`cluster drain`: a broker is emptied, so that it can be removed and nobody misses a message.
 
     close     no topic of the broker takes messages any more; producers go to the other brokers
-    wait      until every group has consumed what it has there, no transaction is open, no message waits for its time,
-              and its slaves have its whole log
+    wait      until every group has consumed what it has there, all dead letters are replayed or read, no topic has messages that
+              no group reads, no transaction is open, no message waits for its time, and its slaves have its whole log
     remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
 
 Interrupted, it is run again: what is closed stays closed. `--undo` opens the topics again.
@@ -32,6 +32,7 @@ _COLUMNS: Final = (
     "closed_topics",
     "messages",
     "groups_behind",
+    "unread_topics",
     "open_transactions",
     "delayed_messages",
     "replica_lag_bytes",
@@ -45,13 +46,15 @@ class Rest:
 
     Attributes: behind: messages that each group has not consumed there; open_transactions: half messages that wait for their end;
     delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery;
-    replica_lag_bytes: of its log, that its slowest slave has not.
+    replica_lag_bytes: of its log, that its slowest slave has not; unread: messages there, by topic, that no group has read, without
+    replayed dead letters.
     """
 
     behind: dict[str, int] = field(default_factory=dict)
     open_transactions: int = 0
     delayed_messages: int = 0
     replica_lag_bytes: int = 0
+    unread: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_nothing(self) -> bool:
@@ -60,6 +63,7 @@ class Rest:
 
     def __str__(self) -> str:
         parts = [f"{group}: {lag} messages" for group, lag in sorted(self.behind.items())]
+        parts += [f"{topic}: {count} messages that no group has read" for topic, count in sorted(self.unread.items())]
         if self.open_transactions:
             parts.append(f"{self.open_transactions} open transactions")
         if self.delayed_messages:
@@ -92,9 +96,9 @@ def drain(
 
     Its topics take no messages any more; producers go to other brokers.
     Then it waits until all groups have consumed what is there, delayed
-    messages included, and says what is left. --undo opens all topics but
-    those that are closed on
-    every other broker.
+    messages included, and says what is left. Messages that no group reads
+    count, and dead letters that nobody has replayed or read. --undo opens
+    all topics but those that are closed on every other broker.
     """
     with open_admin(namesrv, timeout) as admin:
         if undo:
@@ -160,6 +164,7 @@ def rest_of(admin: Admin, broker: str) -> Rest:
     delayed = _delayed_messages(admin, broker)
     here = {topic.name for topic in admin.list_topics(broker, group_topics=True)[broker]}
     behind: dict[str, int] = {}
+    read: set[str] = set()
     for group in admin.list_groups():
         lag = 0
         for topic in here.intersection(group.topics):
@@ -170,11 +175,33 @@ def rest_of(admin: Admin, broker: str) -> Rest:
                 )
             except (GroupNotFoundError, TopicNotFoundError):
                 continue
+            read.add(topic)
         if lag:
             behind[group.name] = lag
+    unread = _unread_messages(admin, broker, here - read)
     delayed = max(delayed, _delayed_messages(admin, broker))
     lags = [state.lag_bytes for state in admin.ha_status(broker) if not state.broker_id]
-    return Rest(behind, transactions, delayed, max(lags, default=0))
+    return Rest(behind, transactions, delayed, max(lags, default=0), unread)
+
+
+def _unread_messages(admin: Admin, broker: str, topics: set[str]) -> dict[str, int]:
+    """How many messages the broker has of those topics. Replayed dead letters do not count, nor do traces, which nobody consumes."""
+    from protomq.errors import TopicNotFoundError
+    from protomq.wire.topics import TRACE_TOPIC, TopicClass, class_of, dead_letter_topic
+
+    counts: dict[str, int] = {}
+    for letters in admin.list_dead_letters(brokers=[broker]):
+        topic = dead_letter_topic(letters.group)
+        if topic in topics:
+            counts[topic] = letters.message_count - letters.replayed_count
+    for topic in topics - {TRACE_TOPIC}:
+        if class_of(topic) is TopicClass.DEAD_LETTER:
+            continue
+        try:
+            counts[topic] = admin.describe_topic(topic, brokers=[broker]).message_count
+        except TopicNotFoundError:
+            continue
+    return {topic: count for topic, count in counts.items() if count}
 
 
 def _delayed_messages(admin: Admin, broker: str) -> int:
@@ -220,8 +247,9 @@ def _row(broker: str, closed: int, rest: Rest) -> dict[str, Any]:
     return {
         "broker": broker,
         "closed_topics": closed,
-        "messages": sum(rest.behind.values()),
+        "messages": sum(rest.behind.values()) + sum(rest.unread.values()),
         "groups_behind": sorted(rest.behind),
+        "unread_topics": sorted(rest.unread),
         "open_transactions": rest.open_transactions,
         "delayed_messages": rest.delayed_messages,
         "replica_lag_bytes": rest.replica_lag_bytes,

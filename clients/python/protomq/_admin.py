@@ -51,10 +51,11 @@ from ._message import Message
 from ._message_queries import query_by_id, query_by_key
 from ._message_track import MessageTrack, track_message
 from ._topic_admin import create_topic, delete_topic, describe_topic, list_topics
-from ._trace import TRACE_TOPIC, TraceEvent, events_of
+from ._trace import TraceEvent, events_of
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._types import PEER_TIMEOUT_S, Permission, TopicType
 from .errors import BrokerNotFoundError, NotFoundError, PartialResultError, ProtomqError
+from .wire.topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from ._transactions import TransactionDecision
@@ -125,9 +126,9 @@ class Admin(AdminCalls):
             )
         )
 
-    def describe_topic(self, topic: str) -> TopicDescription:
+    def describe_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> TopicDescription:
         """Configuration and queues of a topic. Raises TopicNotFoundError."""
-        return whole(*describe_topic(self, topic))
+        return whole(*describe_topic(self, topic, brokers))
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a topic, its queues and committed offsets. Returns the brokers that had it. Raises TopicNotFoundError if none had."""
@@ -285,9 +286,9 @@ class Admin(AdminCalls):
         """Commits or rolls back the open transaction of a message. Returns what it was. Raises TransactionNotFoundError if none is open."""
         return end_transaction(self, message_id, decision)
 
-    def list_dead_letters(self) -> list[DeadLetters]:
+    def list_dead_letters(self, *, brokers: Iterable[str] | None = None) -> list[DeadLetters]:
         """Returns the groups that have dead letters, by name. Read the messages with a consumer of %DLQ%group, as in any topic."""
-        return whole(*list_dead_letters(self))
+        return whole(*list_dead_letters(self, brokers))
 
     def replay_dead_letters(
         self,

@@ -49,7 +49,9 @@ class ReplayProgress:
     unknown_ids: tuple[str, ...] = ()
 
 
-def list_dead_letters(admin: AdminCalls) -> tuple[list[DeadLetters], dict[str, ProtomqError]]:
+def list_dead_letters(
+    admin: AdminCalls, brokers: Iterable[str] | None
+) -> tuple[list[DeadLetters], dict[str, ProtomqError]]:
     """Of all groups, by name, and the brokers that did not answer."""
     with fork_waits:
         from .v1 import dead_letter_service_pb2 as pb
@@ -64,7 +66,7 @@ def list_dead_letters(admin: AdminCalls) -> tuple[list[DeadLetters], dict[str, P
             for one in page.groups:
                 found[one.consumer_group] = _added(one, found.get(one.consumer_group))
 
-    failures = admin._ask_each(None, ask)
+    failures = admin._ask_each(brokers, ask)
     return [found[group] for group in sorted(found)], failures
 
 

@@ -72,7 +72,7 @@ def create_topic(
 
 
 def describe_topic(
-    admin: AdminCalls, topic: str
+    admin: AdminCalls, topic: str, brokers: Iterable[str] | None
 ) -> tuple[TopicDescription, dict[str, ProtomqError]]:
     """Configuration and queues, and the brokers that did not answer. Raises TopicNotFoundError."""
     from .v1 import admin_service_pb2 as pb
@@ -101,7 +101,7 @@ def describe_topic(
             for item in answer.queues
         )
 
-    failures = admin._ask_each(None, ask, topic)
+    failures = admin._ask_each(brokers, ask, topic)
     if not configs:
         raise next(iter(failures.values()), no_broker_has(topic))
     return TopicDescription(topic, configs, tuple(queues)), failures

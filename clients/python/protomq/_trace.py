@@ -31,6 +31,7 @@ from ._steps import Block, Steps
 from ._types import MessageQueue, PoppedQueue
 from .errors import ProtocolError, ProtomqError
 from .hooks import ConsumeContext, Hook, SendContext
+from .wire.topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from ._message import Message
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("protomq")
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 PENDING_MAX: Final = 10_000
 EVENTS_PER_MESSAGE: Final = 60
 """A message has 64 keys at most, and each event's message id is one."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protomq import Permission
-from protomq.errors import GroupNotFoundError
+from protomq.errors import GroupNotFoundError, TopicNotFoundError
 from protomq_cli import draining
 from protomq_cli.draining import Rest, close, reopen, rest_of, wait_until_drained
 from protomq_cli.output import OutputFormat
@@ -27,6 +27,8 @@ class FakeAdmin:
         self.transactions: list[str] = []
         self.replica_lag_bytes = 0
         self.delayed_messages = [0]
+        self.unread: dict[str, int] = {}
+        self.letters: dict[str, tuple[int, int]] = {}
         self.meanwhile: list[Callable[[], None]] = []
 
     def list_topics(
@@ -61,6 +63,19 @@ class FakeAdmin:
         if self.lags[group, topic] < 0:
             raise GroupNotFoundError("no such group")
         return [SimpleNamespace(lag=self.lags[group, topic]), SimpleNamespace(lag=0)]
+
+    def describe_topic(self, topic: str, *, brokers: list[str]) -> Any:
+        assert brokers == ["a"]
+        if topic not in self.permissions["a"]:
+            raise TopicNotFoundError("no such topic")
+        return SimpleNamespace(message_count=self.unread.get(topic, 0))
+
+    def list_dead_letters(self, *, brokers: list[str]) -> list[Any]:
+        assert brokers == ["a"]
+        return [
+            SimpleNamespace(group=group, message_count=count, replayed_count=replayed)
+            for group, (count, replayed) in self.letters.items()
+        ]
 
     def list_transactions(self, *, brokers: list[str]) -> list[str]:
         assert brokers == ["a"]
@@ -113,6 +128,26 @@ def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_
     assert rest_of(admin, "a") == Rest({"g": 5})
     admin.transactions, admin.replica_lag_bytes = ["half"], 7
     assert str(rest_of(admin, "a")) == "g: 5 messages, 1 open transactions, its slave lacks 7 bytes"
+
+
+def test_what_nobody_has_read_keeps_the_broker() -> None:
+    admin: Any = FakeAdmin(a={"t": R, "new": R, "TRANS_CHECK_MAX_TIME_TOPIC": R, "RMQ_SYS_TRACE_TOPIC": R})
+    admin.lags = {("g", "t"): 0}
+    admin.unread = {"t": 9, "new": 3, "TRANS_CHECK_MAX_TIME_TOPIC": 1, "RMQ_SYS_TRACE_TOPIC": 50}
+    rest = rest_of(admin, "a")
+    assert rest == Rest(unread={"new": 3, "TRANS_CHECK_MAX_TIME_TOPIC": 1})
+    assert str(rest) == "TRANS_CHECK_MAX_TIME_TOPIC: 1 messages that no group has read, new: 3 messages that no group has read"
+
+
+def test_dead_letters_keep_the_broker_until_they_are_replayed_or_read() -> None:
+    admin: Any = FakeAdmin(a={"t": R, "%DLQ%g": R, "%DLQ%h": R})
+    admin.lags = {("g", "t"): 0}
+    admin.letters = {"g": (40, 10), "h": (5, 5)}
+    assert rest_of(admin, "a") == Rest(unread={"%DLQ%g": 30})
+    admin.lags["reader", "%DLQ%g"] = 2
+    assert rest_of(admin, "a") == Rest({"reader": 2})
+    admin.lags["reader", "%DLQ%g"] = 0
+    assert rest_of(admin, "a").is_nothing
 
 
 @pytest.mark.parametrize("counts", [[2], [2, 0], [0, 2]], ids=["waits", "fell due", "sent back"])
