@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -30,7 +30,7 @@ from ._pop_steps import COUNT_MAX, HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PopSteps, 
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, failure_of, judge
 from ._push_steps import SaidSeldom
-from ._steps import Each, Steps
+from ._steps import Steps
 from ._types import PoppedQueue
 from .errors import ConfigurationError, NotFoundError, ProtomqError, StaleReceiptError
 
@@ -95,14 +95,15 @@ class Hold:
 
     Attributes:
         is_lost: the broker refused to renew: somebody else has the message, or it is a dead letter. What the handler says counts no more.
+        is_being_renewed: the broker is asked, and has not answered yet.
         renewed_count: how often its time was renewed.
     """
 
-    __slots__ = ("_began_s", "_next_s", "is_lost", "message", "renewed_count")
+    __slots__ = ("_began_s", "_next_s", "is_being_renewed", "is_lost", "message", "renewed_count")
 
     def __init__(self, message: Message, began_s: float, next_s: float) -> None:
         self.message = message
-        self.is_lost = False
+        self.is_lost = self.is_being_renewed = False
         self.renewed_count = 0
         self._began_s = began_s
         self._next_s = next_s
@@ -139,7 +140,7 @@ class Holds:
         return self._holds.get(id(message))
 
     def end(self, hold: Hold) -> None:
-        """Its handler is done with it."""
+        """Its handler is done with it: no renewal of it begins any more."""
         with self._lock:
             self._holds.pop(id(hold.message), None)
 
@@ -148,31 +149,39 @@ class Holds:
         with self._lock:
             return list(self._holds.values())
 
-    def due(self, now_s: float) -> list[Hold]:
-        """Those that are to be renewed now, together. One that has reached the limit is not any more, which is logged."""
+    def due(self, broker_name: str, now_s: float) -> list[Hold]:
+        """Those of a broker that are being renewed from now on. One that has reached the limit is not any more, which is logged."""
         found: list[Hold] = []
-        for hold in self.all():
-            if hold._next_s > now_s:
-                continue
-            if now_s - hold._began_s >= self._options.renew_limit_s:
+        with self._lock:
+            due = [hold for hold in self._at(broker_name) if hold._next_s <= now_s]
+            for hold in due:
+                if now_s - hold._began_s < self._options.renew_limit_s:
+                    hold.is_being_renewed = True
+                    found.append(hold)
+        for hold in due:
+            if not hold.is_being_renewed:
                 hold._next_s = float("inf")
                 logger.warning(
                     "message %s of %s is handled for %.0f s: it is renewed no more, and somebody else gets it soon",
                     hold.message.message_id, hold.message.topic, now_s - hold._began_s,
                 )  # fmt: skip
-            else:
-                found.append(hold)
         return found
 
-    def next_due_in_s(self, now_s: float) -> float:
+    def next_due_in_s(self, broker_name: str, now_s: float) -> float:
         """Until `due` has something. What is received meanwhile is not due before that either."""
         received_now_s = now_s + self._options.invisible_s * RENEW_AT
-        return max(min([received_now_s, *(hold._next_s for hold in self.all())]) - now_s, 0.0)
+        with self._lock:
+            next_s = min([received_now_s, *(hold._next_s for hold in self._at(broker_name))])
+        return max(next_s - now_s, 0.0)
+
+    def _at(self, broker_name: str) -> Iterator[Hold]:
+        return (hold for hold in self._holds.values() if hold.message.queue.broker_name == broker_name)
 
     def renewed(self, holds: Iterable[Hold], stale: Sequence[Message], asked_s: float) -> None:
         """The broker has renewed them, but for those that are `stale`. `asked_s`: when it was asked to."""
         lost = {id(message) for message in stale}
         for hold in holds:
+            hold.is_being_renewed = False
             if id(hold.message) not in lost:
                 hold.renewed_count += 1
                 hold._next_s = asked_s + self._options.invisible_s * RENEW_AT
@@ -187,6 +196,7 @@ class Holds:
     def not_renewed(self, holds: Iterable[Hold], now_s: float) -> None:
         """The broker could not be asked: it is tried again soon."""
         for hold in holds:
+            hold.is_being_renewed = False
             hold._next_s = now_s + self._options.invisible_s * RENEW_AGAIN_AT
 
 
@@ -319,27 +329,21 @@ class Handling:
         self._is_failing = True
 
     def renew(self, holds: Sequence[Hold]) -> Steps[None]:
-        """Holds them for longer."""
-        yield Each([self._renew_at(same) for same in _by_broker(holds)])
-
-    def _renew_at(self, holds: Sequence[Hold]) -> Steps[None]:
+        """Holds messages of one broker for longer."""
         asked_s = self._clock()
         messages = [hold.message for hold in holds]
         try:
             stale = yield from self._steps.change_invisible(messages, self.options.invisible_s)
         except StaleReceiptError:
             stale = messages
-        except ProtomqError as error:
+        except Exception as error:
             logger.warning("%d messages could not be held for longer: %r; it is tried again", len(holds), error)
             self.holds.not_renewed(holds, self._clock())
             return
         self.holds.renewed(holds, stale, asked_s)
 
     def acknowledge(self, holds: Sequence[Hold]) -> Steps[None]:
-        """Their handlers have returned."""
-        yield Each([self._acknowledge_at(same) for same in _by_broker(holds)])
-
-    def _acknowledge_at(self, holds: Sequence[Hold]) -> Steps[None]:
+        """Their handlers have returned. All are of one broker."""
         messages = [hold.message for hold in holds]
         try:
             stale = yield from self._steps.ack(messages)
@@ -402,13 +406,6 @@ def hold_of(message: Message, handlings: Iterable[Handling]) -> Hold:
         if hold is not None:
             return hold
     raise ConfigurationError(f"{message!r} is not being handled")
-
-
-def _by_broker(holds: Iterable[Hold]) -> list[list[Hold]]:
-    found: dict[str, list[Hold]] = {}
-    for hold in holds:
-        found.setdefault(hold.message.queue.broker_name, []).append(hold)
-    return list(found.values())
 
 
 def delay_s_of(message: Message, failure: Failure) -> float:

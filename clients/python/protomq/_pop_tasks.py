@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -40,11 +41,13 @@ class HandlerTasks:
         self._ahead = Ahead(handling.options)
         self._changed = asyncio.Event()
         self._stops = False
-        self._told = asyncio.Lock()
-        """As in HandlerThreads."""
+        self._renewing: dict[str, asyncio.Task[None]] = {}
+        """By broker."""
+        self._renewed = asyncio.Condition()
         self._receiving: asyncio.Task[list[Message]] | None = None
-        self._returned: list[Hold] = []
-        self._is_acknowledging = False
+        self._returned: defaultdict[str, list[Hold]] = defaultdict(list)
+        """As in HandlerThreads."""
+        self._acknowledging: set[str] = set()
 
     def stop(self) -> None:
         """No handler begins any more."""
@@ -53,8 +56,6 @@ class HandlerTasks:
 
     async def work(self) -> HandledCounts:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
-        loop = asyncio.get_running_loop()
-        renewing = loop.create_task(self._renew_until_end())
         timeout_s = self.handling.options.drain_timeout_s
         try:
             while (count := await self._wait_for_room()) > 0:
@@ -66,8 +67,9 @@ class HandlerTasks:
             raise
         finally:
             await self._drain(timeout_s)
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            for task in self._renewing.values():
+                task.cancel()
+            await asyncio.gather(*self._renewing.values(), return_exceptions=True)
             self._threads.close()
         return self.handling.counts
 
@@ -107,6 +109,9 @@ class HandlerTasks:
         now_s = time.monotonic()
         for message in messages:
             hold = self.handling.holds.begin(message, now_s)
+            broker_name = message.queue.broker_name
+            if broker_name not in self._renewing:
+                self._renewing[broker_name] = asyncio.get_running_loop().create_task(self._renew_until_end(broker_name))
             if self._ahead.begins(hold):
                 self._start(hold)
 
@@ -144,8 +149,8 @@ class HandlerTasks:
         elif failure is None:
             await self._acknowledge(hold)
         else:
-            async with self._told:
-                await self._run(handling.fail(hold, failure))
+            await self._wait_for_renewals([hold])
+            await self._run(handling.fail(hold, failure))
 
     async def _call(self, message: Message) -> Any:
         if self._handler.is_coroutine:
@@ -155,34 +160,40 @@ class HandlerTasks:
         return results[0]
 
     async def _acknowledge(self, hold: Hold) -> None:
-        """With all others that have returned meanwhile: who comes first reports those that come while it does."""
-        self._returned.append(hold)
-        if self._is_acknowledging:
+        """With all others of its broker that have returned meanwhile: who comes first reports those that come while it does."""
+        broker_name = hold.message.queue.broker_name
+        self._returned[broker_name].append(hold)
+        if broker_name in self._acknowledging:
             return
-        self._is_acknowledging = True
+        self._acknowledging.add(broker_name)
         try:
-            while self._returned:
-                holds, self._returned = self._returned, []
+            while holds := self._returned.pop(broker_name, []):
                 await self._run(self.handling.acknowledge(holds))
         finally:
-            self._is_acknowledging = False
+            self._acknowledging.discard(broker_name)
 
-    async def _renew_until_end(self) -> None:
+    async def _renew_until_end(self, broker_name: str) -> None:
         holds = self.handling.holds
         while True:
-            await asyncio.sleep(holds.next_due_in_s(time.monotonic()))
-            if due := holds.due(time.monotonic()):
-                async with self._told:
-                    await self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
+            await asyncio.sleep(holds.next_due_in_s(broker_name, time.monotonic()))
+            if due := holds.due(broker_name, time.monotonic()):
+                await self._run(self.handling.renew(due))
+                async with self._renewed:
+                    self._renewed.notify_all()
+
+    async def _wait_for_renewals(self, holds: Sequence[Hold]) -> None:
+        """As in HandlerThreads."""
+        async with self._renewed:
+            await self._renewed.wait_for(lambda: not any(hold.is_being_renewed for hold in holds))
 
     async def _drain(self, timeout_s: float) -> None:
         """Gives back what waits, and waits for handlers that run; coroutines are cancelled then, and their messages given back."""
         self._stops = True
         if waiting := self._ahead.clear():
-            async with self._told:
-                for hold in waiting:
-                    self.handling.holds.end(hold)
-                await self._run(self.handling.give_back(waiting))
+            for hold in waiting:
+                self.handling.holds.end(hold)
+            await self._wait_for_renewals(waiting)
+            await self._run(self.handling.give_back(waiting))
         if self._tasks and timeout_s:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         holds = self.handling.holds
@@ -195,6 +206,9 @@ class HandlerTasks:
             left = [hold for hold in holds.all() if not hold.is_lost]
         left += await self._received_last()
         if left:
+            for hold in left:
+                holds.end(hold)
+            await self._wait_for_renewals(left)
             await self._run(self.handling.give_back(left))
 
     async def _received_last(self) -> list[Hold]:

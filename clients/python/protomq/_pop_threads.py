@@ -2,13 +2,16 @@
 
     thread of `handle`    receive, as many as `Ahead` says ──▶ threads of handlers ──▶ ack, together with others that have just ended
                                                                     ▲ next ◀──────────────┘
-    thread that renews    sleeps until a hold is due
+    threads that renew    one for each broker, which sleeps until a hold is due
+
+Each broker is told by itself: one that does not answer holds up nothing of another one.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,10 +46,11 @@ class HandlerThreads:
         self._ahead = Ahead(handling.options)
         self._stops = False
         self._ended = threading.Event()
-        self._told = threading.Lock()
-        """Held while messages are renewed, or given back: a renewal that comes behind would hold what is to come again."""
-        self._returned: list[Hold] = []
-        self._is_acknowledging = False
+        self._renewing: set[str] = set()
+        """Brokers whose messages a thread renews."""
+        self._returned: defaultdict[str, list[Hold]] = defaultdict(list)
+        """By broker, what is to be acknowledged."""
+        self._acknowledging: set[str] = set()
 
     def stop(self) -> None:
         """No handler begins any more."""
@@ -56,7 +60,6 @@ class HandlerThreads:
 
     def work(self) -> HandledCounts:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
-        self._threads.submit(self._renew_until_end)
         try:
             while (count := self._wait_for_room()) > 0:
                 self._begin(self._receive(count))
@@ -92,6 +95,10 @@ class HandlerThreads:
         now_s = time.monotonic()
         for message in messages:
             hold = self.handling.holds.begin(message, now_s)
+            broker_name = message.queue.broker_name
+            if broker_name not in self._renewing:
+                self._renewing.add(broker_name)
+                self._threads.submit(partial(self._renew_until_end, broker_name))
             with self._changed:
                 begins = self._ahead.begins(hold)
             if begins:
@@ -122,37 +129,44 @@ class HandlerThreads:
             elif failure is None:
                 self._acknowledge(hold)
             else:
-                with self._told:
-                    self._run(handling.fail(hold, failure))
+                self._wait_for_renewals([hold])
+                self._run(handling.fail(hold, failure))
         except BaseException:
             logger.exception("the end of a message that %s has handled could not be told", handling.name)
 
     def _acknowledge(self, hold: Hold) -> None:
-        """With all others that have returned meanwhile: who comes first reports those that come while it does."""
+        """With all others of its broker that have returned meanwhile: who comes first reports those that come while it does."""
+        broker_name = hold.message.queue.broker_name
         with self._changed:
-            self._returned.append(hold)
-            if self._is_acknowledging:
+            self._returned[broker_name].append(hold)
+            if broker_name in self._acknowledging:
                 return
-            self._is_acknowledging = True
+            self._acknowledging.add(broker_name)
         try:
             while True:
                 with self._changed:
-                    holds, self._returned = self._returned, []
+                    holds = self._returned.pop(broker_name, [])
                     if not holds:
-                        self._is_acknowledging = False
+                        self._acknowledging.discard(broker_name)
                         return
                 self._run(self.handling.acknowledge(holds))
         except BaseException:
             with self._changed:
-                self._is_acknowledging = False
+                self._acknowledging.discard(broker_name)
             raise
 
-    def _renew_until_end(self) -> None:
+    def _renew_until_end(self, broker_name: str) -> None:
         holds = self.handling.holds
-        while not self._ended.wait(holds.next_due_in_s(time.monotonic())):
-            if due := holds.due(time.monotonic()):
-                with self._told:
-                    self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
+        while not self._ended.wait(holds.next_due_in_s(broker_name, time.monotonic())):
+            if due := holds.due(broker_name, time.monotonic()):
+                self._run(self.handling.renew(due))
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _wait_for_renewals(self, holds: Sequence[Hold]) -> None:
+        """Those that are under way: one that comes behind would hold what is to come again."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(hold.is_being_renewed for hold in holds))
 
     def _drain(self) -> None:
         """Gives back what waits, waits for handlers that run, and ends the renewals."""
@@ -161,10 +175,10 @@ class HandlerThreads:
             self._stops = True
             waiting = self._ahead.clear()
         if waiting:
-            with self._told:
-                for hold in waiting:
-                    self.handling.holds.end(hold)
-                self._run(self.handling.give_back(waiting))
+            for hold in waiting:
+                self.handling.holds.end(hold)
+            self._wait_for_renewals(waiting)
+            self._run(self.handling.give_back(waiting))
         with self._changed:
             self._changed.wait_for(lambda: not self._ahead.busy_count, timeout_s)
             left_count = self._ahead.busy_count

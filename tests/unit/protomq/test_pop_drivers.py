@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protomq import HandledCounts, Message, _methods
+from protomq import HandledCounts, Message, Retry, _methods
 from protomq._async_steps import AsyncDriver
 from protomq._pop_handling import Handling, HandlingOptions, Hold
 from protomq._pop_steps import PopSteps
@@ -27,6 +27,8 @@ from tests.support.fake_driver import route_of
 from .test_pop_steps import answer_of
 
 WAIT_S = 30.0
+FROZEN_S = 8.0
+"""Longer than anything of another broker is waited for."""
 
 
 class Brokers:
@@ -49,7 +51,7 @@ class Brokers:
             return answer_of([])
         self.told.append((name, method))
         if name in self.frozen:
-            assert self.thaws.wait(WAIT_S)
+            self.thaws.wait(FROZEN_S)
             raise RequestTimeoutError("no answer")
         answer = AckResponse() if method is _methods.ACK else ChangeInvisibleResponse()
         data: bytes = answer.SerializeToString()
@@ -121,12 +123,12 @@ def world(request: pytest.FixtureRequest) -> World:
     return World(request.param)
 
 
-def is_renewed(hold: Hold) -> bool:
-    """Waits until it is, or until it is clear that it is not."""
+def wait_until(is_so: Callable[[], bool]) -> bool:
+    """Whether it comes to be, within a time in which it would."""
     deadline_s = time.monotonic() + 5.0
-    while not hold.renewed_count and time.monotonic() < deadline_s:
+    while not is_so() and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    return hold.renewed_count > 0
+    return is_so()
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["past the limit", "lost"])
@@ -136,7 +138,7 @@ def test_a_handler_that_hangs_ends_no_renewals_of_others(world: World, caplog: p
 
     def handler(message: Message) -> None:
         if message.body == b"other":
-            found.append(is_renewed(world.hold(message)))
+            found.append(wait_until(lambda: world.hold(message).renewed_count > 0))
             world.stop()
             other_is_done.set()
             return
@@ -153,3 +155,53 @@ def test_a_handler_that_hangs_ends_no_renewals_of_others(world: World, caplog: p
     counts = world.handle(handler, invisible_s=0.4, renew_limit_s=0.3)
     assert found == [True]
     assert counts == ((1, 0, 1) if is_lost else (2, 0, 0))
+
+
+@pytest.mark.parametrize("what_hangs", ["renewal", "ends of failed ones", "acknowledgement"])
+def test_a_frozen_broker_holds_up_nothing_that_another_is_told(world: World, what_hangs: str) -> None:
+    brokers = world.brokers
+    brokers.frozen.add("a")
+    found: list[bool] = []
+
+    def handler(message: Message) -> object:
+        if message.body == b"last":
+            found.append(wait_until(lambda: ("b", _methods.ACK) in brokers.told))
+            brokers.thaws.set()
+            world.stop()
+        elif message.queue.broker_name == "b":
+            assert wait_until(lambda: any(name == "a" for name, _ in brokers.told))
+            found.append(wait_until(lambda: world.hold(message).renewed_count > 0))
+            brokers.messages["b"].append(b"last")
+        elif what_hangs == "renewal":
+            assert brokers.thaws.wait(WAIT_S)
+        elif what_hangs == "ends of failed ones":
+            return Retry()
+        return None
+
+    brokers.messages["a"].extend([b"first", b"second"])
+    brokers.messages["b"].append(b"slow")
+    world.handle(handler, invisible_s=0.6)
+    assert found == [True, True]
+
+
+def test_the_failure_of_a_message_is_told_behind_its_renewal(world: World) -> None:
+    """A renewal behind it would hold what is to come again."""
+    brokers = world.brokers
+    brokers.frozen.add("a")
+
+    def handler(message: Message) -> object:
+        if message.queue.broker_name == "a":
+            assert wait_until(lambda: ("a", _methods.CHANGE_INVISIBLE) in brokers.told)
+            brokers.messages["b"].append(b"last")
+            return Retry(delay=0.0)
+        time.sleep(0.3)
+        found.append(brokers.told.count(("a", _methods.CHANGE_INVISIBLE)))
+        brokers.thaws.set()
+        world.stop()
+        return None
+
+    found: list[int] = []
+    brokers.messages["a"].append(b"first")
+    world.handle(handler, invisible_s=0.6)
+    assert found == [1]
+    assert brokers.told.count(("a", _methods.CHANGE_INVISIBLE)) > 1

@@ -116,16 +116,22 @@ class Brokers:
 
     def renew(self, seconds: float) -> int:
         self.clock.advance(round(seconds * 1000))
-        due = self.handling.holds.due(self.clock.monotonic())
-        self.run(self.handling.renew(due))
-        return len(due)
+        due_count = 0
+        for name in "ab":
+            if due := self.handling.holds.due(name, self.clock.monotonic()):
+                self.run(self.handling.renew(due))
+                due_count += len(due)
+        return due_count
+
+    def next_due_in_s(self) -> float:
+        return min(self.handling.holds.next_due_in_s(name, self.clock.monotonic()) for name in "ab")
 
 
 def test_messages_are_renewed_together_when_half_of_their_time_is_over_and_after_a_failure_soon() -> None:
     brokers = Brokers()
     holds = brokers.begin("a", "b")
     assert brokers.renew(29.9) == 0
-    assert brokers.handling.holds.next_due_in_s(29.9) == pytest.approx(0.1)
+    assert brokers.next_due_in_s() == pytest.approx(0.1)
     assert brokers.renew(0.1) == 4
     assert [(name, request.invisible_ms, len(request.messages)) for name, request in brokers.told] == [("a", 60_000, 2), ("b", 60_000, 2)]
     assert [hold.renewed_count for hold in holds] == [1] * 4
@@ -134,7 +140,7 @@ def test_messages_are_renewed_together_when_half_of_their_time_is_over_and_after
     assert brokers.renew(30) == 3
     assert [hold.renewed_count for hold in holds[1:]] == [1, 1, 1]
     brokers.failures.clear()
-    assert brokers.handling.holds.next_due_in_s(brokers.clock.monotonic()) == pytest.approx(9, abs=0.5)
+    assert brokers.next_due_in_s() == pytest.approx(9, abs=0.5)
     assert brokers.renew(9.5) == 3
     assert [hold.renewed_count for hold in holds] == [1, 2, 2, 2]
     assert not any(hold.is_lost for hold in holds)
@@ -166,17 +172,19 @@ def test_at_the_limit_a_message_is_renewed_no_more(caplog: pytest.LogCaptureFixt
     brokers = Brokers(renew_limit_s=70.0)
     brokers.begin("a")
     assert [brokers.renew(30) for _ in range(4)] == [2, 2, 0, 0]
-    assert brokers.handling.holds.next_due_in_s(brokers.clock.monotonic()) == 30.0  # What would be received now is due then.
+    assert brokers.next_due_in_s() == 30.0  # What would be received now is due then.
     assert sum("is renewed no more" in record.message for record in caplog.records) == 2
 
 
 def test_an_end_is_counted_as_the_broker_takes_it() -> None:
     brokers = Brokers()
     brokers.stale["b"] = [40]
-    brokers.run(brokers.handling.acknowledge(brokers.begin("a", "b")))
+    brokers.run(brokers.handling.acknowledge(brokers.begin("a")))
+    brokers.run(brokers.handling.acknowledge(brokers.begin("b")))
     assert brokers.handling.counts == HandledCounts(3, 0, 1)
     brokers.stale["b"] = [40, 41]
-    brokers.run(brokers.handling.acknowledge(brokers.begin("a", "b")))
+    brokers.run(brokers.handling.acknowledge(brokers.begin("a")))
+    brokers.run(brokers.handling.acknowledge(brokers.begin("b")))
     assert brokers.handling.counts == HandledCounts(5, 0, 3)
     brokers.failures = [TopicNotFoundError("gone")] * 100
     brokers.run(brokers.handling.acknowledge(brokers.begin("a")))
