@@ -8,6 +8,7 @@ from unittest import mock
 
 from protomq.wire.log_walk import Seal, WalkedBlock, walk_appends
 from protomq_broker.store import following
+from protomq_broker.store.leading import Leadership
 from protomq_broker.store.log import verbatim
 from protomq_broker.store.log.agreement import LogPoint, LogView
 from protomq_broker.store.log.epochs import Epochs
@@ -56,6 +57,11 @@ def truncates_by_length() -> Any:
     return mock.patch.object(store_follow, "last_agreed", shorter)
 
 
+def damage_is_no_end() -> Any:
+    """Where a log is damaged, it says that no append ends."""
+    return mock.patch.object(Leadership, "_point_in", return_value=None)
+
+
 def epochs_are_not_durable() -> Any:
     """The table of epochs is never written."""
 
@@ -79,6 +85,7 @@ BUGS: Final = (
     ("follows bytes whose seals do not hold", seals_are_not_checked),
     ("believes the synced positions of another store", synced_positions_are_believed),
     ("truncates by length", truncates_by_length),
+    ("says that no append ends where its log is damaged", damage_is_no_end),
     ("never writes its epochs", epochs_are_not_durable),
     ("keeps what tells of a truncated part", snapshots_survive_a_truncation),
     ("does not follow states", states_are_not_followed),

@@ -17,7 +17,12 @@ from typing import Any, Final
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.hashing import key_hash_of
-from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from protomq.wire.record import (
+    SEAL_SIZE_BYTES,
+    RecordTemplate,
+    encode_front,
+    encode_record_field,
+)
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, ForeignBytesError, StoreError
@@ -284,6 +289,27 @@ class FollowWorld:
         """It goes and comes back as the leader, in a new epoch."""
         self._restart_leader(self.rng.choice(("kill", "power", "power", "close")))
 
+    def leader_rots(self) -> None:
+        """A bit of its last segment changes. The follower, which has all, keeps all when it comes back, and heals it. F2."""
+        self.replicate_all()
+        leader, follower = self.leader.open_store, self.follower.open_store
+        end = leader.appended_position
+        base = (end - 1) // SEGMENT_SIZE_BYTES * SEGMENT_SIZE_BYTES
+        if end - base <= SEAL_SIZE_BYTES:  # nothing stands behind its head, by which it could be proved
+            return
+        at = self.rng.randrange(base + SEAL_SIZE_BYTES, end) - base
+        path = f"/s/commitlog/{base:020d}"
+        self.leader.disk.flip_bit(path, 8 * at + self.rng.randrange(8))
+        try:
+            point = last_agreed(follower, leader, follower.epochs.rows[-1].epoch)
+            if point is None or point.position < end:
+                self.say("F2", f"truncates to {point} where the leader is damaged at {base + at}")
+        except CorruptLogError:
+            pass  # it asks again when that is healed
+        for damage in leader.damaged_ranges:
+            leader.heal_log(damage, self.follower.log(damage.start_position, damage.end_position))
+        self._compare_bytes()
+
     def crash_follower(self) -> None:
         self._restart_follower(self.rng.choice(("kill", "power", "power", "close")))
 
@@ -476,7 +502,7 @@ def check_following(seed: int, *, steps: int = 24) -> list[Violation]:
     actions: tuple[Callable[[], None], ...] = (
         world.send, world.send, world.send, world.commit, world.commit, world.delete_and_create, world.leader_syncs,
         world.leader_checkpoints, world.retention, world.replicate, world.replicate, world.replicate, world.replicate,
-        world.follower_checkpoints, world.crash_leader, world.crash_follower,
+        world.follower_checkpoints, world.leader_rots, world.crash_leader, world.crash_follower,
         world.crash_follower, world.fail_over, world.fail_over_between_twins, world.lose_caches, world.compare,
     )  # fmt: skip
     of_follower = (world.replicate, world.follower_checkpoints)

@@ -52,6 +52,10 @@ FAILURE_LOOK_S: Final = 1.0
 """Between two looks at whether the log has failed, and between two tries to open the store again."""
 
 
+class CannotLeadError(Exception):
+    """The store of the elected member lacks what it has acknowledged."""
+
+
 class LogFailed(NamedTuple):
     """The log of this process has failed."""
 
@@ -92,7 +96,9 @@ class ElectedBroker:
         self._config = with_ports_of(self.process, self._config)
         broker, etcd = self.process.broker, self._settings
         store = broker.store
-        tail_may_be_lost = await asyncio.to_thread(self._tail.open, syncs=store.config.sync_flush)
+        tail_may_be_lost = await asyncio.to_thread(
+            self._tail.open, syncs=store.config.sync_flush, is_lost=store.has_lost_its_end
+        )
         self.leadership.begin(
             Settings(
                 str(store.id),
@@ -187,16 +193,20 @@ class ElectedBroker:
         log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
         if self.leadership.role is Role.FOLLOWING:
             await asyncio.to_thread(process.broker.stop_following)
-            self.leadership.tail_may_be_lost()
-            with suppress(OSError):  # then this process remembers it, and a crash of it is one more fault
-                await asyncio.to_thread(self._tail.doubt)
-            await self._open_again(None)
+            await self._doubt_tail()
+            await self._open_again()
             process.broker.go_on_following()
             log.warning("the store is open again")
             return
         timeout_s = self._settings.hand_over_timeout_ms / 1_000
         if not await asyncio.to_thread(self.leadership.hand_over, timeout_s):
             log.error("nobody in sync can lead %s: start this broker again when its disk is well", self._config.broker_name)
+
+    async def _doubt_tail(self) -> None:
+        """The slave leaves the set before it may run."""
+        self.leadership.tail_may_be_lost()
+        with suppress(OSError):  # then this process remembers it, and a crash of it is one more fault
+            await asyncio.to_thread(self._tail.doubt)
 
     async def _do(self, item: Item) -> None:
         if self._is_stopping:
@@ -208,7 +218,7 @@ class ElectedBroker:
             return
         if isinstance(item, BrokerProcess):
             if item is process:
-                await self._open_again(None)
+                await self._open_again()
                 log.warning("the store is open again")
         elif isinstance(item, Follow):
             log.info("member %s leads in epoch %d: it is followed at %s", *item[:1], item.epoch, item.address)
@@ -221,36 +231,35 @@ class ElectedBroker:
             log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
-            await self._open_again(None)
+            await self._open_again()
         elif isinstance(item, TailSettled):
             await asyncio.to_thread(self._tail.settle)
 
     async def _lead(self, epoch: int) -> None:
-        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again for that."""
-        store = self.process.broker.store
-        if store.log_failure:
-            await self._open_again(epoch)
-            return
-        await self.process.give_up_store(CHANGE_GRACE_S)
+        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that."""
+        if self.process.broker.store.log_failure:
+            await self._open_again()
+            if self.process.broker.store.has_lost_its_end:
+                raise CannotLeadError("its log was opened again, and ends with damage")
+        store = await self.process.give_up_store(CHANGE_GRACE_S)
         await asyncio.to_thread(store.lead, epoch, waits_for_replicas=True)
         self.leadership.opened(epoch, store.appended_position)
         self.process = self._make(self._config, epoch, store)
         await self.process.start()
 
-    async def _open_again(self, epoch: int | None) -> None:
-        """The store is closed, and opened to lead in this epoch, or to follow. One whose log has failed is tried until its disk is well."""
+    async def _open_again(self) -> None:
+        """The store is closed, and opened to follow. One whose log has failed is tried until its disk is well."""
         has_failed = bool(self.process.broker.store.log_failure)
         await self.process.stop(CHANGE_GRACE_S)
         while True:
             try:
-                self.process = await asyncio.to_thread(self._make, self._config, epoch)
+                self.process = await asyncio.to_thread(self._make, self._config, None)
                 break
             except OSError as error:
-                if not has_failed or epoch is not None or self._is_stopping:
+                if not has_failed or self._is_stopping or self.leadership.role is Role.OPENING:
                     raise
                 log.error("the store cannot be opened again yet: %s", error)
             await asyncio.sleep(FAILURE_LOOK_S)
-        if epoch is not None:
-            store = self.process.broker.store
-            self.leadership.opened(epoch, store.appended_position)
+        if self.process.broker.store.has_lost_its_end:
+            await self._doubt_tail()
         await self.process.start()

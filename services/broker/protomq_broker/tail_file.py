@@ -4,7 +4,8 @@
 
 A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
 true. The machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
-true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost.
+true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost. It is
+lost if the log ends with a damaged range.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class TailFile:
         self._syncs = False
         self.may_be_lost = False
 
-    def open(self, *, syncs: bool) -> bool:
+    def open(self, *, syncs: bool, is_lost: bool) -> bool:
         """Called when the store is open. Returns whether the end of its log may be lost. `syncs`: this run acknowledges only synced bytes.
-        Raises OSError.
+        `is_lost`: the log ends with damage. Raises OSError.
         """
         known = self._read()
         is_same_boot = bool(self._boot_id) and known.get("boot_id") == self._boot_id
         was_kept = known.get("is_clean") is True or is_same_boot or known.get("syncs") is True
-        self.may_be_lost = known.get("may_be_lost") is not False or not was_kept
+        self.may_be_lost = known.get("may_be_lost") is not False or not was_kept or is_lost
         self._syncs = syncs
         self._write(is_clean=False)
         return self.may_be_lost

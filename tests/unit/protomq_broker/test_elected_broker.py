@@ -11,7 +11,7 @@ import pytest
 
 from protomq_broker import elected_broker
 from protomq_broker.config import BrokerConfig, EtcdConfig
-from protomq_broker.elected_broker import CHANGE_GRACE_S, ElectedBroker, LogFailed
+from protomq_broker.elected_broker import CHANGE_GRACE_S, CannotLeadError, ElectedBroker, LogFailed
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
@@ -30,7 +30,7 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
     disk = SimDisk()
     make_folders(disk, ROOT)
     first = TailFile(disk, ROOT, "one")
-    first.open(syncs=False)
+    first.open(syncs=False, is_lost=False)
     first.settle()
 
     async def stop(grace_s: float) -> None:
@@ -47,13 +47,13 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
         await broker.stop(0)
 
     asyncio.run(run())
-    assert TailFile(disk, ROOT, "two").open(syncs=False) is not is_closed_clean
+    assert TailFile(disk, ROOT, "two").open(syncs=False, is_lost=False) is not is_closed_clean
 
 
 class Failing:
     """A broker whose log has failed. Attribute: done, what was done about it, in order."""
 
-    def __init__(self, role: Role, *, opens_after: int = 0) -> None:
+    def __init__(self, role: Role, *, opens_after: int = 0, loses_its_end: bool = False) -> None:
         self.done: list[str] = []
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
@@ -65,14 +65,14 @@ class Failing:
             hand_over=self._hand_over,
         )
         broker.process = self._process("the log failed")
-        self._refusals = opens_after
+        self._refusals, self._loses_its_end = opens_after, loses_its_end
         broker._make = self._make  # type: ignore[method-assign, assignment]
 
     def _hand_over(self, timeout_s: float) -> bool:
         self.done.append("hands over")
         return True
 
-    def _process(self, failure: str) -> Any:
+    def _process(self, failure: str, *, has_lost_its_end: bool = False) -> Any:
         async def start() -> None:
             self.done.append("starts")
 
@@ -81,7 +81,7 @@ class Failing:
 
         return SimpleNamespace(
             broker=SimpleNamespace(
-                store=SimpleNamespace(log_failure=failure),
+                store=SimpleNamespace(log_failure=failure, has_lost_its_end=has_lost_its_end),
                 stop_following=lambda: self.done.append("follows nobody"),
                 go_on_following=lambda: self.done.append("follows"),
             ),
@@ -94,7 +94,7 @@ class Failing:
             self._refusals -= 1
             self.done.append("cannot open")
             raise OSError(errno.ENOSPC, "full")
-        return self._process("")
+        return self._process("", has_lost_its_end=self._loses_its_end)
 
     def run(self) -> list[str]:
         asyncio.run(self._broker._do(LogFailed(self._broker.process)))
@@ -106,6 +106,17 @@ def test_a_slave_whose_log_has_failed_leaves_the_set_and_opens_its_store_until_t
     assert Failing(Role.FOLLOWING, opens_after=2).run() == [
         "follows nobody", "leaves the set", "doubts its end", "stops", "cannot open", "cannot open", "starts", "follows",
     ]  # fmt: skip
+
+
+def test_a_store_that_opens_again_with_damage_at_its_end_leaves_the_set() -> None:
+    failing = Failing(Role.FOLLOWING, loses_its_end=True)
+    asyncio.run(failing._broker._open_again())
+    assert failing.done == ["stops", "leaves the set", "doubts its end", "starts"]
+
+
+def test_a_store_that_is_to_lead_and_opens_with_damage_at_its_end_does_not_lead() -> None:
+    with pytest.raises(CannotLeadError):
+        asyncio.run(Failing(Role.OPENING, loses_its_end=True)._broker._lead(2))
 
 
 def test_a_master_whose_log_has_failed_hands_over() -> None:

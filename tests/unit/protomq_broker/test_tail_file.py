@@ -12,9 +12,9 @@ from protomq_broker.testing.simdisk import SimDisk
 ROOT = "/store"
 
 
-def opened(disk: SimDisk, boot_id: str, *, syncs: bool = False) -> TailFile:
+def opened(disk: SimDisk, boot_id: str, *, syncs: bool = False, is_lost: bool = False) -> TailFile:
     file = TailFile(disk, ROOT, boot_id)
-    file.open(syncs=syncs)
+    file.open(syncs=syncs, is_lost=is_lost)
     return file
 
 
@@ -60,6 +60,15 @@ def test_not_where_all_that_was_acknowledged_was_synced() -> None:
 def test_the_run_that_ended_is_judged_by_its_own_flush_setting() -> None:
     assert opened(begun(syncs=False), "two", syncs=True).may_be_lost
     assert not opened(begun(syncs=True), "two", syncs=False).may_be_lost
+
+
+def test_a_log_that_ends_with_damage_has_lost_its_end_until_it_is_out_of_the_set() -> None:
+    disk = begun()
+    file = opened(disk, "one", is_lost=True)
+    assert file.may_be_lost
+    assert opened(disk, "one").may_be_lost
+    file.settle()
+    assert not opened(disk, "one").may_be_lost
 
 
 def test_a_run_that_does_not_tell_its_flush_setting_did_not_sync() -> None:

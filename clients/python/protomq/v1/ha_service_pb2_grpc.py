@@ -82,7 +82,8 @@ class HaServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompareLog(self, request, context):
-        """CompareLog returns what a slave needs of the master's log to find the last point at which both agree.
+        """CompareLog returns what a slave needs of the master's log to find the last point at which both agree. CORRUPT_LOG: the log is damaged at
+        the position, so nobody can tell; Fetch answers the same for the end of a slave's log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class HaServiceStub:
     Acknowledge: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.AcknowledgeRequest, _ha_service_pb2.AcknowledgeResponse]
     """Acknowledge says what the slave has while its fetches are held. Meant to be sent one-way."""
     CompareLog: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.CompareLogRequest, _ha_service_pb2.CompareLogResponse]
-    """CompareLog returns what a slave needs of the master's log to find the last point at which both agree."""
+    """CompareLog returns what a slave needs of the master's log to find the last point at which both agree. CORRUPT_LOG: the log is damaged at
+    the position, so nobody can tell; Fetch answers the same for the end of a slave's log.
+    """
     GetHaStatus: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]
@@ -60,7 +62,9 @@ class HaServiceAsyncStub(HaServiceStub):
     Acknowledge: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.AcknowledgeRequest, _ha_service_pb2.AcknowledgeResponse]  # type: ignore[assignment]
     """Acknowledge says what the slave has while its fetches are held. Meant to be sent one-way."""
     CompareLog: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.CompareLogRequest, _ha_service_pb2.CompareLogResponse]  # type: ignore[assignment]
-    """CompareLog returns what a slave needs of the master's log to find the last point at which both agree."""
+    """CompareLog returns what a slave needs of the master's log to find the last point at which both agree. CORRUPT_LOG: the log is damaged at
+    the position, so nobody can tell; Fetch answers the same for the end of a slave's log.
+    """
     GetHaStatus: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]  # type: ignore[assignment]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]  # type: ignore[assignment]
@@ -95,7 +99,9 @@ class HaServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ha_service_pb2.CompareLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ha_service_pb2.CompareLogResponse, _abc.Awaitable[_ha_service_pb2.CompareLogResponse]]:
-        """CompareLog returns what a slave needs of the master's log to find the last point at which both agree."""
+        """CompareLog returns what a slave needs of the master's log to find the last point at which both agree. CORRUPT_LOG: the log is damaged at
+        the position, so nobody can tell; Fetch answers the same for the end of a slave's log.
+        """
 
     @_abc_1.abstractmethod
     def GetHaStatus(

@@ -7,13 +7,22 @@ A follower's log is its leader's: it stores the bytes that the leader gives (`fo
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
-from .errors import DiskFullError, LogForkError, NotFollowingError, StoreFailedError
+from protomq.wire.log_walk import Seal
+
+from .errors import (
+    CorruptLogError,
+    DiskFullError,
+    LogForkError,
+    NotFollowingError,
+    StoreFailedError,
+)
 from .following import Follower
 from .log.agreement import START, LogPoint
 from .log.epochs import Epochs
-from .log.recovery import skips_of
-from .log.seals import LogWalker
+from .log.recovery import DamagedRange, explain_problem, skips_of
+from .log.seals import LogWalker, seal_before
 from .open_log import OpenLog
 from .queues.reading import LogRegion
 from .start.truncation import intend_truncation
@@ -37,6 +46,7 @@ class Leadership:
         self._positions = open_log.positions
         self._flusher = open_log.flusher
         self._quarantine = open_log.quarantine
+        self._checked = open_log.checked
         self._reader = open_log.reader
         self._refusals = open_log.refusals
         self._front = front
@@ -125,26 +135,67 @@ class Leadership:
         return self._reader.first_offset_behind(topic, queue_id, known[1] if known is not None else 0)
 
     def log_point(self, position: int) -> LogPoint | None:
-        """Returns the end of an append at a position; None if there is none. Reads a part of a segment."""
+        """Returns the end of an append at a position; None if there is none. Reads a part of a segment.
+
+        A log that does not hold up to there is no answer. The damage goes into quarantine, as where a reader finds it, and the walk goes on
+        behind it. Raises CorruptLogError if the position lies in the damage: nobody can tell what ended there.
+        """
         folder = self._log.folder
         if not 0 < position <= self._positions.appended:
             return START if position == folder.first_position == 0 else None
-        segment = folder.at(position - 1)
-        if segment is None:
-            return None
-        base = segment.base_position
-        hints = [at for at in self._files.boundaries.read(base) if at[0] < position]
-        skips = skips_of(self._quarantine.ranges)
-        for start, crc in (*hints[-1:], (base, None)):
-            walker = LogWalker(
-                self._files.disk, folder, start, crc, skips=skips, end_position=position
-            )
-            for _ in walker:
-                pass
-            last = walker.last_seal
-            if last is not None and last.end_position == position:
-                return LogPoint(position, last.epoch, last.crc32c)
+        while position > folder.first_position:
+            ranges = self._quarantine.ranges
+            for damage in ranges:
+                if damage.start_position < position <= damage.end_position:
+                    return self._point_in(damage, position)
+            walker, seals = self._walk_to(position, ranges)
+            if walker.position >= position:
+                ends = (seal for seal in seals if seal.end_position == position)
+                return next((LogPoint(position, seal.epoch, seal.crc32c) for seal in ends), None)
+            if folder.first_position <= walker.position:
+                reason = explain_problem(walker.problem)
+                self._quarantine.add(self._checked.damage_from(walker.position, reason))
         return None
+
+    def _walk_to(
+        self, position: int, ranges: Sequence[DamagedRange]
+    ) -> tuple[LogWalker, list[Seal]]:
+        """Walks the segment before a position. Returns a walker that got there, with its last seals; else one that got stuck twice."""
+        folder = self._log.folder
+        base = (position - 1) // folder.segment_size_bytes * folder.segment_size_bytes
+        head: tuple[int, int | None] = base, None
+        for damage in ranges:
+            if damage.start_position <= base < damage.end_position:
+                head = damage.end_position, damage.previous_crc32c
+        hints = [at for at in self._files.boundaries.read(base) if head[0] < at[0] < position]
+        end = min(base + folder.segment_size_bytes, self._positions.appended)
+        starts = [*hints[-1:], head, head]
+        while True:
+            start, crc = starts.pop(0)
+            walker = LogWalker(
+                self._files.disk, folder, start, crc, skips=skips_of(ranges), end_position=end
+            )
+            for block in walker:
+                if walker.position >= position:
+                    return walker, block.seals
+            if not starts:
+                return walker, []
+
+    def _point_in(self, damage: DamagedRange, position: int) -> LogPoint | None:
+        """The point at a position that is in a damaged range, or at its end. There the log goes on, so its CRC is known."""
+        folder = self._log.folder
+        if position == damage.end_position:
+            seal, row = seal_before(folder, position), self.epochs.row_at(position - 1)
+            if seal is not None and seal.crc32c == damage.previous_crc32c and row is not None:
+                return LogPoint(position, row.epoch, seal.crc32c)
+        if self._quarantine.is_repaired(damage):
+            return None
+        raise CorruptLogError(
+            folder.path_at(damage.start_position),
+            damage.start_position,
+            f"{damage.reason}: this is in quarantine, so whether an append ended at {position} is not known",
+            damage.end_position,
+        )
 
     def log_regions(self, start: int, end: int) -> list[LogRegion]:
         """Returns the log from `start` to `end` as regions of its segments, unchecked; less if segments are gone."""

@@ -54,6 +54,7 @@ from .log.epochs import Epochs
 from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
 from .log.recovery import DamagedRange, RecoveredLog, seal_at_end
+from .log.seals import seal_before
 from .open_log import OpenLog
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .queues.log_reader import LogReader, ReadBound
@@ -494,6 +495,13 @@ class Store:
     def flushed_position(self) -> int:
         """Everything below this position is on stable storage."""
         return self.positions.flushed
+
+    @property
+    def has_lost_its_end(self) -> bool:
+        """Whether the log ends with damage, and nobody knows where it ended before that, and with which CRC."""
+        tail = self.positions.tail
+        seal = seal_before(self._folder, tail.position)
+        return tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
 
     @property
     def readable_position(self) -> int:

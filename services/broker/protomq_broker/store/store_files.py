@@ -196,6 +196,9 @@ class StoreFiles:
         Raises OSError.
         """
         epoch = epoch_at_end(self.folder, end)
+        row = self.epochs.row_at(end - 1)
+        if row is not None:  # a log that ends with damage has no last append that tells
+            epoch = max(epoch, row.epoch)
         self.keep_epochs(self.epochs.begin(end, epoch, is_led=False))
         return epoch
 

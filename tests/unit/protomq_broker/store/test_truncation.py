@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.errors import LogForkError, NotFollowingError, StoreFailedError
+from protomq_broker.store.errors import (
+    CorruptLogError,
+    LogForkError,
+    NotFollowingError,
+    StoreFailedError,
+)
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
-from .store_helpers import commit, committed, open_store, read_all
+from .store_helpers import SEGMENT, commit, committed, open_store, read_all
 from .test_following import disk_of, fill, follow, log_of, pair
 
 # Agreement.
@@ -206,3 +211,104 @@ def test_nothing_is_deleted_before_the_replicas_have_what_was_carried_forward() 
     assert follower.delete_segments_below(follower.appended_position) == 0
     follower.positions.note_replicated(follower.appended_position)
     assert follower.delete_segments_below(follower.appended_position) > 0
+
+
+# Logs that are damaged.
+
+
+def rot(store: Store, position: int) -> None:
+    """A bit of the log changes on the disk of a store."""
+    base = position - position % SEGMENT
+    disk_of(store).flip_bit(f"/s/commitlog/{base:020d}", 8 * (position - base))
+
+
+def killed(store: Store) -> SimDisk:
+    """The disk of a store that was killed after its housekeeping has written entries of queues for all of the log."""
+    for derived in store._files.derived:
+        derived.flush()
+    return disk_of(store).killed()
+
+
+def with_last() -> tuple[Store, Store, int]:
+    """(a leader, a follower that has everything, where the last append begins)."""
+    leader, follower = pair()
+    fill(leader, 40)
+    last = leader.appended_position
+    assert last > SEGMENT
+    fill(leader, 1, 40)
+    follow(leader, follower)
+    return leader, follower, last
+
+
+def test_damage_below_a_position_hides_no_append_that_ends_there() -> None:
+    leader, follower = pair()
+    fill(leader, 12)
+    follow(leader, follower)
+    end = follower.appended_position
+    point = follower.log_point(end)
+    assert point is not None
+    assert agreed(follower, leader) == point
+    rot(leader, end // 2)
+    assert agreed(follower, leader) == point
+    [damage] = leader.damaged_ranges
+    assert damage.start_position <= end // 2 < damage.end_position < end
+    # The follower, which stays as it is, has what the leader lacks.
+    leader.heal_log(damage, log_of(disk_of(follower), damage.start_position, damage.end_position))
+    assert not leader.damaged_ranges
+    assert read_all(leader) == read_all(follower)
+
+
+def test_a_position_in_damage_is_not_taken_for_one_at_which_no_append_ends() -> None:
+    leader, _, last = with_last()
+    assert leader.log_point(last + 1) is None
+    rot(leader, last + 10)
+    with pytest.raises(CorruptLogError, match="is not known"):
+        leader.log_point(last + 1)
+    assert [d.start_position for d in leader.damaged_ranges] == [last]
+
+
+def test_where_a_damaged_range_ends_logs_agree_by_the_crc_behind_it() -> None:
+    leader, follower, last = with_last()
+    point = follower.log_point(follower.appended_position)
+    assert point is not None
+    rot(leader, last + 10)
+    assert agreed(follower, leader) == point
+    assert [d.end_position for d in leader.damaged_ranges] == [point.position]
+
+
+def test_a_leader_that_has_set_its_end_aside_takes_no_end_from_others() -> None:
+    leader, follower, last = with_last()
+    rot(leader, last + 10)
+    leader = open_store(killed(leader), corruption="quarantine")
+    assert [d.start_position for d in leader.damaged_ranges] == [last]
+    assert leader.damaged_ranges[0].end_position > follower.appended_position
+    fill(leader, 1, 41)
+    with pytest.raises(CorruptLogError, match="is not known"):
+        agreed(follower, leader)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_follower_with_damage_at_its_end_is_truncated_to_before_it(is_gone: bool) -> None:
+    leader, follower, last = with_last()
+    end = follower.appended_position
+    if is_gone:
+        last = last - last % SEGMENT
+        follower.close()
+        disk_of(follower).unlink(f"/s/commitlog/{last:020d}")
+    else:
+        rot(follower, last + 10)
+    disk = killed(follower)
+    follower = open_store(disk, follows=True, corruption="quarantine")
+    assert follower.has_lost_its_end
+    assert follower.epochs.rows[-1].epoch == leader.epoch
+    assert [d.start_position for d in follower.damaged_ranges] == [last]
+    point = agreed(follower, leader)
+    assert point is not None
+    assert point.position == last
+    assert follower.truncate_to(point) == point
+    follower.close()
+    follower = open_store(disk, follows=True, corruption="quarantine")
+    assert not follower.damaged_ranges
+    assert not follower.has_lost_its_end
+    follow(leader, follower)
+    assert log_of(disk, 0, end) == log_of(disk_of(leader), 0, end)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
+from protomq_broker.store.errors import CorruptLogError
+
 
 class LogPoint(NamedTuple):
     """The end of an append: its position, the epoch of the append, and the CRC of its seal. All 0: the beginning of a log."""
@@ -30,11 +32,14 @@ class LogView(Protocol):
         """(the last epoch not above `epoch` that the log has, where it ends there); None if it has none."""
 
     def log_point(self, position: int) -> LogPoint | None:
-        """The point at a position; None if the log has no end of an append there."""
+        """The point at a position; None if no append ends there. Raises CorruptLogError: nobody can tell, the log is damaged there."""
 
 
 def last_agreed(ours: LogView, theirs: LogView, last_epoch: int) -> LogPoint | None:
-    """The last point at which the logs agree; None if there is none: then ours has nothing of theirs. `last_epoch`: of our log."""
+    """The last point at which the logs agree; None if there is none: then ours has nothing of theirs. `last_epoch`: of our log.
+
+    Where ours is damaged, it ends before that. Raises CorruptLogError: theirs is damaged where it is asked.
+    """
     epoch = last_epoch
     while True:
         here, there = ours.epoch_end(epoch), theirs.epoch_end(epoch)
@@ -54,5 +59,8 @@ def last_agreed(ours: LogView, theirs: LogView, last_epoch: int) -> LogPoint | N
 
 
 def _agreed_at(ours: LogView, theirs: LogView, position: int) -> LogPoint | None:
-    point = ours.log_point(position)
+    try:
+        point = ours.log_point(position)
+    except CorruptLogError as damage:
+        return _agreed_at(ours, theirs, damage.position)
     return point if point is not None and point == theirs.log_point(position) else None

@@ -32,7 +32,7 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
 )
 
-from .seals import LogWalker
+from .seals import LogWalker, seal_before
 from .segment import SegmentFolder
 
 log = logging.getLogger(__name__)
@@ -188,12 +188,8 @@ def _head_epoch(folder: SegmentFolder, base: int) -> int:
 
 def epoch_at_end(folder: SegmentFolder, log_end: int) -> int:
     """Of the last append of a log that ends at `log_end`; 0 if it has none."""
-    segment = folder.at(log_end - 1) if log_end else None
-    if segment is None:
-        return 0
-    at = log_end - segment.base_position - SEAL_SIZE_BYTES
-    seal = decode_seal(segment.read(at, SEAL_SIZE_BYTES), 0) if at >= 0 else None
-    return seal.epoch if seal is not None and seal.end_position == log_end else 0
+    seal = seal_before(folder, log_end)
+    return seal.epoch if seal is not None else 0
 
 
 def _epoch_of(row: EpochRow) -> int:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from protomq.wire.hashing import crc32c, extend_crc32c
-from protomq.wire.log_walk import EMPTY, Seal, WalkedBlock, walk_appends
+from protomq.wire.log_walk import EMPTY, Seal, WalkedBlock, decode_seal, walk_appends
 from protomq.wire.record import (
     PADDING_TAG,
     SEAL,
@@ -68,6 +68,16 @@ def chain_holds(
             return False
         end, crc = start, int.from_bytes(before, "little")
     return crc == previous_crc32c
+
+
+def seal_before(folder: SegmentFolder, position: int) -> Seal | None:
+    """The seal that stands right before a position; None if there is none. Its CRC is not checked."""
+    segment = folder.at(position - 1) if position else None
+    at = position - SEAL_SIZE_BYTES - segment.base_position if segment is not None else -1
+    if segment is None or at < 0:
+        return None
+    seal = decode_seal(segment.read(at, SEAL_SIZE_BYTES), 0)
+    return seal if seal is not None and seal.end_position == position else None
 
 
 def encode_padding(size_bytes: int) -> bytes:
