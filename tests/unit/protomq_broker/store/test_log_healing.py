@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from protomq.wire.hashing import key_hash_of
 from protomq.wire.log_walk import walk_appends
 from protomq_broker.store.errors import HealingRefusedError
 from protomq_broker.store.housekeeping import log_healing
@@ -21,7 +22,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
-from .test_following import log_of
+from .test_following import fill, log_of
 from .test_scrub import damage as damage_of
 from .test_scrub import filled_store, scrub
 
@@ -100,6 +101,29 @@ def test_what_a_start_has_skipped_comes_back_with_the_next_start(how: str) -> No
     assert read_all(healed)[-1] == (45, b"goes on")
     healed.close()
     assert verify("/s", disk=disk) == []
+
+
+def test_what_a_start_has_skipped_comes_back_with_the_next_start_though_damage_before_it_was_found_later() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock=clock)
+    fill(store, 60)
+    log = log_of(disk, 0, store.appended_position)
+    store.close()
+    for path in disk.files("/s/index"):
+        disk.unlink(path)
+    disk.flip_bit(f"/s/commitlog/{SEGMENT:020d}", 8 * 1000)
+    store = open_store(disk, clock=clock, corruption="quarantine")
+    (skipped,) = store.damaged_ranges
+    disk.flip_bit(f"/s/commitlog/{SEGMENT:020d}", 8 * (skipped.start_position - SEGMENT - 100))
+    scrub(store, clock)
+    (both,) = store.damaged_ranges
+    assert both.start_position < skipped.start_position < both.end_position
+    heal_all(store, log)
+    store.close()
+    store = open_store(disk, clock=clock)
+    assert store.damaged_ranges == []
+    found = [len(list(store.find_by_key_hash("topic", key_hash_of(f"k{n}")))) for n in range(60)]
+    assert found == [1] * 60
 
 
 def test_a_start_that_is_killed_while_it_rebuilds_is_made_again() -> None:

@@ -8,8 +8,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 
 - The range stays in quarantine until all of it is synced. After a crash in between, the store heals it again.
 - Damage that was found while the store was open leaves quarantine at once, since the derived structures got these records before.
-- A range that the start had to skip waits for the next start (`complete_healing`). That start rebuilds everything that is derived from the
-  log, so offsets, index, timers, transactions and queues get what they lacked.
+- A range of which the start had to skip a part waits for the next start (`complete_healing`). That start rebuilds everything that is
+  derived from the log, so offsets, index, timers, transactions and queues get what they lacked.
 - The same way heals a range that `protomq log repair` has filled with padding.
 
 Any thread; one at a time.
@@ -127,7 +127,11 @@ class LogHealer:
             self._checked.doubt(damage.start_position, damage.end_position)
             self.healed_count += 1
             place = damage.start_position, damage.end_position
-            if damage in self._skipped:
+            if any(
+                skipped.start_position < damage.end_position
+                and damage.start_position < skipped.end_position
+                for skipped in self._skipped
+            ):
                 self._waiting |= {damage}
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"
