@@ -37,7 +37,9 @@ class MemberDriver(Protocol):
 def take_outcome(state: MembershipState, ticket: MemberTicket, result: bytes | ProtomqError) -> None:
     """How a call ended."""
     now_s = time.monotonic()
-    if isinstance(result, ProtomqError):
-        state.failed(ticket, result, now_s)
-    else:
+    try:
+        if isinstance(result, ProtomqError):
+            raise result
         state.answered(ticket, result, now_s)
+    except ProtomqError as error:
+        state.failed(ticket, error, now_s)

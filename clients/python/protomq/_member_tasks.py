@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,9 @@ from ._async_transport import AsyncTransport
 from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
 from ._membership_logic import MembershipState, MemberTicket
 from ._types import BrokerAddress
-from .errors import ProtomqError
+from .errors import ConnectionLostError, ProtomqError
+
+logger = logging.getLogger("protomq")
 
 
 class MemberTasks:
@@ -90,6 +93,9 @@ class MemberTasks:
             )
         except ProtomqError as error:
             result = error
+        except Exception as error:
+            logger.exception("a call of a member of group %s failed, it makes it again", self.state.group)
+            result = ConnectionLostError(f"{address.broker_name}: {error!r}")
         before = self.state.news
         take_outcome(self.state, ticket, result)
         self._changed.set()

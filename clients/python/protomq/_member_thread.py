@@ -23,6 +23,8 @@ from .errors import ProtomqError
 logger = logging.getLogger("protomq")
 
 ANSWER_MAX_BYTES: Final = 16 << 20
+RESTART_S: Final = 1.0
+"""Before calls are made again after an error that is none of theirs."""
 
 
 class MemberThread:
@@ -48,10 +50,15 @@ class MemberThread:
         with self.lock:
             calls = self._calls
             if calls is None and not self._closed:
-                calls = self._calls = PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
-                threading.Thread(
-                    target=self._run, args=(calls,), name="protomq-member", daemon=True
-                ).start()
+                calls = self._new_calls()
+                try:
+                    threading.Thread(
+                        target=self._run, args=(calls,), name="protomq-member", daemon=True
+                    ).start()
+                except BaseException:  # The next look begins another one.
+                    calls.close()
+                    raise
+                self._calls = calls
         if calls is not None:
             calls.wake()
 
@@ -81,16 +88,30 @@ class MemberThread:
         if calls is not None:
             calls.wake()
 
+    def _new_calls(self) -> PullMultiplexer:
+        return PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
+
     def _run(self, calls: PullMultiplexer) -> None:
-        try:
-            while not self._closed:
-                wait_s = self._send(calls)
-                for ticket, result in calls.wait(min(wait_s, LOOK_MAX_S), ANSWER_MAX_BYTES):
-                    self._take(ticket, result)
-        except Exception:
-            logger.exception("a member of group %s cannot go on", self.state.group)
-        finally:
-            calls.close()
+        while True:
+            try:
+                with contextlib.closing(calls):
+                    self._call(calls)
+                return
+            except Exception:
+                logger.exception("the calls of a member of group %s failed, it makes them again", self.state.group)
+            with self.lock:
+                self.state.lose_calls(time.monotonic())
+                self._changed.notify_all()
+            self._on_news()
+            time.sleep(RESTART_S)
+            calls = self._calls = self._new_calls()
+
+    def _call(self, calls: PullMultiplexer) -> None:
+        """Until the member is closed."""
+        while not self._closed:
+            wait_s = self._send(calls)
+            for ticket, result in calls.wait(min(wait_s, LOOK_MAX_S), ANSWER_MAX_BYTES):
+                self._take(ticket, result)
 
     def _send(self, calls: PullMultiplexer) -> float:
         """Sends the calls that are due; in how many seconds the next one is."""

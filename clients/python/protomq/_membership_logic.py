@@ -36,11 +36,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from . import _forks
+from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._remoting_hello import VERSION
 from ._types import BrokerAddress, MessageQueue
 from .allocation import Allocation, GroupMember
-from .errors import MemberUnknownError, ProtomqError, TransportError, UnknownMethodError
+from .errors import (
+    ConnectionLostError,
+    MemberUnknownError,
+    ProtomqError,
+    TransportError,
+    UnknownMethodError,
+)
 
 if TYPE_CHECKING:
     from .v1 import membership_service_pb2 as pb
@@ -316,7 +323,7 @@ class MembershipState:
         )
 
     def answered(self, ticket: MemberTicket, payload: bytes, now_s: float) -> None:
-        """Takes an answer."""
+        """Takes an answer. Raises ProtocolError, and changes nothing, where it does not parse."""
         broker = self._current(ticket)
         if broker is None:
             return
@@ -326,7 +333,7 @@ class MembershipState:
         if broker.leaves and not broker.is_wanted:
             del self._brokers[ticket.broker_name]
             return
-        answer = pb.HoldMembershipResponse.FromString(payload)
+        answer = decoded(payload, pb.HoldMembershipResponse.FromString)
         broker.away_since_s = None
         broker.in_flight, broker.was_tried, broker.heard_s = False, True, broker.sent_s
         broker.failures, broker.retry_s, broker.knows_groups = 0, 0.0, True
@@ -375,6 +382,13 @@ class MembershipState:
         elif not error.retriable:
             self._tell(f"broker {ticket.broker_name} does not take {self.key[0]} as a member of {self.group}: {error}")
         broker.retry_s = now_s + max(pause_s, (error.retry_delay_ms or 0) / 1000)
+
+    def lose_calls(self, now_s: float) -> None:
+        """All calls under way have failed."""
+        error = ConnectionLostError("the calls of the member ended")
+        for name, broker in list(self._brokers.items()):
+            if broker.in_flight:
+                self.failed(MemberTicket(name, broker.number), error, now_s)
 
     def check_expiry(self, now_s: float) -> None:
         """Finds out whether a broker may have given this member up."""

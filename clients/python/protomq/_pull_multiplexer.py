@@ -91,10 +91,10 @@ class PullMultiplexer:
         elif address in self._connecting:
             self._connecting[address].append(request)
         else:
-            self._connecting[address] = [request]
             threading.Thread(
                 target=self._connect, args=(address,), name="protomq-connect", daemon=True
             ).start()
+            self._connecting[address] = [request]  # What the thread reports is taken in `wait`.
 
     def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
         """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up.

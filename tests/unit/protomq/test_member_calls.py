@@ -1,0 +1,160 @@
+"""The calls of a membership: whatever one ends with, the next one is made. From a thread and from tasks, without brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from protomq import _member_thread
+from protomq._async_transport import AsyncTransport
+from protomq._member_tasks import MemberTasks
+from protomq._member_thread import MemberThread
+from protomq._membership_logic import MembershipState
+from protomq._pull_multiplexer import Outcome, PullMultiplexer
+from protomq._remoting_sync import PipelinedConnection
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress, MethodInfo
+from protomq.allocation import Average
+from protomq.errors import ConnectFailedError
+from protomq.v1 import membership_service_pb2 as pb
+from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
+from tests.support.waiting import async_wait_for, wait_for
+
+A = BrokerAddress("a", "a:1", "a:2")
+PATIENCE_S = 10.0
+NO_PROTOBUF = b"\xff\xff"
+
+
+def member_state() -> MembershipState:
+    state = MembershipState("g", "m", Average())
+    state.want({"T": ""}, {"a": A}, {"T": 1})
+    return state
+
+
+def accepted(request: bytes) -> bytes:
+    """The broker's answer: this member is known."""
+    member = pb.HoldMembershipRequest.FromString(request).member
+    return pb.HoldMembershipResponse(version=2, broker_start=1, expiry_ms=25_000, members=[member]).SerializeToString()
+
+
+class FakeCalls:
+    """In place of a PullMultiplexer. The outcomes of the first calls; then the first is answered well, and others are held."""
+
+    outcomes: ClassVar[deque[bytes | Exception]] = deque()
+    is_known: ClassVar[bool] = False
+
+    def __init__(self, *_: object) -> None:
+        self._woken = threading.Semaphore(0)
+        self._ended: list[Outcome] = []
+
+    def send(self, _: BrokerAddress, ticket: Any, payload: bytes, __: float) -> None:
+        outcome = self.outcomes.popleft() if self.outcomes else None
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome is None:
+            if FakeCalls.is_known:
+                return
+            outcome, FakeCalls.is_known = accepted(payload), True
+        self._ended.append(Outcome(ticket, outcome))
+
+    def wait(self, timeout_s: float, _: int) -> list[Outcome]:
+        if not self._ended:
+            self._woken.acquire(timeout=min(timeout_s, 0.05))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def wake(self) -> None:
+        self._woken.release()
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> type[FakeCalls]:
+    monkeypatch.setattr(_member_thread, "PullMultiplexer", FakeCalls)
+    monkeypatch.setattr(_member_thread, "RESTART_S", 0.01)
+    FakeCalls.outcomes.clear()
+    FakeCalls.is_known = False
+    return FakeCalls
+
+
+FAILURES = pytest.mark.parametrize("outcome", [RuntimeError("can't start new thread"), NO_PROTOBUF], ids=["raises", "does not parse"])
+
+
+@FAILURES
+def test_a_thread_goes_on_whatever_a_call_ends_with(calls: type[FakeCalls], outcome: bytes | Exception) -> None:
+    calls.outcomes.append(outcome)
+    member = MemberThread(member_state(), FakeSyncTransport(FakeCluster()), lambda: None)
+    member.poke()
+    wait_for(member.state.is_known_everywhere, PATIENCE_S, pause_s=0.001)
+    wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
+    member.abandon()
+
+
+def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = MemberThread(member_state(), FakeSyncTransport(FakeCluster()), lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            member.poke()
+    member.poke()
+    wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
+    member.abandon()
+
+
+@FAILURES
+def test_tasks_go_on_too(outcome: bytes | Exception) -> None:
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            if not outcomes:
+                is_asked_again.set()
+                await asyncio.sleep(3600)
+            found = outcomes.popleft()
+            if isinstance(found, Exception):
+                raise found
+            return found or accepted(b"".join(payload))
+
+    async def run() -> None:
+        member = MemberTasks(member_state(), Transport(), lambda: None)
+        member.poke()
+        await async_wait_for(is_asked_again.is_set, PATIENCE_S)
+        member.abandon()
+
+    outcomes: deque[bytes | Exception] = deque([outcome, b""])
+    is_asked_again = asyncio.Event()
+    asyncio.run(run())
+
+
+def test_a_connection_that_no_thread_could_open_is_opened_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Transport(SyncTransport):
+        def open_pipelined(self, address: BrokerAddress, lane: int, timeout_s: float) -> PipelinedConnection:
+            raise ConnectFailedError("it was tried")
+
+    calls = PullMultiplexer(Transport())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            calls.send(A, "first", b"", 1.0)
+    calls.send(A, "second", b"", 1.0)
+    outcomes: list[Outcome] = []
+
+    def has_ended() -> bool:
+        outcomes.extend(calls.wait(0.1, 1))
+        return bool(outcomes)
+
+    wait_for(has_ended, PATIENCE_S)
+    calls.close()
+    assert [(ticket, type(result)) for ticket, result in outcomes] == [("second", ConnectFailedError)]
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
