@@ -81,6 +81,7 @@ class _Supervisor:
         ]
         self._shard_count = shard_count
         self._children: list[subprocess.Popen[str]] = []
+        self._told: list[subprocess.Popen[str]] = []
         self._stopping = False
 
     def run(self) -> int:
@@ -100,6 +101,9 @@ class _Supervisor:
                     start_new_session=True,
                 )
             )
+            if self._stopping:
+                self._stop_all()  # The signal came while this one was not in the list.
+                break
         ready = self._wait_ready()
         if len(ready) == self._shard_count:
             addresses = " ".join(line.removeprefix("ready ").strip() for line in ready)
@@ -115,12 +119,12 @@ class _Supervisor:
         self._stop_all(number)
 
     def _stop_all(self, number: int = signal.SIGTERM) -> None:
-        if self._stopping and number == signal.SIGTERM:
-            return
         self._stopping = True
         for child in self._children:
-            if child.poll() is None:
-                child.send_signal(number)
+            if child.poll() is not None or (child in self._told and number == signal.SIGTERM):
+                continue  # A second signal would end it at once.
+            self._told.append(child)
+            child.send_signal(number)
 
     def _wait_ready(self) -> Sequence[str]:
         """The children's ready lines; fewer if one ends before."""
