@@ -439,6 +439,7 @@ def test_under_sync_flush_a_send_is_answered_when_it_is_on_the_disk() -> None:
     waiting = broker.call(SEND, send())
     hurried = broker.call(SEND, send(wait_store_ok=False))
     assert (waiting.answered, hurried.answered) == (False, True)
+    assert hurried.response().status == SendStatus.SEND_STATUS_SEND_OK  # its log has it, the disk has not
     broker.store.flush()
     broker.server.run()
     assert waiting.response().status == SendStatus.SEND_STATUS_SEND_OK

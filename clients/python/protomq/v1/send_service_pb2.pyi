@@ -29,7 +29,7 @@ class _SendStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SendStatus
     SEND_STATUS_UNSPECIFIED: _SendStatus.ValueType  # 0
     """Not a status."""
     SEND_STATUS_SEND_OK: _SendStatus.ValueType  # 1
-    """Stored as the broker is configured to."""
+    """Stored as the broker is configured to. Without wait_store_ok: written to the master's log."""
     SEND_STATUS_FLUSH_DISK_TIMEOUT: _SendStatus.ValueType  # 2
     """Appended, but the flush to disk was not confirmed in time (synchronous flush only)."""
     SEND_STATUS_FLUSH_SLAVE_TIMEOUT: _SendStatus.ValueType  # 3
@@ -45,7 +45,7 @@ class SendStatus(_SendStatus, metaclass=_SendStatusEnumTypeWrapper):
 SEND_STATUS_UNSPECIFIED: SendStatus.ValueType  # 0
 """Not a status."""
 SEND_STATUS_SEND_OK: SendStatus.ValueType  # 1
-"""Stored as the broker is configured to."""
+"""Stored as the broker is configured to. Without wait_store_ok: written to the master's log."""
 SEND_STATUS_FLUSH_DISK_TIMEOUT: SendStatus.ValueType  # 2
 """Appended, but the flush to disk was not confirmed in time (synchronous flush only)."""
 SEND_STATUS_FLUSH_SLAVE_TIMEOUT: SendStatus.ValueType  # 3
@@ -76,7 +76,10 @@ class SendRequest(_message.Message):
     queue_id: _builtins.int
     """The queue, from 0; if absent, the broker takes the queues in turn."""
     wait_store_ok: _builtins.bool
-    """Whether to wait until the messages are on stable storage, if the broker flushes synchronously (RocketMQ: WAIT). Absent: true."""
+    """Whether the answer waits until the messages are stored as the broker promises: on stable storage under SYNC_FLUSH, at as many replicas
+    as a master waits for (RocketMQ: WAIT). Absent: true. If false, SEND_OK says that the master has written them to its log, and that as many
+    replicas are in sync, but not that these have them: a power cut or a fail-over may take them.
+    """
     previous_sequence: _builtins.int
     """A sequence of this producer (same id and epoch) that this broker must have stored: that of the last message that the broker acknowledged,
     or, to pipeline in order, of the last message that was sent to it. Absent: the first contact of this producer and epoch with this broker.
