@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no pyspark.
 
 import pyarrow.parquet as pq
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from protomq import Producer, PullConsumer
@@ -213,6 +214,19 @@ def test_messages_that_are_gone_are_an_error_or_passed_over(
     with pytest.raises(DataLossError, match="archived"):
         run()
     assert run("--skip-lost").result["rows_stored"] == 0
+
+
+def test_an_archive_that_begins_at_the_end_remembers_that_end_without_a_file(
+    spark: SparkSession, run: Run, protomq_topic: str, protomq_producer: Producer, tmp_path: Path
+) -> None:
+    root = tmp_path / "archive"
+    fill(protomq_producer, protomq_topic, 100)
+    assert run("--starting", "latest").result["files"] == 0
+    with pytest.raises(AnalysisException):
+        spark.read.parquet(str(root))
+    fill(protomq_producer, protomq_topic, 20, first=100)
+    assert run("--starting", "latest").result["rows"] == 20
+    assert ids(spark, root) == Counter(range(100, 120))
 
 
 # -- compaction --------------------------------------------------------------------------------------------------------------

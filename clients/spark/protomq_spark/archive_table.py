@@ -7,7 +7,8 @@
 The versions have the form of the log of Spark's own file sink: a line `v1`, then one JSON object for each file. (See
 CompactibleFileStreamLog and FileStreamSinkLog of apache/spark.) There a `.compact` file holds everything. So a plain
 `spark.read.parquet(root)` of any Spark sees exactly the newest version. The first object has one field more, `archive`, for the
-archive's own state; Spark ignores it. It changes together with the files, in one step.
+archive's own state; Spark ignores it. It changes together with the files, in one step. A version without files has one object for
+the root itself, so that the state has a place: Spark leaves folders out (MetadataLogFileIndex).
 
 Other readers take the paths of `_manifest`, which follows each version: one that is a version behind names files that are still there.
 A glob over the folder is wrong: files that were merged stay beside the merged one for a while, and their rows would come twice.
@@ -126,6 +127,7 @@ class ArchiveTable:
                 self._relative(entry["path"]), entry["size"], entry["rowCount"], entry["modificationTime"]
             )
             for entry in entries
+            if not entry["isDir"]
         )  # fmt: skip
         return Version(number, files, entries[0]["archive"] if entries else {})
 
@@ -196,24 +198,12 @@ class ArchiveTable:
             flush(f"{self._path}/{folder}")
 
     def _encode(self, version: Version) -> str:
-        if not version.files:
-            raise ArchiveError("a version without a file")
-        lines = ["v1"]
-        for file in version.files:
-            entry: dict[str, Any] = {
-                "path": f"{self._uri}/{quote(file.path, safe=_URI_SAFE)}",
-                "size": file.size_bytes,
-                "isDir": False,
-                "modificationTime": file.modified_ms,
-                "blockReplication": 1,
-                "blockSize": 128 << 20,
-                "action": "add",
-                "rowCount": file.row_count,
-            }
-            if len(lines) == 1:
-                entry["archive"] = version.state
-            lines.append(json.dumps(entry, separators=(",", ":")))
-        return "\n".join(lines)
+        prefix = self._uri + "/"
+        entries = [
+            _entry(prefix + quote(file.path, safe=_URI_SAFE), file) for file in version.files
+        ] or [_entry(self._uri, None)]
+        entries[0]["archive"] = version.state
+        return "\n".join(["v1", *(json.dumps(entry, separators=(",", ":")) for entry in entries)])
 
     # -- clearing away -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +250,20 @@ class ArchiveTable:
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
         found: list[pafs.FileInfo] = self._filesystem.get_file_info(selector)
         return found
+
+
+def _entry(uri: str, file: ArchivedFile | None) -> dict[str, Any]:
+    """A file, or a folder, as Spark's log has it."""
+    return {
+        "path": uri,
+        "size": file.size_bytes if file else 0,
+        "isDir": file is None,
+        "modificationTime": file.modified_ms if file else 0,
+        "blockReplication": 1,
+        "blockSize": 128 << 20,
+        "action": "add",
+        "rowCount": file.row_count if file else 0,
+    }
 
 
 def _parents(folder: str) -> list[str]:

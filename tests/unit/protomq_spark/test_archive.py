@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +32,7 @@ from protomq_spark.archive_table import (
     merge_groups,
     replaced,
 )
-from protomq_spark.offsets import DataLossError, Seen
+from protomq_spark.offsets import DataLossError, Positions, Seen
 from protomq_spark.pipelines import archive
 from protomq_spark.pipelines.__main__ import make_parser
 from protomq_spark.pipelines.archive import parse_partitions, split_sql, starts
@@ -245,6 +247,86 @@ def test_an_archive_of_a_topic_that_was_made_again_says_so_or_begins_with_the_ne
     with pytest.raises(DataLossError, match=r"topic 't' was deleted and created again .*--skip-lost continues"):
         starts(version, again, "earliest", False)
     assert starts(version, again, "latest", True) == {queue: 0}
+
+
+class FakeTopic:
+    """A cluster with one queue, and the Spark that archives it: each message in `matching` is a row of the one file of a batch."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, end: int, matching: range) -> None:
+        self.root, self.end, self.matching = root, end, matching
+        self.batches: list[range] = []
+        monkeypatch.setattr(archive, "cluster_of", lambda _: self)
+        monkeypatch.setattr(archive, "show_tasks", nullcontext)
+        monkeypatch.setattr(archive.Archiver, "_messages", self.messages)
+
+    def refresh(self) -> None:
+        pass
+
+    def queues(self, _: object) -> list[MessageQueue]:
+        return [QUEUE]
+
+    def see(self, _: object) -> Seen:
+        return Seen({QUEUE: QueueRange(0, self.end)}, {("t", "a"): 1})
+
+    def messages(self, start: Positions, end: Positions) -> FakeTopic:
+        batch = range(start[QUEUE], end[QUEUE])
+        assert batch not in self.batches
+        self.batches.append(batch)
+        return self
+
+    def mapInArrow(self, *_: object) -> FakeTopic:
+        return self
+
+    def collect(self) -> list[WrittenFile]:
+        batch = self.batches[-1]
+        found = [n for n in batch if n in self.matching]
+        return [written(self.root, *found, label=str(batch.start))] if found else []
+
+    def archive(self, *more: str) -> dict[str, Any]:
+        given = ["archive", "--namesrv", "h:1", "--topic", "t", "--output", str(self.root), *more]
+        arguments = make_parser().parse_args(given)
+        report = RunReport("archive", {})
+        archive.Archiver(cast(Any, None), arguments, report, ArchiveTable(str(self.root))).run()
+        return report.result
+
+
+QUEUE = MessageQueue("t", "a", 0)
+
+
+def test_runs_that_began_at_the_end_store_what_comes_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = FakeTopic(tmp_path, monkeypatch, 10, range(100))
+    assert topic.archive("--starting", "latest")["rows_stored"] == 0
+    assert ArchiveTable(str(tmp_path)).newest().files == ()
+    topic.end = 15
+    assert topic.archive("--starting", "latest")["rows_stored"] == 5
+    assert topic.archive("--starting", "latest")["rows_stored"] == 0
+    assert topic.batches == [range(10, 15)]
+
+
+def test_a_run_that_follows_from_the_end_on_stores_what_comes_in_its_first_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = FakeTopic(tmp_path, monkeypatch, 10, range(100))
+
+    def pause(_: float) -> None:
+        if topic.end == 15:
+            raise KeyboardInterrupt
+        topic.end = 15
+
+    monkeypatch.setattr(time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        topic.archive("--starting", "latest", "--follow")
+    assert topic.batches == [range(10, 15)]
+
+
+def test_batches_without_a_match_are_behind_an_archive_that_is_still_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = FakeTopic(tmp_path, monkeypatch, 30, range(25, 30))
+    assert topic.archive("--tags", "x", "--batch-size", "10")["rows_stored"] == 5
+    assert topic.batches == [range(10), range(10, 20), range(20, 30)]
 
 
 def test_sql_is_split_at_the_commas_outside() -> None:

@@ -180,6 +180,9 @@ class Archiver:
             self._check(version)
             seen = see_now(self._cluster, self._subscription)
             start = starts(version, seen, arguments.starting, arguments.skip_lost)
+            if arguments.starting == "latest" and not version.state:
+                # The ends of now are where this archive begins: whatever comes before the first batch is part of it.
+                version = self._publish(version, [], start, seen.incarnations)
             latest = {queue: found.end_offset for queue, found in seen.ranges.items()}
             if final is None and not arguments.follow:
                 final = latest
@@ -192,7 +195,10 @@ class Archiver:
                     break
                 time.sleep(arguments.interval)
                 continue
-            files = self._store(version, start, end, seen.incarnations)
+            files = self._write(version, start, end)
+            self._publish(version, files, end, seen.incarnations)
+            if arguments.group:
+                self._cluster.commit(arguments.group, end, seen.incarnations, COMMIT_TIMEOUT_S)
             stored = sum(file.row_count for file in files)
             rows += stored
             self._report.batch(
@@ -214,10 +220,8 @@ class Archiver:
                 f" {', '.join(str(known.get(name)) for name in names)}"
             )
 
-    def _store(
-        self, version: Version, start: Positions, end: Positions, incarnations: Incarnations
-    ) -> list[WrittenFile]:
-        """One batch: files, then a version that has them and says how far they reach."""
+    def _write(self, version: Version, start: Positions, end: Positions) -> list[WrittenFile]:
+        """The files of one batch; none if nothing matches."""
         wanted = {queue for queue in end if end[queue] > start[queue]}
         label = f"{version.number + 1:08d}-{uuid.uuid4().hex[:8]}"
         settings = settings_of(self._arguments, label, tuple(self._partitions))
@@ -226,7 +230,12 @@ class Archiver:
         )
         with show_tasks(self._spark):
             rows = messages.mapInArrow(partial(write_partitions, settings), WRITTEN_DDL).collect()
-        files = [WrittenFile(*row) for row in rows]
+        return [WrittenFile(*row) for row in rows]
+
+    def _publish(
+        self, version: Version, files: Sequence[WrittenFile], end: Positions, incarnations: Incarnations
+    ) -> Version:
+        """A version that has the files and says how far they reach."""
         before = version.state.get("positions", {})
         known = decode_incarnations(version.state.get("incarnations", {}))
         kept = without(from_stream_offset(before), made_again(known, incarnations))
@@ -242,12 +251,7 @@ class Archiver:
                 raise ArchiveError(f"another job archives to {self._table.root}")
             return appended(base, files, state, int(time.time() * 1000))
 
-        # Only --tags can leave nothing over in an archive that is still empty.
-        if files or version.files:
-            self._table.update(change)
-        if self._arguments.group:
-            self._cluster.commit(self._arguments.group, end, incarnations, COMMIT_TIMEOUT_S)
-        return files
+        return self._table.update(change)
 
     def _messages(self, start: Positions, end: Positions) -> DataFrame:
         from pyspark.sql import functions as f
@@ -343,7 +347,7 @@ def starts(version: Version, seen: Seen, starting: str, skip_lost: bool) -> Posi
     start: Positions = {}
     for queue, there in seen.ranges.items():
         first = there.min_offset
-        if starting == "latest" and not archived:
+        if starting == "latest" and not version.state:
             first = there.end_offset
         position = known.get(queue, first)
         where = f"{queue.topic}/{queue_name(queue)}"
