@@ -245,7 +245,7 @@ class PopSteps:
             from .v1 import pop_service_pb2 as pb
 
         found = checked_messages(messages)
-        steps = self._settle(found, _methods.ACK, pb.AckRequest, pb.AckResponse)
+        steps = self._settle(found, _methods.ACK, pb.AckRequest, pb.AckResponse, repeat_is_stale=True)
         stale = yield from self._hooked("ack", found, steps)
         self._tell_settled(found, stale, None)
         return stale
@@ -313,6 +313,7 @@ class PopSteps:
                 _methods.CHANGE_INVISIBLE,
                 lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text),
                 pb.ChangeInvisibleResponse,
+                repeat_is_stale=invisible_ms == 0,
             )
         )
 
@@ -334,12 +335,15 @@ class PopSteps:
         method: MethodInfo,
         make: Callable[[], object],
         answer_class: type,
+        *,
+        repeat_is_stale: bool,
     ) -> Steps[list[Message]]:
+        """`repeat_is_stale`: when it is done, nobody holds the messages any more, so the same call is refused."""
         by_topic: dict[tuple[str, str], list[Message]] = {}
         for place, neighbours in groupby(messages, _PLACE):
             by_topic.setdefault(place, []).extend(neighbours)
         steps = [
-            self._settle_at(topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class)
+            self._settle_at(topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class, repeat_is_stale)
             for (topic, broker_name), some in by_topic.items()
             for start in range(0, len(some), SETTLED_COUNT_MAX)
         ]
@@ -356,8 +360,12 @@ class PopSteps:
         method: MethodInfo,
         make: Callable[[], object],
         answer_class: type,
+        repeat_is_stale: bool,
     ) -> Steps[list[Message]]:
-        """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure."""
+        """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure.
+
+        Who has been told to hold messages for longer still holds them: there, a stale one is somebody else's.
+        """
         by_receipt: dict[bytes, list[Message]] = {}
         for receipt, neighbours in groupby(messages, _RECEIPT):
             by_receipt.setdefault(receipt, []).extend(neighbours)
@@ -380,7 +388,7 @@ class PopSteps:
                     return b""
                 raise
             except ProtomqError as error:
-                may_be_done = may_be_done or not error.definite
+                may_be_done = may_be_done or (repeat_is_stale and not error.definite)
                 raise
 
         data = yield from retried(attempt, CALL.of_call(deadline_s, self._clock).decide)

@@ -18,7 +18,13 @@ from protomq.errors import (
     StaleReceiptError,
     TopicNotFoundError,
 )
-from protomq.v1.pop_service_pb2 import AckRequest, AckResponse, PopRequest, PopResponse
+from protomq.v1.pop_service_pb2 import (
+    AckRequest,
+    AckResponse,
+    ChangeInvisibleResponse,
+    PopRequest,
+    PopResponse,
+)
 from protomq.wire.record import RecordTemplate, encode_record_field
 
 
@@ -45,6 +51,7 @@ class Brokers:
         self.failures: dict[str, list[Exception]] = {name: [] for name in names}
         self.asked: list[tuple[str, int]] = []
         self.acks: list[AckRequest] = []
+        self.change_answer = ChangeInvisibleResponse()
 
     def run(self, steps: Any) -> Any:
         try:
@@ -77,6 +84,8 @@ class Brokers:
             raise self.failures[name].pop(0)
         if method is _methods.ACK:
             return AckResponse().SerializeToString()
+        if method is _methods.CHANGE_INVISIBLE:
+            return self.change_answer.SerializeToString()
         request = PopRequest.FromString(payload)
         self.asked.append((name, request.hold_ms))
         taken, self.messages[name] = self.messages[name][:2], self.messages[name][2:]
@@ -161,6 +170,23 @@ def test_an_ack_whose_answer_was_lost_may_have_been_done() -> None:
     brokers.failures["a"] = [StaleReceiptError("not yours")]
     with pytest.raises(StaleReceiptError):
         brokers.run(brokers.steps.ack(messages))
+
+
+def test_a_change_whose_answer_was_lost_holds_nothing_that_is_stale_by_now() -> None:
+    """A change that was made leaves the receipt good: so somebody else has them, unless they were given back at once."""
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x", b"y"]
+    messages = brokers.receive()
+    brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("not yours")]
+    with pytest.raises(StaleReceiptError):
+        brokers.run(brokers.steps.change_invisible(messages, 60.0))
+    brokers.change_answer.stale_messages.add(receipt=b"r1", offset_runs=[41, 1])
+    brokers.failures["a"] = [ConnectionLostError("lost")]
+    assert brokers.run(brokers.steps.change_invisible(messages, 60.0)) == messages[1:]
+    brokers.failures["a"] = [ConnectionLostError("lost")]
+    assert brokers.run(brokers.steps.nack(messages, 0.0)) == []
+    brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("not yours")]
+    assert brokers.run(brokers.steps.change_invisible(messages, 0.0)) == []
 
 
 def test_what_has_another_tag_in_spite_of_the_brokers_hash_is_acknowledged_and_not_given() -> None:
