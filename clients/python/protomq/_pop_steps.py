@@ -8,6 +8,7 @@ messages or the time is over. With one broker it is one call.
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ _QUEUE: Final = attrgetter("queue")
 _PLACE: Final = attrgetter("queue.topic", "queue.broker_name")
 _RECEIPT: Final = attrgetter("queue.receipt")
 _OFFSET: Final = attrgetter("queue_offset")
+
+logger = logging.getLogger("protomq")
 
 Start = Literal["earliest", "latest"]
 
@@ -236,7 +239,12 @@ class PopSteps:
             kept = self._hooks.kept(kept)
         if len(kept) < len(messages):
             wanted = set(map(id, kept))
-            yield from self.ack([message for message in messages if id(message) not in wanted])
+            unwanted = [message for message in messages if id(message) not in wanted]
+            try:
+                yield from self.ack(unwanted)
+            except ProtomqError as error:
+                text = "%d messages of %s that nobody here wants are not acknowledged, and come again: %r"
+                logger.warning(text, len(unwanted), wish.topic, error)
         return kept
 
     def ack(self, messages: Message | Iterable[Message]) -> Steps[list[Message]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protomq import _methods
+from protomq._hook_points import HookPoints
 from protomq._message import Message
 from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
@@ -18,6 +19,7 @@ from protomq.errors import (
     StaleReceiptError,
     TopicNotFoundError,
 )
+from protomq.hooks import Hook
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
@@ -51,6 +53,7 @@ class Brokers:
         self.failures: dict[str, list[Exception]] = {name: [] for name in names}
         self.asked: list[tuple[str, int]] = []
         self.acks: list[AckRequest] = []
+        self.ack_failures: list[Exception] = []
         self.change_answer = ChangeInvisibleResponse()
 
     def run(self, steps: Any) -> Any:
@@ -80,6 +83,8 @@ class Brokers:
     def _call(self, name: str, method: Any, payload: bytes) -> bytes:
         if method is _methods.ACK:
             self.acks.append(AckRequest.FromString(payload))
+            if self.ack_failures:
+                raise self.ack_failures.pop(0)
         if self.failures[name]:
             raise self.failures[name].pop(0)
         if method is _methods.ACK:
@@ -187,6 +192,21 @@ def test_a_change_whose_answer_was_lost_holds_nothing_that_is_stale_by_now() -> 
     assert brokers.run(brokers.steps.nack(messages, 0.0)) == []
     brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("not yours")]
     assert brokers.run(brokers.steps.change_invisible(messages, 0.0)) == []
+
+
+def test_messages_that_were_wanted_are_given_though_the_others_could_not_be_acknowledged() -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x", b"y"]
+    brokers.steps = PopSteps("group", 5.0, brokers.clock, HookPoints("group", [Wanted()]))
+    brokers.ack_failures = [TopicNotFoundError("gone")] * 9
+    assert [message.body for message in brokers.receive()] == [b"y"]
+
+
+class Wanted(Hook):
+    """Leaves out what is not."""
+
+    def keeps(self, message: Message) -> bool:
+        return message.body == b"y"
 
 
 def test_what_has_another_tag_in_spite_of_the_brokers_hash_is_acknowledged_and_not_given() -> None:
