@@ -19,6 +19,7 @@ from ._steps import (
     Steps,
     T,
     Tell,
+    results_of,
 )
 from ._types import BrokerAddress, MethodInfo, Route
 
@@ -101,7 +102,7 @@ class AsyncDriver:
                 if inspect.isawaitable(result):
                     await result
             case Each(several):
-                return await asyncio.gather(*(self.run(steps) for steps in several))
+                return results_of(await asyncio.gather(*(self.run(steps) for steps in several), return_exceptions=True))
             case SendOneWay():
                 await self._transport.call(*effect, one_way=True)
         return None

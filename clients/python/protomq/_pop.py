@@ -150,7 +150,8 @@ class SimpleConsumer:
     def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
         """Acknowledges messages: nobody gets them again. Returns those that were done before, or that another member has by now.
 
-        Many at once cost one call for each broker. Raises StaleReceiptError if none of them was held any more at one broker.
+        Many at once cost one call for each broker. Raises StaleReceiptError if none of them was held any more at one broker. The other
+        brokers are asked all the same.
         """
         self._check_open()
         return self._driver.run(self._steps.ack(messages))

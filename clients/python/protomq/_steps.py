@@ -80,7 +80,9 @@ class Tell(NamedTuple):
 
 
 class Each(NamedTuple):
-    """The results of several steps: a thread takes one after the other, coroutines take all at once. The first error ends it."""
+    """The results of several steps: a thread takes one after the other, coroutines take all at once. When all have ended, the first error
+    is raised.
+    """
 
     steps: Sequence[Generator[Any, Any, Any]]
 
@@ -165,7 +167,21 @@ class Driver:
             case Tell(function):
                 function()
             case Each(several):
-                return [self.run(steps) for steps in several]
+                return results_of([self._outcome(steps) for steps in several])
             case SendOneWay():
                 self._transport.call(*effect, one_way=True)
         return None
+
+    def _outcome(self, steps: Steps[Any]) -> Any:
+        try:
+            return self.run(steps)
+        except Exception as error:
+            return error
+
+
+def results_of(outcomes: Sequence[Any]) -> Sequence[Any]:
+    """What several steps have returned. Raises the first error among it."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes

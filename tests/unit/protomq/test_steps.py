@@ -81,6 +81,7 @@ class AsyncRecorder(Recorder):
 
     async def pause(self, seconds: float) -> None:  # type: ignore[override]
         super().pause(seconds)
+        await asyncio.sleep(0)
 
 
 Run = Callable[[Generator[Any, Any, Any]], Any]
@@ -176,6 +177,27 @@ def test_several_steps_give_their_results_in_order(driven: tuple[Recorder, Run])
         return found
 
     assert run(steps()) == [0, 1, 2]
+
+
+def test_the_first_error_of_several_steps_is_raised_when_all_have_ended(driven: tuple[Recorder, Run]) -> None:
+    _, run = driven
+    ended: list[int] = []
+
+    def one(number: int) -> Steps[None]:
+        if number < 2:
+            raise ConnectionLostError(f"lost {number}")
+        yield Pause(0.1)
+        yield Pause(0.1)
+        ended.append(number)
+
+    def steps() -> Steps[str]:
+        try:
+            yield Each([one(number) for number in range(4)])
+        except ConnectionLostError as error:
+            return f"{error}, {ended}"
+        return "no error"
+
+    assert run(steps()) == "lost 0, [2, 3]"
 
 
 async def test_coroutines_take_several_steps_at_once() -> None:
