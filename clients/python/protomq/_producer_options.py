@@ -36,8 +36,8 @@ class ProducerOptions:
     - `compression_level`: None for the codec's own.
     - `compress_over_bytes`: larger bodies are compressed, up to 32 MiB: consumers unpack no more.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
-    - `wait_store_ok`: a send waits until the message is stored as its broker promises. If False, it does not wait for the disk or for
-      replicas, and SEND_OK promises less: a power cut or a fail-over may take the message.
+    - `wait_store_ok`: a send waits until the message is stored as its broker promises. If False, it waits neither for the disk nor
+      for replicas. Then a power cut or a fail-over may take the message, in spite of SEND_OK.
     - `hooks`: code of yours that is called around sends, decisions on transactions and calls (protomq.hooks).
     - `trace`: each send is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
     - `born_host`: sent along with every message if given.
