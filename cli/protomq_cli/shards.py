@@ -25,6 +25,7 @@ from protomq_cli.environment import SHARD_VARIABLE
 from protomq_runtime import service_manager
 from protomq_runtime.addresses import parse_listen_address
 from protomq_runtime.config import load_config
+from protomq_runtime.lifecycle import say_ready
 
 
 def run_shards(config_file: Path, shard_count: int, arguments: Sequence[str] = ()) -> int:
@@ -106,10 +107,7 @@ class _Supervisor:
                 break
         ready = self._wait_ready()
         if len(ready) == self._shard_count:
-            addresses = " ".join(line.removeprefix("ready ").strip() for line in ready)
-            sys.stdout.write(f"ready {addresses}\n")
-            sys.stdout.flush()
-            service_manager.notify(service_manager.READY)
+            say_ready(" ".join(line.removeprefix("ready ").strip() for line in ready))
             self._wait_first_end()
         self._stop_all()
         codes = [child.wait() for child in self._children]

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: 
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=120)
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_needs_to_read_the_ready_line_and_anybody_may_remove_the_ports_file(tmp_path: Path):
+    path = tmp_path / "ports.json"
+    with process(str(path)) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        while not path.exists() and child.poll() is None:
+            time.sleep(0.01)
+        path.unlink()
+        child.send_signal(signal.SIGTERM)
+        assert (child.wait(120), child.stderr.read()) == (0, "")
 
 
 def test_a_second_signal_ends_it_at_once():

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -108,6 +109,16 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def say_ready(words: str) -> None:
+    """Writes the ready line and tells systemd. If nobody reads stdout any more, it goes nowhere from here on, and the server works."""
+    try:
+        sys.stdout.write(f"ready {words}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    notify(READY)
+
+
 async def _run(
     process: Process,
     ready: Callable[[], Mapping[str, str]],
@@ -137,16 +148,13 @@ async def _run(
     words = ready()
     if ports_file is not None:
         await _write_ports(ports_file, words)
-    sys.stdout.write(
-        " ".join(["ready", *(f"{name}={value}" for name, value in words.items())]) + "\n"
-    )
-    sys.stdout.flush()
-    notify(READY)
+    say_ready(" ".join(f"{name}={value}" for name, value in words.items()))
     await over.wait()
     notify(STOPPING)
     await process.stop(grace_s)
     if ports_file is not None:
-        await aiofiles.os.remove(ports_file)
+        with suppress(FileNotFoundError):
+            await aiofiles.os.remove(ports_file)
     return EXIT_FATAL if failures else EXIT_OK
 
 
