@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ._connection_options import ConnectionOptions
 from ._decoding import decoded
@@ -29,7 +29,7 @@ from ._hook_points import HookPoints
 from ._late_imports import fork_waits
 from ._steps import Block, Steps
 from ._types import MessageQueue, PoppedQueue
-from .errors import ProtocolError, ProtomqError
+from .errors import ProtocolError
 from .hooks import ConsumeContext, Hook, SendContext
 from .wire.topics import TRACE_TOPIC
 
@@ -114,8 +114,12 @@ class Tracer:
         with self._lock:
             if self._thread is not None or self._is_closed:
                 return
-            self._thread = threading.Thread(target=self._run, name="protomq-trace", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="protomq-trace", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # No more threads now: the next event tries again.
+                return
+            self._thread = thread
 
     def close(self) -> None:
         """Sends what waits, if that goes quickly."""
@@ -138,7 +142,7 @@ class Tracer:
             events = [self._pending.popleft() for _ in range(min(len(self._pending), EVENTS_PER_MESSAGE))]
             try:
                 producer.send(TRACE_TOPIC, self._encode(events), keys=_keys_of(events))
-            except ProtomqError as error:
+            except Exception as error:  # Also of an event that is none for protobuf.
                 self.dropped_count += len(events)
                 level = logging.DEBUG if self._is_in_trouble else logging.WARNING
                 self._is_in_trouble = True
@@ -152,8 +156,11 @@ class Tracer:
 
         batch = trace_pb2.TraceBatch()
         for event in events:
+            fields: dict[str, Any] = event._asdict()
+            fields["kind"] = trace_pb2.TraceKind.Name(event.kind)  # type: ignore[arg-type]
+            fields["error"] = event.error.encode(errors="replace").decode()
             batch.events.add(
-                **{**event._asdict(), "kind": trace_pb2.TraceKind.Name(event.kind)},  # type: ignore[arg-type]
+                **fields,
                 group=self._group,
                 client=self._client,
             )
