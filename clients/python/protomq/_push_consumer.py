@@ -308,8 +308,13 @@ class PushConsumer(PushBase):
                 self._pool.add(thread)
                 new.append(thread)
             self._changed.notify_all()
-        for thread in new:
-            thread.start()
+        for number, thread in enumerate(new):
+            try:
+                thread.start()
+            except BaseException:
+                with self._lock:
+                    self._pool.difference_update(new[number:])
+                raise
 
     @property
     def is_running(self) -> bool:

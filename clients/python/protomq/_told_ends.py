@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -11,6 +12,8 @@ from typing import Final, NamedTuple
 from ._end_lines import late
 from ._transactions import ENDS_MAX, End
 from .errors import ProtomqError
+
+logger = logging.getLogger("protomq.producer")
 
 _IDLE_S: Final = 30.0
 """After this the thread ends; the next decision starts another one."""
@@ -36,7 +39,8 @@ class ToldEnds:
         self._thread: threading.Thread | None = None
 
     def tell(self, end: End, timeout_s: float, on_outcome: Callable[[Outcome], None]) -> None:
-        """Returns at once, unless as many wait as one request takes: then it waits, too. Raises RequestTimeoutError if that takes too long.
+        """Returns at once, unless as many wait as one request takes: then it waits, too. Raises RequestTimeoutError if that takes too long,
+        RuntimeError where no thread can be started.
 
         `on_outcome` is called on a thread of this object, within `timeout_s` or a little later.
         """
@@ -46,10 +50,15 @@ class ToldEnds:
                 raise late()
             self._waiting.append(_Told(end, deadline_s, on_outcome))
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._tell_all, name="protomq-transaction-ends", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except BaseException:  # Nobody would tell it.
+                    self._waiting.pop()
+                    raise
+                self._thread = thread
             elif len(self._waiting) == 1:
                 self._changed.notify_all()
 
@@ -75,7 +84,10 @@ class ToldEnds:
                 self._under_way = len(told)
             outcomes = self._outcomes(told)
             for one, outcome in zip(told, outcomes, strict=True):
-                one.on_outcome(outcome)
+                try:
+                    one.on_outcome(outcome)
+                except BaseException:  # Nobody would begin another thread.
+                    logger.exception("the outcome of a decision could not be told")
 
     def _outcomes(self, told: Sequence[_Told]) -> Sequence[Outcome]:
         timeout_s = min(one.deadline_s for one in told) - time.monotonic()

@@ -295,7 +295,7 @@ class TransactionProducer:
 
         try:
             told.tell(end, self._seconds(timeout_s), note)
-        except ProtomqError as error:
+        except (ProtomqError, RuntimeError) as error:
             note(error)
 
     def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:

@@ -1,10 +1,11 @@
-"""`run` of push consumers: which signals end it, and what a second one does while it stops. Without brokers."""
+"""Push consumers: which signals end `run`, what a second one does while it stops, and threads that cannot be started. Without brokers."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +74,24 @@ def test_coroutines_have_the_same_signals(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(consumer, "stop", stop)
     assert asyncio.run(consumer.run()) == 7
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_threads_that_cannot_be_started_are_started_when_there_is_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    room_count = 2
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == room_count:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+
+    consumer = PushConsumer("g")
+    monkeypatch.setattr(consumer, "_consumer", object())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError):
+        consumer.set_concurrency(5)
+    assert consumer._pool == set(started)
+    room_count = 5
+    consumer.set_concurrency(5)
+    assert len(started) == 5
+    assert consumer._pool == set(started)

@@ -105,6 +105,42 @@ def test_whoever_brings_more_than_a_request_takes_waits_for_room() -> None:
     assert "one more" not in outcomes.known
 
 
+def test_a_decision_for_which_no_thread_can_be_started_is_refused_and_the_next_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    broker = Broker()
+    broker.may_answer.release(2)
+    outcomes = Outcomes(ToldEnds(broker.end))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            outcomes.tell("first")
+    outcomes.tell("second")
+    outcomes.ends.drain(5.0)
+    assert outcomes.known == {"second": False}
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1)])
+def test_whoever_raises_at_an_outcome_hides_no_other(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    def on_outcome(_: object) -> None:
+        raise error
+
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.ends.tell(end_of("raises"), 30.0, on_outcome)
+    outcomes.tell("a")
+    broker.may_answer.release(3)
+    outcomes.ends.drain(5.0)
+    outcomes.tell("b")
+    outcomes.ends.drain(5.0)
+    assert outcomes.known == {"first": False, "a": False, "b": False}
+    assert "raises" not in outcomes.known
+    assert caplog.records
+
+
 def test_coroutines_need_not_wait_either() -> None:
     told: list[list[str]] = []
 
