@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -120,11 +121,25 @@ def open_stream(address: str, timeout_s: float, peer_timeout_s: float) -> Blocki
     """A connected stream; raises ConnectFailedError."""
     host, port = split_address(address)
     try:
-        sock = socket.create_connection((host, port), timeout_s)
+        sock = _connected(host, port, timeout_s)
     except OSError as error:
         raise ConnectFailedError(f"{address}: {error}") from error
     set_socket_options(sock, peer_timeout_s)
     return TcpStream(sock)
+
+
+def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Where a name has several addresses, what is left of the time is shared among those that are left. Raises OSError."""
+    deadline_s = time.monotonic() + timeout_s
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for left in range(len(addresses), 0, -1):
+        try:
+            share_s = max((deadline_s - time.monotonic()) / left, 0.001)
+            return socket.create_connection((addresses[-left], port), share_s)
+        except OSError:
+            if left == 1:
+                raise
+    raise OSError("the name has no address")
 
 
 def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:

@@ -62,13 +62,17 @@ class NameServerList:
         return bool(self.url) and now_s - self._read_at_s >= URL_REREAD_S
 
     def read_url(self, timeout_s: float, now_s: float) -> None:
-        """Reads the URL; a failure keeps what was known. Blocks."""
+        """Reads the URL, unless another thread has done so meanwhile; a failure keeps what was known. Blocks."""
         with fork_waits:
             import http.client
             import urllib.request
 
+        if not self.needs_reading(now_s):
+            return
         # The next attempt after a failure comes soon, but not with every call.
-        self._read_at_s = now_s - URL_REREAD_S + URL_RETRY_AFTER_S
+        failed_at_s = now_s - URL_REREAD_S + URL_RETRY_AFTER_S
+        if self._servers:
+            self._read_at_s = failed_at_s  # Others go on with what is known meanwhile.
         try:
             with urllib.request.urlopen(self.url, timeout=timeout_s) as answer:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
@@ -81,6 +85,7 @@ class NameServerList:
             if trouble != self.trouble:
                 logger.warning("%s", trouble)
             self.trouble = trouble
+            self._read_at_s = failed_at_s
             return
         self.trouble = ""
         self._read_at_s = now_s

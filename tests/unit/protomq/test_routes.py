@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
+import urllib.request
 from typing import Any
 
 import pytest
@@ -67,6 +69,24 @@ def test_a_url_is_read_every_two_minutes_and_a_failure_keeps_what_was_known() ->
     assert not names.needs_reading(1001.0)
     assert names.needs_reading(1002.0)
     assert "http://127.0.0.1:1/list" in str(outcome_of_failures([], names))
+
+
+def test_who_comes_during_the_first_read_of_a_url_reads_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = NameServerList("http://127.0.0.1:1/list")
+    due_meanwhile = []
+
+    def answer(*_: object, **__: object) -> io.BytesIO:
+        due_meanwhile.append(names.needs_reading(now_s))
+        return io.BytesIO(b"a:1;b:1")
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    for now_s in (1000.0, 1000.0, 1120.0):
+        names.read_url(0.2, now_s)
+        assert len(names.in_order()) == 2
+    # The second caller found it done; while it is read again, callers go on with what is known.
+    assert due_meanwhile == [True, False]
 
 
 def test_the_server_that_answered_is_asked_first() -> None:
