@@ -84,6 +84,31 @@ def test_members_that_want_other_tags_are_told_and_one_that_wants_another_topic_
     assert set(seen.values()) == {1}
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_an_error_that_cannot_say_what_it_is_costs_no_listener(kind: str, broker: Broker, orderly: bool) -> None:
+    topic = f"speechless-{kind}-{orderly}"
+    group = group_of(broker, topic, 20)
+    seen: list[bytes] = []
+
+    class SpeechlessError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("reason")
+
+    def listen(message: Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 1:
+            raise SpeechlessError
+
+    push = Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1)
+        send(producer, topic, 2)
+        with push(group, topic, listen, concurrency=1, orderly=orderly):
+            wait_for(lambda: sorted(seen) == [b"0", b"0", b"1"], PATIENCE_S)
+    assert push.left == 0
+    assert committed(broker, group, topic) == 2
+
+
 def test_a_topic_that_is_deleted_for_good_is_told_and_the_others_go_on(
     kind: str, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ._checks import check_count
-from ._send_back import delay_fields, error_text
+from ._send_back import delay_fields, error_text, said_by
 from ._typed_listeners import typed_call
 from ._types import Delay
 from .errors import ConfigurationError, SchemaError, WrongTypeError
@@ -168,16 +168,16 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
         case Suspend(delay_ms, error):
             return Failure({"error": error_text(error), "delay_ms": delay_ms}, delay_ms), ""
         case SchemaError():
-            return failure_of(result), f"is not given what does not decode, it is a dead letter: {result}"
+            return failure_of(result), f"is not given what does not decode, it is a dead letter: {said_by(str, result)}"
         case BaseException():
-            return failure_of(result), f"returned {result!r}: taken as raised"
+            return failure_of(result), f"returned {said_by(repr, result)}: taken as raised"
     return None, (
         f"returned {_short(result)}, which is no result: the message is done; return nothing, Retry(), Reject() or Suspend(ms)"
     )
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = said_by(repr, value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

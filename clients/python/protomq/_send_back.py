@@ -70,10 +70,18 @@ def checked_messages(messages: object) -> list[Message]:
 def error_text(error: object) -> str:
     """Why a message failed: a text, or an exception with its name."""
     if isinstance(error, BaseException):
-        error = f"{type(error).__name__}: {error}"
+        error = f"{type(error).__name__}: {said_by(str, error)}"
     if not isinstance(error, str):
         raise WrongTypeError(f"error is a str or an exception, not {error!r}")
     return error[:ERROR_SIZE_MAX].encode(errors="replace").decode()
+
+
+def said_by(speak: Callable[[object], str], value: object) -> str:
+    """What str() or repr() says of a value of the program's, whose code may raise."""
+    try:
+        return speak(value)
+    except Exception as error:
+        return f"<{speak.__name__}() raised {type(error).__name__}>"
 
 
 def delay_fields(delay: object, *, dead_letter: object) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleResponse
 from tests.support.fake_driver import route_of
 
 from .test_pop_steps import answer_of
+from .test_send_back import SpeechlessError
 
 WAIT_S = 30.0
 FROZEN_S = 8.0
@@ -182,6 +183,19 @@ def test_a_frozen_broker_holds_up_nothing_that_another_is_told(world: World, wha
     brokers.messages["b"].append(b"slow")
     world.handle(handler, invisible_s=0.6)
     assert found == [True, True]
+
+
+def test_an_error_that_cannot_say_what_it_is_gives_its_message_back(world: World) -> None:
+    def handler(message: Message) -> None:
+        if message.body == b"last":
+            world.stop()
+        else:
+            raise SpeechlessError
+
+    world.brokers.messages["a"].extend([b"first", b"last"])
+    counts = world.handle(handler, invisible_s=60.0, concurrency=1, drain_timeout_s=1.0)
+    assert counts == (1, 1, 0)
+    assert world.handling.holds.all() == []
 
 
 def test_the_failure_of_a_message_is_told_behind_its_renewal(world: World) -> None:

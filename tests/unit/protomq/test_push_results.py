@@ -11,7 +11,7 @@ from protomq import PushConsumer, Reject, Retry, Suspend
 from protomq._push_options import PushOptions, PushSettings
 from protomq._push_results import Failure, Listener, judge
 from protomq._types import DelayLevel
-from protomq.errors import ConfigurationError, ProtomqError, WrongTypeError
+from protomq.errors import ConfigurationError, ProtomqError, SchemaError, WrongTypeError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,27 @@ def test_nonsense_is_done_and_told() -> None:
     assert [one.error for one in failures if one] == ["the listener returned 1 results for 2 messages"] * 2
     failures, told = judge(ValueError("v"), 1)
     assert (failures, told) == ([Failure({"error": "ValueError: v"})], "returned ValueError('v'): taken as raised")
+
+
+class Speechless(SchemaError):
+    """Says nothing of itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no session")
+
+    __repr__ = __str__
+
+
+def test_what_cannot_be_shown_is_told_all_the_same() -> None:
+    error = "Speechless: <str() raised RuntimeError>"
+    for result in (Speechless("x"), [Speechless("x")]):
+        failures, told = judge(result, 1)
+        assert failures == [Failure({"error": error, "dead_letter": True})]
+        assert told.endswith("<str() raised RuntimeError>")
+    value = type("Row", (), {"__repr__": Speechless.__repr__})()
+    assert judge(value, 1).nonsense.startswith("returned <repr() raised RuntimeError>, which is no result")
+    lost = type("LostError", (ValueError,), {"__repr__": Speechless.__repr__})("gone")
+    assert judge(lost, 1) == ([Failure({"error": "LostError: gone"})], "returned <repr() raised RuntimeError>: taken as raised")
 
 
 @pytest.mark.parametrize(

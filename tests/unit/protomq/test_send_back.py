@@ -114,6 +114,17 @@ def test_what_a_message_failed_of_is_told_in_few_words() -> None:
         error_text(None)
 
 
+def test_an_error_that_cannot_say_what_it_is_has_a_text_all_the_same() -> None:
+    assert error_text(SpeechlessError()) == "SpeechlessError: <str() raised AttributeError>"
+
+
+class SpeechlessError(Exception):
+    """As of a library whose errors are made in an unusual way."""
+
+    def __str__(self) -> str:
+        return str(self.reason)  # type: ignore[attr-defined]
+
+
 def test_a_message_or_several_are_taken() -> None:
     one = message("a", 0)
     assert checked_messages(one) == checked_messages([one]) == checked_messages(iter([one])) == [one]
