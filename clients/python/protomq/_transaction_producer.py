@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
+from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
@@ -152,17 +152,24 @@ class TransactionProducer:
             connection=connection,
             **settings,
         )
+        self._wanted_topics = tuple(topics)
         self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._start()
-        if topics:
-            self._begin_thread(self._follow_topics, tuple(topics))
+        self.after_fork()
+        call_after_fork(self)
+        self._follow()
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """Prepares a forked child: nobody holds a lock, and no thread listens yet. The SDK calls it."""
+        is_closed = self._closed.is_set()
+        self._closed = threading.Event()
+        if is_closed:
+            self._closed.set()
+        self._lock = threading.Lock()
         self._lines: dict[str, EndLine] = {}
         self._told: dict[str, ToldEnds] = {}
         self._listening: set[str] = set()
+        self._topics = self._wanted_topics
+        """Those that are not followed yet: a child begins with its first message."""
 
     # Sending.
 
@@ -215,6 +222,8 @@ class TransactionProducer:
     def _begin(
         self, topic: str | OutgoingMessage, body: Body, settings: SendSettings
     ) -> HalfResult:
+        if self._topics:
+            self._follow()
         half = self._producer.send(topic, body, **settings)
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
@@ -237,8 +246,6 @@ class TransactionProducer:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise ClosedError("the producer is closed")
-        if self._pid != os.getpid():
-            self._start()
 
     def _end(self, end: End, timeout_s: float | None) -> bool:
         self._check_open()
@@ -310,15 +317,19 @@ class TransactionProducer:
 
     def _listen_to(self, queue: MessageQueue) -> None:
         """Tells the broker of a queue from now on that this producer is there."""
-        if queue.broker_name in self._listening and self._pid == os.getpid():
+        if queue.broker_name in self._listening:
             return
         with self._lock:
-            if self._pid != os.getpid():
-                self._start()
             if queue.broker_name in self._listening or self._closed.is_set():
                 return
+            self._begin_thread(self._answer_checks, queue.topic, queue.broker_name)
             self._listening.add(queue.broker_name)
-        self._begin_thread(self._answer_checks, queue.topic, queue.broker_name)
+
+    def _follow(self) -> None:
+        with self._lock:
+            topics, self._topics = self._topics, ()
+        if topics:
+            self._begin_thread(self._follow_topics, topics)
 
     def _begin_thread(self, run: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -219,3 +222,22 @@ def test_work_that_failed_is_rolled_back_and_work_that_was_interrupted_is_asked_
     with pytest.raises(type(error)):
         do(broker, execute)
     assert broker.told == told
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # It has threads; the child needs none of them.
+def test_a_forked_child_sends_and_answers_for_itself_whatever_another_thread_was_doing(broker: AskingBroker) -> None:
+    with TransactionProducer("g", lambda _: COMMIT, topics=["T"], transport=FakeSyncTransport(broker)) as producer:
+        wait_for(lambda: producer._listening, PATIENCE_S, pause_s=0.001)
+        with producer._lock:  # Another thread begins to listen to another broker.
+            child = os.fork()
+            if not child:
+                try:
+                    signal.alarm(int(PATIENCE_S))
+                    producer.begin("T", b"")
+                    broker.ask("first")
+                    wait_for(lambda: broker.told, PATIENCE_S, pause_s=0.001)
+                    names = sorted(thread.name for thread in threading.enumerate()[1:])
+                    os._exit(0 if names == ["protomq-transaction-checks"] * 2 else 1)
+                finally:
+                    os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
