@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from protomq.wire.broker_names import is_broker_name
+from protomq.wire.broker_names import NAME_RULE, is_broker_name
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.addresses import (
@@ -144,7 +144,7 @@ class BrokerConfig:
     Attributes:
         data_dir: the folder of the store.
         cluster: name of the cluster (RocketMQ: DefaultCluster).
-        broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
+        broker_name: name of the broker; "" takes the host's name, as RocketMQ does. "room@name" says in which machine room it is.
         broker_role: ASYNC_MASTER, SYNC_MASTER or SLAVE (RocketMQ: brokerRole); docs/ha.md says what each promises.
         broker_id: 0 is the master, slaves are above; a slave has its master's broker_name. Where the master is elected: its id while it
             follows, above 0, another one for each broker of the name.
@@ -308,6 +308,4 @@ class BrokerConfig:
 def check_name(what: str, name: str) -> None:
     """Raises ValueError for a name that name servers refuse. `what`: the name's field, for the message."""
     if not is_broker_name(name):
-        raise ValueError(
-            f"{what} is {name!r}; it must be 1 to 127 characters of A-Z a-z 0-9 _ . - and start with none of the last two"
-        )
+        raise ValueError(f"{what} is {name!r}; it must be {NAME_RULE}")

@@ -7,7 +7,7 @@ from typing import Final
 
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
-from protomq.wire.broker_names import is_broker_name
+from protomq.wire.broker_names import NAME_RULE, is_broker_name
 from protomq.wire.topics import QUEUES_DEFAULT, QUEUES_MAX, is_stored_name
 from protomq_runtime.addresses import WILDCARD_HOSTS, parse_address
 from protomq_runtime.errors import Code, ServiceError, too_many
@@ -169,10 +169,7 @@ def _topic_violations(topic: Topic, at: str) -> Iterator[Violation]:
 
 def _name_violations(field: str, name: str) -> Iterator[Violation]:
     if not is_broker_name(name):
-        yield (
-            field,
-            "has to be 1 to 127 characters of A-Z a-z 0-9 _ . - and starts with none of the last two",
-        )
+        yield field, f"has to be {NAME_RULE}"
 
 
 def _id_violations(field: str, broker_id: int) -> Iterator[Violation]:

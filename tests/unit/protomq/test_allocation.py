@@ -22,6 +22,7 @@ from protomq.allocation import (
     MachineRoomNear,
 )
 from protomq.errors import ConfigurationError
+from protomq.wire.broker_names import is_broker_name
 
 VECTORS = Path(__file__).parent / "allocation_vectors" / "vectors.json"
 
@@ -51,6 +52,7 @@ def test_the_shares_are_those_of_the_java_classes(strategy: str) -> None:
     assert len(cases) >= 15
     for case in cases:
         queues = [MessageQueue(*queue) for queue in case["queues"]]
+        assert all(is_broker_name(queue.broker_name) for queue in queues)
         allocation = strategy_of(case, queues)
         members = [GroupMember(name, name.split("-")[0]) for name in case["members"]]
         for member in members:
