@@ -81,8 +81,9 @@ class BodyError(ValueError):
 def decode(
     descriptor_set: str | os.PathLike[str] | bytes, message: str, *, mode: Mode = "FAILFAST"
 ) -> Callable[[Any], Any]:
-    """A function of a column of bytes that answers a struct. `mode`: what to do with bytes that are no such message: fail, or
-    answer null (PERMISSIVE). Null stays null. Raises ValueError if the set is none or does not have the message.
+    """A function of a column of bytes that answers a struct. `mode`: what to do with bytes that are no such message, or hold a
+    time that the column cannot: fail, or answer null (PERMISSIVE). Null stays null. Raises ValueError if the set is none or does not have
+    the message.
     """
     if mode not in ("FAILFAST", "PERMISSIVE"):
         raise ValueError(f"mode is FAILFAST or PERMISSIVE, not {mode!r}")
@@ -278,18 +279,36 @@ def _is_map(field: FieldDescriptor) -> bool:
 def decode_bodies(wanted: MessageType, bodies: pa.Array, mode: Mode = "FAILFAST") -> pa.Array:
     """A struct for each body. Raises BodyError."""
     parse = message_class(wanted).FromString
+    contents = bodies.to_pylist()
+
+    def refused(index: int, error: Exception) -> None:
+        if mode == "FAILFAST":
+            body = contents[index]
+            start = f"{body[:16].hex()}{'...' if len(body) > 16 else ''}"
+            raise BodyError(
+                f"row {index} of this batch is no {wanted.name} ({error}): {len(body)} bytes, {start}"
+            ) from None
+
     messages: list[Message | None] = []
-    for index, body in enumerate(bodies.to_pylist()):
+    for index, body in enumerate(contents):
         try:
             messages.append(None if body is None else parse(body))
         except DecodeError as error:
-            if mode == "FAILFAST":
-                shown = f"{body[:16].hex()}{'...' if len(body) > 16 else ''}"
-                raise BodyError(
-                    f"row {index} of this batch is no {wanted.name} ({error}): {len(body)} bytes, {shown}"
-                ) from None
+            refused(index, error)
             messages.append(None)
-    return _struct_array(messages, _descriptor(wanted), arrow_type_of(wanted))
+    descriptor, kind = _descriptor(wanted), arrow_type_of(wanted)
+
+    def rows(start: int, end: int) -> pa.Array:
+        try:
+            return _struct_array(messages[start:end], descriptor, kind)
+        except (ValueError, OverflowError) as error:  # A time that no column can hold.
+            if end - start == 1:
+                refused(start, error)
+                return pa.nulls(1, kind)
+        middle = (start + end) // 2
+        return pa.concat_arrays([rows(start, middle), rows(middle, end)])
+
+    return rows(0, len(messages))
 
 
 def _struct_array(

@@ -107,6 +107,24 @@ def test_bytes_that_are_no_message_fail_or_are_null() -> None:
     assert [row is None for row in decoded] == [False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("field", "seconds"),
+    [("at", 1 << 62), ("at", -(1 << 62)), ("at", 253_402_300_800), ("took", 1 << 62), ("took", 9_223_372_036_855)],
+)
+def test_times_that_no_column_can_hold_are_treated_as_bytes_that_are_no_message(
+    field: str, seconds: int
+) -> None:
+    wild: Any = message_class(WANTED)()
+    getattr(wild, field).seconds = seconds
+    good = encode_rows(WANTED, rows_of(FULL))[0].as_py()
+    bodies = pa.array([good, good, wild.SerializeToString(), None, good], pa.binary())
+    with pytest.raises(BodyError, match=r"row 2 .*shop.v1.Order"):
+        decode_bodies(WANTED, bodies)
+    decoded = decode_bodies(WANTED, bodies, "PERMISSIVE")
+    assert decoded.type == arrow_type_of(WANTED)
+    assert decoded.to_pylist() == [FULL, FULL, None, None, FULL]
+
+
 def test_equal_rows_are_equal_bytes() -> None:
     labels = [(f"k{n}", {"sku": str(n), "count": n}) for n in range(50)]
     one = encode_rows(WANTED, rows_of({"labels": labels}))
