@@ -1,7 +1,8 @@
 """A page of numbers over plain HTTP, for people at `/` and for Prometheus at `/metrics`.
 
 Values are read when somebody looks, and at no other time. One thread serves one request after the other, so two callers at once wait
-for each other. A caller that sends nothing is cut off after REQUEST_TIMEOUT_S. Both pages are written from the tables of `metrics.py`.
+for each other. A caller that has not sent its request after REQUEST_TIMEOUT_S is cut off. Both pages are written from the tables of
+`metrics.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
+ACCEPT_PAUSE_S: Final = 0.1
 END_S: Final = 1.0
 ROWS_SHOWN_MAX: Final = 500
 """Of a table, at `/`; those with the largest first number. /metrics has all."""
@@ -107,6 +111,14 @@ class _Server(HTTPServer):
         self.server_address = (host, port)
         self.server_name, self.server_port = host, port
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Out of descriptors, most likely: the caller still waits, so the next try would follow at once.
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.info("the metrics page was not read by %s", client_address)
 
@@ -116,7 +128,23 @@ class _Handler(BaseHTTPRequestHandler):
     title: str
     read: Callable[[], Iterable[Numbers]]
 
+    def setup(self) -> None:
+        super().setup()
+        # `timeout` is for each wait: a caller that sends an octet now and then would stay for days.
+        self._limit = threading.Timer(self.timeout, self._cut_off)
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finish(self) -> None:
+        self._limit.cancel()
+        super().finish()
+
+    def _cut_off(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
+        self._limit.cancel()
         path = self.path.partition("?")[0]
         status, kind = HTTPStatus.OK, "text/html; charset=utf-8"
         try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import socketserver
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -137,6 +141,40 @@ def test_who_says_nothing_is_cut_off_and_holds_up_nobody_for_long(
         silent.sendall(b"GET / HT")
         assert get(page, "/metrics")[0] == 200
         assert silent.recv(100) == b""
+
+
+def test_who_sends_his_request_slowly_is_cut_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page._Handler, "timeout", 0.5)
+    with running() as page, socket.create_connection(page.address) as slow:
+
+        def dribble() -> None:
+            with suppress(OSError):  # Cut off.
+                for octet in b"GET /" + b"x" * 100:
+                    slow.sendall(bytes([octet]))
+                    time.sleep(0.1)
+
+        sender = threading.Thread(target=dribble)
+        sender.start()
+        started_s = time.monotonic()
+        assert get(page, "/metrics")[0] == 200
+        assert time.monotonic() - started_s < 5.0
+        sender.join()
+
+
+def test_without_descriptors_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = []
+
+    def refuse(_: object) -> None:
+        refusals.append(time.monotonic())
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with running() as page:
+        with monkeypatch.context() as patched:
+            patched.setattr(socketserver.TCPServer, "get_request", refuse)
+            with socket.create_connection(page.address):
+                time.sleep(0.35)
+            assert 0 < len(refusals) < 6
+        assert get(page, "/metrics")[0] == 200
 
 
 def test_a_port_that_is_taken_is_said() -> None:
