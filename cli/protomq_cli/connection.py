@@ -120,9 +120,9 @@ def translate(error: BaseException) -> CliError | None:
         message = with_hint(reason, message)
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")
-        return CliError(exit_code_of(code), reason, message)
+        return CliError(exit_code_of(code, reason), reason, message)
     if type(error).__name__ == "ServiceError":  # a server that cannot start
-        return CliError(exit_code_of(error.code), str(error.reason), str(error.message))  # type: ignore[attr-defined]
+        return CliError(exit_code_of(error.code, str(error.reason)), str(error.reason), str(error.message))  # type: ignore[attr-defined]
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE

@@ -64,6 +64,9 @@ _BY_STATUS_CODE: Final = {
 UNANSWERED: Final = ("CONNECT_FAILED", "CONNECTION_LOST", "REQUEST_TIMEOUT")
 """Reasons of errors where a server did not say anything."""
 
+_REFUSALS: Final = ("NOT_ENOUGH_REPLICAS", "QUEUE_HEALING", "REPLICA_BEHIND", "SHUTTING_DOWN")
+"""Reasons of UNAVAILABLE with which a server that was reached refuses."""
+
 _UNANSWERED_HINT: Final = "see whether it runs; `protomq cluster list` shows the brokers and their addresses"
 _HINTS: Final = {
     **dict.fromkeys(UNANSWERED, _UNANSWERED_HINT),
@@ -100,8 +103,10 @@ def with_hint(reason: str, message: str) -> str:
     return f"{message}; {hint}" if hint else message
 
 
-def exit_code_of(status_code: int) -> ExitCode:
-    """The exit code for a gRPC status code."""
+def exit_code_of(status_code: int, reason: str) -> ExitCode:
+    """The exit code for a gRPC status code, and the reason that came with it."""
+    if reason in _REFUSALS:
+        return ExitCode.REFUSED
     return _BY_STATUS_CODE.get(status_code, ExitCode.FAILURE)
 
 

@@ -269,7 +269,7 @@ def worker(
 
     SIGTERM or Ctrl-C drains and ends all, SIGHUP replaces one process after
     the other. Exit codes: 0 all done, 1 something was cut short, 2 the
-    program cannot be loaded.
+    program cannot be loaded, 6 the metrics port is taken.
     """
     if sys.platform == "win32":
         raise CliError(ExitCode.USAGE, "UNSUPPORTED", "protomq worker needs signals and pipes of Linux or macOS")

@@ -101,7 +101,7 @@ class MetricsPage:
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
-            raise CliError(ExitCode.FAILURE, "PORT_TAKEN", f"metrics cannot be served at {host}:{port}: {error}") from error
+            raise CliError(ExitCode.REFUSED, "PORT_TAKEN", f"metrics cannot be served at {host}:{port}: {error}") from error
         self._server.daemon_threads = True
         self.address = f"http://{host}:{self._server.server_address[1]}/metrics"
         threading.Thread(target=self._server.serve_forever, name="protomq-worker-metrics", daemon=True).start()

@@ -266,7 +266,7 @@ def test_a_filter_that_is_none_ends_it_with_exit_code_2_and_no_restarts(world: W
 
 def test_a_port_that_is_taken_is_told(world: World) -> None:
     port = world.broker.remoting_address.rpartition(":")[2]
-    finished = run("worker", "app:consumer", "--metrics-port", port, code=1)
+    finished = run("worker", "app:consumer", "--metrics-port", port, code=6)
     assert "metrics cannot be served" in finished.stderr
 
 

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from protomq_cli.exits import CliError, ExitCode, error_line, exit_code_of, wants_json_errors
+from protomq_cli.exits import (
+    UNANSWERED,
+    CliError,
+    ExitCode,
+    error_line,
+    exit_code_of,
+    wants_json_errors,
+)
+from protomq_runtime.errors import RULES, Code
 
 
 def test_each_status_code_has_an_exit_code() -> None:
@@ -24,7 +32,14 @@ def test_each_status_code_has_an_exit_code() -> None:
         16: 5,
         99: 1,
     }
-    assert {code: int(exit_code_of(code)) for code in expected} == expected
+    assert {code: int(exit_code_of(code, "")) for code in expected} == expected
+
+
+def test_what_a_server_that_is_reached_refuses_is_refused() -> None:
+    said = [reason for reason, rule in RULES.items() if rule.code is Code.UNAVAILABLE]
+    assert "NOT_ENOUGH_REPLICAS" in said
+    assert {exit_code_of(Code.UNAVAILABLE.value, reason) for reason in said} == {ExitCode.REFUSED}
+    assert {exit_code_of(Code.UNAVAILABLE.value, reason) for reason in (*UNANSWERED, "NO_ROUTE")} == {ExitCode.UNREACHABLE}
 
 
 def test_an_error_is_one_line_whatever_it_holds() -> None:
