@@ -312,3 +312,52 @@ def test_a_follower_with_damage_at_its_end_is_truncated_to_before_it(is_gone: bo
     assert not follower.has_lost_its_end
     follow(leader, follower)
     assert log_of(disk, 0, end) == log_of(disk_of(leader), 0, end)
+
+
+# What a truncation need not remove.
+
+
+def test_a_truncation_keeps_what_is_derived_from_the_log_before_its_point(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old, new = pair()
+    fill(old, 40)
+    commit(old, "group", "topic", 0, 3)
+    follow(old, new)
+    old.checkpoint()
+    point = old.log_point(old.appended_position)
+    assert point is not None
+    fill(old, 1, 40)  # nobody else has it
+    new.lead()
+    fill(new, 5, 60)
+    follower = open_store(disk_of(old).killed(), follows=True)
+    assert agreed(follower, new) == point
+    assert follower.truncate_to(point) == point
+    follower.close()
+    caplog.clear()
+    follower = open_store(disk_of(follower), follows=True)
+    assert "rebuilt from the log" not in caplog.text
+    follow(new, follower)
+    assert read_all(follower) == read_all(new)
+    assert committed(follower, "group", "topic", 0) == 3
+    follower.close()
+    assert verify("/s", disk=disk_of(follower)) == []
+
+
+def test_a_store_closes_without_a_checkpoint_of_what_a_fail_over_may_take_back() -> None:
+    leader, follower = pair()
+    fill(leader, 12)
+    follow(leader, follower)
+    follower.checkpoint()
+    position = follower._saver.checkpointed_position
+    fill(leader, 12, 12)
+    follow(leader, follower, confirmed=False)
+    follower.close()
+    assert follower.is_closed_clean
+    follower = open_store(disk_of(follower), follows=True)
+    assert follower._saver.checkpointed_position == position
+    assert follower.flushed_position == leader.appended_position
+    follow(leader, follower)
+    follower.close()
+    again = open_store(disk_of(follower), follows=True)
+    assert again._saver.checkpointed_position == leader.appended_position
