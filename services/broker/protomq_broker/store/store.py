@@ -39,7 +39,7 @@ from protomq.wire.topics import QUEUES_DEFAULT
 
 from .appending import Appender
 from .config import StoreConfig
-from .errors import DiskFullError, StoreFailedError
+from .errors import DiskFullError, NoWriterError, StoreFailedError
 from .files.disk import Disk
 from .files.lock import StoreLock
 from .following import Follower, LogFollowers
@@ -471,13 +471,17 @@ class Store:
         return self._log.epoch
 
     def forget_listeners(self) -> None:
-        """Whoever has served this store serves it no more: nobody is told anything, and nothing is kept for anybody."""
+        """Whoever has served this store serves it no more: nobody is told anything, and nothing is kept for anybody.
+
+        There is no writer, so housekeeping appends nothing beside `lead`. The next broker sets `on_writer`.
+        """
         positions = self.positions
         positions.on_appended, positions.on_arrival, positions.on_flushed = [], [], []
         self.topics.on_change = _nothing
         self.on_topic_deleted = _ignore
         self.on_housekeeping = _nothing
         self.keep_from_position = _nothing
+        self.on_writer = _no_writer
 
     # Positions.
 
@@ -697,6 +701,10 @@ class Store:
     def _sync_to(self, position: int) -> None:
         if position > self.positions.flushed:
             self._flusher.flush()
+
+
+def _no_writer(_: object) -> None:
+    raise NoWriterError("the store changes its broker")
 
 
 def _ignore(_: object) -> None:

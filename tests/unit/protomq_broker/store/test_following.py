@@ -16,6 +16,7 @@ from protomq_broker.store.errors import (
     LogGapError,
     NotFollowingError,
     NotLeadingError,
+    NoWriterError,
     StaleEpochError,
     StoreFailedError,
 )
@@ -406,6 +407,21 @@ def test_a_store_that_leads_has_its_next_writer() -> None:
     follower.on_writer = write
     follower.topics.create(TopicConfig("another"))
     assert written == ["here"]
+
+
+def test_between_two_brokers_nobody_but_the_next_leader_appends() -> None:
+    leader, follower = pair()
+    fill(leader, 60)
+    follow(leader, follower)
+    follower.forget_listeners()  # its broker has given it up
+    follower.lead()
+    follower.checkpoint()
+    end = follower.appended_position
+    with pytest.raises(NoWriterError):
+        follower.delete_segments_below(end)  # as housekeeping does, on its thread
+    assert follower.appended_position == end
+    follower.on_writer = lambda function: function()
+    assert follower.delete_segments_below(end) > 0
 
 
 def test_what_is_not_confirmed_at_a_promotion_stays_unreadable_until_the_replicas_have_it() -> None:
