@@ -580,12 +580,15 @@ class Store:
         thread, unless `on_writer` allows it. Raises what `append` raises, and NoWriterError.
         """
         if self.topics.delete(topic):
-            self._keep_offsets()
-            self._forget_topic(topic)
+            self._keep_offsets()  # and those of the next topic of this name, if there is one already
+            self._tell_deleted(topic)
 
     def _forget_topic(self, topic: str) -> None:
-        """Forgets a deleted topic, also in derived structures."""
+        """A follower has applied the deletion of a topic, and nothing behind it."""
         self.offsets.forget_topic(topic)
+        self._tell_deleted(topic)
+
+    def _tell_deleted(self, topic: str) -> None:
         self._counts.forget(topic)
         self.on_topic_deleted(topic)
 
