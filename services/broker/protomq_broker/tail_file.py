@@ -45,7 +45,8 @@ class TailFile:
         was_kept = known.get("is_clean") is True or is_same_boot or known.get("syncs") is True
         self.may_be_lost = known.get("may_be_lost") is not False or not was_kept or is_lost
         self._syncs = syncs
-        self._write(is_clean=False)
+        if known != self._content(is_clean=False):  # a full disk could not take it
+            self._write(is_clean=False)
         return self.may_be_lost
 
     def doubt(self) -> None:
@@ -68,14 +69,16 @@ class TailFile:
         except SideFileDamagedError:
             return {}
 
-    def _write(self, *, is_clean: bool) -> None:
-        content = {
+    def _content(self, *, is_clean: bool) -> dict[str, Any]:
+        return {
             "boot_id": self._boot_id,
             "is_clean": is_clean,
             "may_be_lost": self.may_be_lost,
             "syncs": self._syncs,
         }
-        write_json_file(self._disk, self._path, content)
+
+    def _write(self, *, is_clean: bool) -> None:
+        write_json_file(self._disk, self._path, self._content(is_clean=is_clean))
 
 
 def read_boot_id() -> str:

@@ -7,7 +7,7 @@ import pytest
 from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file, write_json_file
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 ROOT = "/store"
 
@@ -82,3 +82,11 @@ def test_a_clean_stop_of_a_store_that_had_not_settled_settles_nothing() -> None:
     opened(disk, "two").close(is_clean=True)
     assert read_json_file(disk, f"{ROOT}/{TAIL_NAME}")["may_be_lost"] is True  # type: ignore[index]
     assert opened(disk, "two").may_be_lost
+
+
+def test_what_the_file_has_is_not_written_again_so_a_full_disk_does_not_keep_the_store_from_opening() -> None:
+    disk = begun()
+    disk.plan = lambda _: Fault.ENOSPC
+    assert not opened(disk, "one").may_be_lost
+    with pytest.raises(OSError, match="No space"):
+        opened(disk, "two")

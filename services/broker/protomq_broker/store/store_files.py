@@ -193,13 +193,22 @@ class StoreFiles:
 
     def end_epoch(self, end: int) -> int:
         """Ends the lead at the end of the log: from there on the store follows. Durable when this returns. Returns the log's epoch there.
-        Raises OSError.
+        Raises OSError, also if the disk is full and the file has other rows.
         """
         epoch = epoch_at_end(self.folder, end)
         row = self.epochs.row_at(end - 1)
         if row is not None:  # a log that ends with damage has no last append that tells
             epoch = max(epoch, row.epoch)
-        self.keep_epochs(self.epochs.begin(end, epoch, is_led=False))
+        epochs = self.epochs.begin(end, epoch, is_led=False)
+        try:
+            self.keep_epochs(epochs)
+        except OSError as error:
+            standing = read_epochs(self.disk, self._epochs_path)
+            is_new = standing.rows != epochs.rows or standing.highest_epoch != epochs.highest_epoch
+            if error.errno not in DISK_FULL_ERRNOS or is_new:
+                raise
+            log.warning("the disk is full: %s", error)
+            self.epochs = epochs
         return epoch
 
     def keep_epochs(self, epochs: Epochs) -> None:

@@ -204,6 +204,18 @@ def test_a_full_disk_leaves_the_store_in_its_epoch() -> None:
     assert [row[1] for row in epochs_of(disk)] == [1, 2]
 
 
+def test_a_follower_opens_on_a_full_disk_unless_a_new_row_is_to_be_written() -> None:
+    disk = SimDisk()
+    open_store(disk, follows=True).close()
+    disk.plan = lambda operation: Fault.ENOSPC if EPOCHS_NAME in operation.path else None
+    open_store(disk, follows=True).close()
+    disk.plan = None
+    open_store(disk).close()  # leads
+    disk.plan = lambda operation: Fault.ENOSPC if EPOCHS_NAME in operation.path else None
+    with pytest.raises(OSError, match="No space"):  # seals of its next leader would count as its own
+        open_store(disk, follows=True)
+
+
 @pytest.mark.parametrize("keep", [0.0, 1.0])
 def test_an_epoch_that_stands_in_the_file_is_the_one_that_is_led_though_the_disk_is_full(keep: float) -> None:
     """The file is replaced, and then the folder cannot be synced: what the file says and what the seals say must be one epoch."""
