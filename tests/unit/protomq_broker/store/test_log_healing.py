@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from unittest import mock
 
 import pytest
@@ -22,7 +22,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
-from .test_following import fill, log_of
+from .test_following import disk_of, fill, log_of
 from .test_scrub import damage as damage_of
 from .test_scrub import filled_store, scrub
 
@@ -145,6 +145,19 @@ def test_a_start_that_is_killed_while_it_rebuilds_is_made_again() -> None:
         assert healed.damaged_ranges == []
         for queue_id in (0, 1):
             assert read_all(healed, queue_id=queue_id) == read_all(sound, queue_id=queue_id)
+
+
+@pytest.mark.parametrize("fault", [Fault.SYNC_LOST, Fault.CRASH])
+def test_what_was_healed_and_not_synced_leaves_quarantine_only_when_it_is_synced(fault: Fault) -> None:
+    store, disk, log, clock = damaged_store("zeros")
+    disk.plan = lambda operation: fault if operation.name == "fsync" else None
+    with suppress(OSError, SimulatedCrash):
+        heal_all(store, log)
+    again = disk.killed()
+    again.plan = None
+    assert open_store(again, clock=clock).damaged_ranges == []
+    after = open_store(again.crash(random.Random(1), keep=0.0), clock=clock)
+    assert log_of(disk_of(after), 0, len(log)) == log
 
 
 def test_what_a_repair_has_filled_is_healed() -> None:

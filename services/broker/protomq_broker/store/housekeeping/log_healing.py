@@ -33,6 +33,7 @@ from protomq_broker.store.log.recovery import (
     chain_at_end,
     is_filled,
     read_quarantine,
+    rewrite_unsynced,
     write_quarantine,
 )
 from protomq_broker.store.log.seals import LogWalker
@@ -166,6 +167,9 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
     if len(kept) == len(damaged):
         return
+    for damage in damaged:
+        if damage not in kept:  # only the page cache may have its bytes
+            rewrite_unsynced(disk, folder, damage.start_position, damage.end_position)
     log.warning(
         "%d damaged ranges of the log hold again: what is derived from it is rebuilt",
         len(damaged) - len(kept),
