@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from protomq.calls import Calls
 from tests.support.cli import PROTOMQ, jsonl, run
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import wait_for
@@ -76,7 +77,9 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
             assert error["reason"] == "BROKER_MISSING", command
             assert "broker b is not registered any more, since 20" in error["message"]
             assert "`protomq cluster forget b`" in error["message"]
+        assert _missing_of_calls(namesrv, "t", "only-b", "only-a", "") == [["b"], ["b"], [], ["b"]]
         run("cluster", "forget", "b", namesrv=namesrv)
+        assert _missing_of_calls(namesrv, "t", "") == [[], []]
         assert list(_missing_since(namesrv)) == ["a"]
         run("topic", "list", namesrv=namesrv)
         assert "no broker b is missing" in run("cluster", "forget", "b", namesrv=namesrv, code=4).stderr
@@ -110,6 +113,12 @@ def test_every_name_server_is_told_to_forget(tmp_path: Path) -> None:
         assert "broker a is not registered any more" in nowhere
         run("cluster", "forget", "a", namesrv=";".join(both))
         assert [_missing_since(namesrv) for namesrv in both] == [{}, {}]
+
+
+def _missing_of_calls(namesrv: str, *topics: str) -> list[list[str]]:
+    """For each topic what a connector is told."""
+    with Calls(namesrv=namesrv) as calls:
+        return [[gone.broker.broker_name for gone in calls.missing_brokers(topic)] for topic in topics]
 
 
 @contextmanager

@@ -33,9 +33,11 @@ from protomq.v1 import admin_service_pb2, consumer_service_pb2, pull_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.route_service_pb2 import (
     Broker,
+    GetClusterInfoRequest,
     GetClusterInfoResponse,
     GetRouteRequest,
     GetRouteResponse,
+    MissingBroker,
     QueueRoute,
     Route,
 )
@@ -129,6 +131,8 @@ class FakeCluster:
         self.route_calls = 0
         self.away: set[str] = set()
         """Brokers that the name server has taken off the routes."""
+        self.leaderless: set[str] = set()
+        """Those of which only a slave is registered."""
         self.on_send: Callable[[SendCall], None] | None = None
         self._lock = threading.Lock()
 
@@ -190,7 +194,14 @@ class FakeCluster:
     def _answer_other(self, broker_name: str, method: MethodInfo, data: bytes) -> bytes:
         consumer, admin = consumer_service_pb2, admin_service_pb2
         if method == _methods.GET_CLUSTER_INFO:
-            return GetClusterInfoResponse(brokers=self._brokers()).SerializeToString()
+            asked_topic = GetClusterInfoRequest.FromString(data).topic
+            missing = [
+                MissingBroker(broker=self._broker(name), cause="its connection broke")
+                for name in sorted(self.away)
+                if not asked_topic or name in self.topics.get(asked_topic, {})
+            ]
+            info = GetClusterInfoResponse(brokers=self._brokers(), missing_brokers=missing)
+            return info.SerializeToString()
         if method == _methods.GET_BROKER_STATUS:
             return admin.GetBrokerStatusResponse(broker_name=broker_name).SerializeToString()
         if method == _methods.GET_QUEUE_RANGE:
@@ -215,11 +226,13 @@ class FakeCluster:
         return b""
 
     def _brokers(self) -> list[Broker]:
-        return [
-            Broker(broker_name=name, grpc_address=f"{name}:1", remoting_address=f"{name}:2")
-            for name in self.brokers
-            if name not in self.away
-        ]
+        return [self._broker(name) for name in self.brokers if name not in self.away]
+
+    def _broker(self, name: str) -> Broker:
+        broker_id = int(name in self.leaderless)
+        return Broker(
+            broker_name=name, broker_id=broker_id, grpc_address=f"{name}:1", remoting_address=f"{name}:2"
+        )
 
     def _answer_route(self, topic: str) -> bytes:
         self.route_calls += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from . import _methods
-from ._admin_values import BrokerInfo, MissingBroker, broker_info_of, datetime_of
+from ._admin_values import BrokerInfo, MissingBroker, broker_info_of, missing_broker_of
 from ._call_steps import call_address
 from ._checks import checked_texts
 from ._connection_options import ConnectionOptions
@@ -131,10 +131,7 @@ class AdminCalls:
             _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
         )
         answer = decoded(data, pb.GetClusterInfoResponse.FromString)
-        missing = [
-            MissingBroker(broker_info_of(gone.broker), datetime_of(gone.removed_time), gone.cause)
-            for gone in answer.missing_brokers
-        ]
+        missing = [missing_broker_of(gone) for gone in answer.missing_brokers]
         return [broker_info_of(broker) for broker in answer.brokers], missing
 
     def _call(

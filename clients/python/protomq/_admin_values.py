@@ -238,6 +238,11 @@ def broker_info_of(broker: Any) -> BrokerInfo:
     )
 
 
+def missing_broker_of(gone: Any) -> MissingBroker:
+    """MissingBroker as the name server answers it."""
+    return MissingBroker(broker_info_of(gone.broker), datetime_of(gone.removed_time), gone.cause)
+
+
 def topic_config_of(topic: Any) -> TopicConfig:
     return TopicConfig(
         topic.name,

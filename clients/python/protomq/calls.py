@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from . import _methods
+from ._admin_values import MissingBroker, missing_broker_of
 from ._call_steps import call_broker, retried
 from ._checks import check_seconds
 from ._connection_options import ConnectionOptions, connection_of
@@ -45,6 +46,7 @@ __all__ = [
     "Calls",
     "CommittedOffsets",
     "FoundOffset",
+    "MissingBroker",
     "PullAnswer",
     "PullStatus",
     "QueueRange",
@@ -149,6 +151,25 @@ class Calls:
         if not names:
             self._need_a_broker("which topics there are")
         return names
+
+    def missing_brokers(self, topic: str = "") -> list[MissingBroker]:
+        """Brokers that had the topic ("": any) and are away, when the name server is asked once: routes lack their queues.
+
+        One of which another member is registered is not away. The name server keeps the list in memory, until a broker is back or forgotten
+        (`protomq cluster forget`).
+        """
+        with fork_waits:
+            from .v1 import route_service_pb2 as pb
+
+        request = pb.GetClusterInfoRequest(topic=topic).SerializeToString()
+        data = self._routes.ask(_methods.GET_CLUSTER_INFO, request, self.timeout_s)
+        answer = decoded(data, pb.GetClusterInfoResponse.FromString)
+        there = {broker.broker_name for broker in answer.brokers}
+        return [
+            missing_broker_of(gone)
+            for gone in answer.missing_brokers
+            if gone.broker.broker_name not in there
+        ]
 
     def _need_a_broker(self, what: str) -> None:
         if not self._routes.brokers(self.timeout_s):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 from protomq import MessageQueue
-from protomq.calls import Calls, QueueRange, Route, by_broker
+from protomq.calls import Calls, MissingBroker, QueueRange, Route, by_broker
 from protomq.errors import NoRouteError, NotFoundError, TopicNotFoundError
 
 from .offsets import Incarnations, Seen, Share, assigned_queues, share_of
 from .options import ClientOptions, Subscription
 
+_T = TypeVar("_T")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,6 +54,36 @@ class Cluster:
             return assigned_queues(subscription.assigned, found)
         return sorted(found)
 
+    def all_queues(self, subscription: Subscription) -> list[MessageQueue]:
+        """The same, with none left out since its broker is away: that is waited for. Raises BrokerMissingError, too."""
+        # A queue that is named with its broker is there, or an error already.
+        topics = [""] if subscription.pattern else [
+            *subscription.topics,
+            *(topic for topic, names in subscription.assigned.items() if not all(":" in name for name in names)),
+        ]  # fmt: skip
+
+        def look() -> list[MessageQueue]:
+            self.refresh()
+            return self.queues(subscription)
+
+        return self._whole(topics, look)
+
+    def _whole(self, topics: Sequence[str], look: Callable[[], _T]) -> _T:
+        """What a look finds while no broker is away that had one of the topics ("": any)."""
+
+        def attempt() -> _T:
+            gone = self._missing(topics)
+            found = look()
+            # One that has gone since is as little in it as one that has just come.
+            for broker in gone or self._missing(topics):
+                raise broker.error
+            return found
+
+        return self.calls.retried(attempt, fatal=(NotFoundError,))
+
+    def _missing(self, topics: Sequence[str]) -> list[MissingBroker]:
+        return [broker for topic in topics for broker in self.calls.missing_brokers(topic)]
+
     def route(self, topic: str) -> Route:
         """A route that is at most some seconds old; a topic that only the first send would make is not there."""
 
@@ -74,17 +105,22 @@ class Cluster:
             self.calls.forget_route(topic)
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError."""
+        """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError.
+
+        Which rows go to which queue follows from all of them: a broker that is away, or has no master, is waited for.
+        """
 
         def look() -> tuple[MessageQueue, ...]:
             # A worker keeps routes from task to task; one that was changed since would have queues that are gone.
             self.calls.forget_route(topic)
-            queues = self.calls.route(topic).write_queues
-            if not queues:
+            route = self.calls.route(topic)
+            if route.leaderless_brokers:
+                raise NoRouteError(f"broker {route.leaderless_brokers[0]} of topic {topic!r} has no master")
+            if not route.write_queues:
                 raise NoRouteError(f"topic {topic!r} has no queue that can be written")
-            return queues
+            return route.write_queues
 
-        return self.calls.retried(look, fatal=(NotFoundError,))
+        return self._whole([topic], look)
 
     def topic_names(self) -> list[str]:
         """All topics that the name server knows. Raises NoRouteError while no broker is there."""

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -47,8 +48,13 @@ class _Sink:
         check_columns(columns, options.topic, options.shard_by)
         self._options = options
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
-        if options.topic:
-            self._queues[options.topic] = cluster_of(options.client).write_queues(options.topic)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the tasks. To end a micro-batch Spark makes a writer that has none: it must not wait for a broker that is away."""
+        topic = self._options.topic
+        if topic and topic not in self._queues:
+            self._queues[topic] = cluster_of(self._options.client).write_queues(topic)
+        return self.__dict__
 
     def _send(self, identity: Identity, batches: Iterator[pa.RecordBatch]) -> SentMessage:
         cluster = cluster_of(self._options.client)

@@ -11,12 +11,13 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 import pyarrow as pa
 
-from protomq import _routes
+from protomq import MessageQueue, _routes
 from protomq._selectors import sharded_index
+from protomq.errors import BrokerMissingError, NoRouteError
 from protomq_spark.cluster import Cluster
-from protomq_spark.options import ClientOptions, parse_write_options
+from protomq_spark.options import ClientOptions, Subscription, parse_write_options
 from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity, RowSender
-from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
+from tests.support.fake_cluster import FakeBroker, FakeCluster, FakeSyncTransport
 
 COUNT = 100
 FIRST = Identity("q", 0)
@@ -93,3 +94,75 @@ def test_the_queues_to_write_are_those_of_now(
     assert len(cluster.write_queues("T")) == 5
     fake.topics["T"] = {"a": 1, "b": 1}
     assert len(cluster.write_queues("T")) == 2
+
+
+def brief(fake: FakeCluster) -> Cluster:
+    """A cluster whose calls give up after a moment."""
+    made = Cluster(ClientOptions("h:1", timeout_s=0.3))
+    made.calls._use(FakeSyncTransport(fake), "h:1")
+    return made
+
+
+def test_rows_of_a_broker_that_is_away_are_not_sent_to_another(fake: FakeCluster) -> None:
+    """An attempt stored rows at both brokers and failed; what runs next must not store them at one of them again."""
+    queues = brief(fake).write_queues("T")
+    send(brief(fake), rows(), shard_by="none")
+    stored = fake.stored()
+    assert {broker for broker, _ in stored} == {"a", "b"}
+    fake.away = {"b"}
+    with pytest.raises(BrokerMissingError, match="broker b is not registered any more"):
+        send(brief(fake), rows(), shard_by="none")
+    assert fake.stored() == stored
+    fake.away, fake.leaderless = set(), {"b"}
+    with pytest.raises(NoRouteError, match="broker b of topic 'T' has no master"):
+        send(brief(fake), rows(), shard_by="none")
+    fake.leaderless = set()
+    send(brief(fake), rows(), shard_by="none")
+    assert fake.stored() == stored
+    # One that never had the topic is not waited for.
+    fake.topics["U"], fake.brokers["c"] = {"c": 1}, FakeBroker("c")
+    fake.away = {"c"}
+    assert brief(fake).write_queues("T") == queues
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_broker_that_goes_or_comes_while_queues_are_looked_up_is_waited_for(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(_routes, "INVALIDATE_INTERVAL_S", 0.0)
+    fake.away = {"b"} if again else set()
+    answer, looks = fake._answer_route, iter([{"b"}])
+
+    def moving(topic: str) -> bytes:
+        fake.away = next(looks, set())
+        try:
+            return answer(topic)
+        finally:
+            if again:
+                fake.away = set()
+
+    monkeypatch.setattr(fake, "_answer_route", moving)
+    assert len(cluster.write_queues("T")) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "is_waited_for"),
+    [
+        (Subscription(topics=("T",)), True),
+        (Subscription(pattern="T"), True),
+        (Subscription(assigned={"T": ("0",)}), True),
+        (Subscription(assigned={"T": ("a:0",)}), False),
+    ],
+)
+def test_queues_of_a_broker_that_is_away_are_not_left_out(
+    fake: FakeCluster, given: Subscription, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = brief(fake)
+    monkeypatch.setattr(cluster, "topic_names", lambda: ["T"])
+    fake.away = {"b"}
+    assert {queue.broker_name for queue in cluster.queues(given)} == {"a"}
+    if is_waited_for:
+        with pytest.raises(BrokerMissingError, match="broker b"):
+            cluster.all_queues(given)
+    else:
+        assert cluster.all_queues(given) == [MessageQueue("T", "a", 0)]
