@@ -4,7 +4,7 @@ An offset of a stream, as it stands in a checkpoint, is {"topic": {"broker:queue
 called "@protomq". There stands what a query must remember besides its positions (`StreamState`).
 
 Rules:
-- A queue that was not there when the query began is read from its first message.
+- A queue that was not there when the query began is read from its first message that is there when it is first seen.
 - A queue that cannot be seen now (its broker is away) stands still: its end is its start.
 - Limits hand out shares in proportion to lag; nothing starves, and the limit is never passed.
 - Offsets belong to one incarnation of their topic at one broker. A topic that was deleted and created again has another: positions of the
@@ -28,6 +28,7 @@ Share = tuple[str, str]
 Incarnations = Mapping[Share, int]
 
 _NONE_KNOWN: Final[Incarnations] = {}
+_NOWHERE: Final[Positions] = {}
 _REMEMBERED: Final = "@protomq"
 
 
@@ -59,6 +60,8 @@ class StreamState(NamedTuple):
     """A random name that the query was given when it began; "" in checkpoints of versions that gave none."""
     incarnations: Incarnations = _NONE_KNOWN
     """Those to which the positions belong, as far as they are known."""
+    begun: Positions = _NOWHERE
+    """First messages of queues that were seen later, where they were not at 0: a micro-batch that begins before them has no position."""
 
 
 # -- offsets as Spark keeps them ------------------------------------------------------------------------------------------
@@ -69,6 +72,8 @@ def encode_state(state: StreamState) -> StreamOffset:
     remembered: dict[str, Any] = {"query": state.query} if state.query else {}
     if state.incarnations:
         remembered["incarnations"] = encode_incarnations(state.incarnations)
+    if state.begun:
+        remembered["begun"] = to_stream_offset(state.begun)
     offset = to_stream_offset(state.positions)
     return {_REMEMBERED: remembered, **offset} if remembered else offset
 
@@ -77,7 +82,8 @@ def decode_state(offset: StreamOffset) -> StreamState:
     """The inverse of `encode_state`; what a later version may remember beside is skipped."""
     remembered = offset.get(_REMEMBERED, {})
     incarnations = decode_incarnations(remembered.get("incarnations", {}))
-    return StreamState(from_stream_offset(offset), remembered.get("query", ""), incarnations)
+    begun = from_stream_offset(remembered.get("begun", {}))
+    return StreamState(from_stream_offset(offset), remembered.get("query", ""), incarnations, begun)
 
 
 def encode_incarnations(incarnations: Incarnations) -> dict[str, dict[str, int]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from protomq.errors import ProtomqError
+from protomq import MessageQueue
+from protomq.errors import BrokerMissingError, ProtomqError
 
 from .cluster import Cluster
 from .offsets import (
@@ -32,7 +33,7 @@ from .offsets import (
     times_wanted,
     without,
 )
-from .options import Bound, ReadOptions
+from .options import EARLIEST, Bound, ReadOptions
 
 logger = logging.getLogger("protomq_spark")
 
@@ -53,17 +54,33 @@ class Planner:
     def plan_batch(self) -> list[OffsetRange]:
         """The tasks of a batch query."""
         options = self._options
-        seen = self._see()
+        seen = self._cluster.see(self._queues_of_batch())
         start = self._resolve("starting", options.start, seen)
         end = self._resolve("ending", options.end, seen)
         return self._tasks(ranges_between(start, end, seen.incarnations), seen)
 
+    def _queues_of_batch(self) -> list[MessageQueue]:
+        """All; without those of a broker that stays away only if losses are accepted."""
+        subscription = self._options.subscription
+        try:
+            return self._cluster.all_queues(subscription)
+        except BrokerMissingError as error:
+            if self._options.fail_on_data_loss:
+                raise
+            logger.warning("read without what a broker stores: %s", error)
+            return self._cluster.queues(subscription)
+
     # -- stream ------------------------------------------------------------------------------------------------------------
 
     def initial(self, query: str) -> StreamState:
-        """Where a new query starts; `query` is its name."""
-        seen = self._see()
-        positions = self._resolve("starting", self._options.start, seen)
+        """Where a new query starts; `query` is its name. Raises BrokerMissingError.
+
+        A queue that is seen later is read from its first message. If that is not the start, brokers that are away are waited for.
+        """
+        start = self._options.start
+        look = self._cluster.queues if start.word == EARLIEST else self._cluster.all_queues
+        seen = self._cluster.see(look(self._options.subscription))
+        positions = self._resolve("starting", start, seen)
         return StreamState(positions, query, seen.incarnations)
 
     def latest(self, state: StreamState) -> tuple[StreamState, Positions]:
@@ -71,11 +88,19 @@ class Planner:
 
         Raises DataLossError if a topic was made again, or a queue ends before what was read already.
         """
-        self._cluster.refresh()
         seen = self._see()
         state = self._current(state, seen)
-        start = state.positions
         there = {queue: found.end_offset for queue, found in seen.ranges.items()}
+        # What is deleted counts in no limit; if it was to be read, `plan_between` says so.
+        start = dict(state.positions)
+        begun = dict(state.begun)
+        for queue, found in seen.ranges.items():
+            if queue not in start:
+                if found.min_offset:
+                    start[queue] = begun[queue] = found.min_offset
+            elif not self._options.fail_on_data_loss:
+                start[queue] = max(start[queue], found.min_offset)
+        state = state._replace(positions=start, begun=begun)
         fallen = [queue for queue in there if there[queue] < start.get(queue, 0)]
         if fallen:
             queue = fallen[0]
@@ -93,6 +118,7 @@ class Planner:
             self._lose(say_made_again(share), "continues at its beginning")
         return state._replace(
             positions=without(state.positions, gone),
+            begun=without(state.begun, gone),
             incarnations={**state.incarnations, **seen.incarnations},
         )
 
@@ -119,6 +145,7 @@ class Planner:
         """The tasks of a micro-batch. Raises DataLossError."""
         # What was made again between the two begins at its beginning.
         known = without(start.positions, made_again(start.incarnations, end.incarnations))
+        known = {**end.begun, **known}
         wanted = ranges_between(known, end.positions, end.incarnations)
         if not wanted:
             return []
@@ -138,6 +165,8 @@ class Planner:
     # ----------------------------------------------------------------------------------------------------------------------
 
     def _see(self) -> Seen:
+        """The queues as they are now, new ones too."""
+        self._cluster.refresh()
         return self._cluster.see(self._cluster.queues(self._options.subscription))
 
     def _resolve(self, which: str, bound: Bound, seen: Seen) -> Positions:

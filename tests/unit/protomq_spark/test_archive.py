@@ -265,6 +265,8 @@ class FakeTopic:
     def queues(self, _: object) -> list[MessageQueue]:
         return [QUEUE]
 
+    all_queues = queues
+
     def see(self, _: object) -> Seen:
         return Seen({QUEUE: QueueRange(0, self.end)}, {("t", "a"): 1})
 

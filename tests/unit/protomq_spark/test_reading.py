@@ -11,7 +11,7 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 from protomq import MessageQueue, QueueRange
 from protomq.calls import Selection
-from protomq.errors import CorruptLogError, TopicRecreatedError
+from protomq.errors import BrokerMissingError, CorruptLogError, TopicRecreatedError
 from protomq.records import PullAnswer, decode_pull_answer
 from protomq.v1 import pull_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
@@ -22,6 +22,8 @@ from protomq_spark.offsets import (
     Seen,
     Share,
     StreamState,
+    decode_state,
+    encode_state,
     share_of,
 )
 from protomq_spark.options import ReadOptions, Subscription, parse_read_options
@@ -49,6 +51,8 @@ class FakeCluster:
         self.committed: dict[MessageQueue, int] = {}
         self.committed_in: dict[Share, int] = {}
         self.incarnation = 7
+        self.gone = False
+        """Whether a broker is away."""
         self.pulls: list[int] = []
 
     @property
@@ -99,6 +103,11 @@ class FakeCluster:
 
     def queues(self, subscription: Subscription) -> list[MessageQueue]:
         return sorted(self.found)
+
+    def all_queues(self, subscription: Subscription) -> list[MessageQueue]:
+        if self.gone:
+            raise BrokerMissingError("broker b is not registered any more")
+        return self.queues(subscription)
 
     def see(self, queues: Iterable[MessageQueue]) -> Seen:
         ranges = {queue: self.found[queue] for queue in queues if queue in self.found}
@@ -283,6 +292,63 @@ def test_a_new_queue_is_part_of_the_next_micro_batch() -> None:
     state, latest = plan.latest(StreamState({A0: 5}))
     end = state._replace(positions=latest)
     assert plan.plan_between(StreamState({A0: 5}), end) == [OffsetRange(A1, 0, 4, 7)]
+
+
+@pytest.mark.parametrize("lenient", [True, False])
+def test_a_new_queue_whose_first_messages_are_gone_is_read_from_those_that_are_there(lenient: bool) -> None:
+    cluster = cluster_with(a0=(0, 5), a1=(5_000, 9_000))
+    plan = planner(cluster, failOnDataLoss=str(not lenient).lower())
+    batches: list[tuple[StreamState, StreamState]] = []
+    logged = StreamState({A0: 5})
+    for _ in range(3):
+        state, latest = plan.latest(logged)
+        end = state._replace(positions=plan.next_end(state.positions, latest, 3_000, 0.0, False))
+        batches.append((logged, decode_state(encode_state(end))))
+        logged = end
+    assert batches[2] == (logged, logged)
+    assert [plan.plan_between(*batch) for batch in batches] == [
+        [OffsetRange(A1, 5_000, 8_000, 7)], [OffsetRange(A1, 8_000, 9_000, 7)], [],
+    ]  # fmt: skip
+    # A micro-batch that is planned again, when retention has passed its first messages, has lost them.
+    cluster.found[A1] = QueueRange(6_000, 9_000)
+    if lenient:
+        assert plan.plan_between(*batches[0]) == [OffsetRange(A1, 6_000, 8_000, 7)]
+    else:
+        with pytest.raises(DataLossError, match="offsets 5000 to 5999 are deleted"):
+            plan.plan_between(*batches[0])
+
+
+def test_deleted_messages_take_no_share_of_a_micro_batch(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = cluster_with(a0=(1_000_000, 1_000_100), a1=(0, 100))
+    lenient = planner(cluster, failOnDataLoss="false")
+    logged = StreamState({A0: 0, A1: 0}, "", NEW)
+    state, latest = lenient.latest(logged)
+    end = lenient.next_end(state.positions, latest, 1_000, 0.0, True)
+    assert end == {A0: 1_000_100, A1: 100}
+    assert lenient.plan_between(logged, state._replace(positions=end)) == [
+        OffsetRange(A0, 1_000_000, 1_000_100, 7), OffsetRange(A1, 0, 100, 7),
+    ]  # fmt: skip
+    assert "t/a:0: offsets 0 to 999999 are deleted" in caplog.text
+    assert planner(cluster).latest(logged)[0] == logged
+
+
+def test_a_batch_is_not_read_without_a_broker_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = cluster_with(a0=(0, 9))
+    cluster.gone = True
+    with pytest.raises(BrokerMissingError, match="broker b"):
+        planner(cluster, streaming=False).plan_batch()
+    lenient = planner(cluster, streaming=False, failOnDataLoss="false")
+    assert lenient.plan_batch() == [OffsetRange(A0, 0, 9, 7)]
+    assert "broker b is not registered any more" in caplog.text
+
+
+def test_a_query_that_does_not_begin_at_the_first_messages_needs_all_brokers() -> None:
+    cluster = cluster_with(a0=(0, 9))
+    cluster.gone = True
+    assert planner(cluster, startingOffsets="earliest").initial("q").positions == {A0: 0}
+    for name, start in (("startingOffsets", "latest"), ("startingTimestamp", "5"), ("startingOffsets", '{"t":{"0":5}}')):
+        with pytest.raises(BrokerMissingError, match="broker b"):
+            planner(cluster, **{"failOnDataLoss": "false", name: start}).initial("q")  # type: ignore[arg-type]
 
 
 def test_nothing_is_planned_between_equal_offsets() -> None:

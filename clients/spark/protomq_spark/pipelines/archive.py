@@ -178,9 +178,11 @@ class Archiver:
         while True:
             version = self._table.newest()
             self._check(version)
-            seen = see_now(self._cluster, self._subscription)
+            begins_at_ends = arguments.starting == "latest" and not version.state
+            # A queue that is seen later is stored from its first message: the end of each must be known.
+            seen = see_now(self._cluster, self._subscription, begins_at_ends)
             start = starts(version, seen, arguments.starting, arguments.skip_lost)
-            if arguments.starting == "latest" and not version.state:
+            if begins_at_ends:
                 # The ends of now are where this archive begins: whatever comes before the first batch is part of it.
                 version = self._publish(version, [], start, seen.incarnations)
             latest = {queue: found.end_offset for queue, found in seen.ranges.items()}
@@ -331,10 +333,10 @@ def compact_with(
 # -- which messages ----------------------------------------------------------------------------------------------------------
 
 
-def see_now(cluster: Cluster, subscription: Subscription) -> Seen:
-    """The queues as they are now, new ones too."""
+def see_now(cluster: Cluster, subscription: Subscription, all_brokers: bool) -> Seen:
+    """The queues as they are now, new ones too. `all_brokers`: one that is away is waited for; raises BrokerMissingError."""
     cluster.refresh()
-    return cluster.see(cluster.queues(subscription))
+    return cluster.see((cluster.all_queues if all_brokers else cluster.queues)(subscription))
 
 
 def starts(version: Version, seen: Seen, starting: str, skip_lost: bool) -> Positions:
