@@ -11,7 +11,6 @@ import logging
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
@@ -50,7 +49,8 @@ class MetricsPage(threading.Thread):
         super().__init__(name="metrics-page", daemon=True)
         handler = type("Handler", (_Handler,), {"title": title, "read": staticmethod(read)})
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        server_class = type("Server", (_Server,), {"address_family": family})
+        self._stopping = threading.Event()
+        server_class = type("Server", (_Server,), {"address_family": family, "stopping": self._stopping})
         try:
             self._server = server_class((address.host, address.port), handler)
         except OSError as error:
@@ -59,21 +59,20 @@ class MetricsPage(threading.Thread):
             ) from None
         self.address = Address(address.host, self._server.server_port)
         """Where it listens; the port is a free one if 0 was asked for."""
-        self._stopping = False
         self._wake_up = WakeUp()
 
     def run(self) -> None:
         with select.epoll() as poll:
             for descriptor in (self._server.fileno(), self._wake_up.descriptor):
                 poll.register(descriptor, select.EPOLLIN)
-            while not self._stopping:
+            while not self._stopping.is_set():
                 poll.poll()
-                if not self._stopping:
+                if not self._stopping.is_set():
                     self._server.handle_request()
 
     def stop(self) -> None:
         """Ends it; any thread. A request under way is not waited for longer than a second."""
-        self._stopping = True
+        self._stopping.set()
         self._wake_up.set()
         if self.ident is not None:
             self.join(END_S)
@@ -103,6 +102,8 @@ def html_page(title: str, tables: Iterable[Numbers]) -> bytes:
 
 
 class _Server(HTTPServer):
+    stopping: threading.Event
+
     # http.server asks the DNS for the host's name otherwise, which may take seconds.
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,7 +117,7 @@ class _Server(HTTPServer):
             return super().get_request()
         except OSError:
             # Out of descriptors, most likely: the caller still waits, so the next try would follow at once.
-            time.sleep(ACCEPT_PAUSE_S)
+            self.stopping.wait(ACCEPT_PAUSE_S)
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
