@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,6 +200,23 @@ def test_what_handlers_raise_is_the_error_of_the_dead_letter_and_a_rejected_one_
     with SimpleConsumer(group, namesrv=broker.namesrv) as consumer:
         assert consumer.receive(topic, hold_s=1.5) == []
     assert dead_letters(broker, group) == {b"poison": "ValueError: broken", b"never": "of no use"}
+
+
+def test_a_message_whose_handler_raises_waits_as_its_group_says(broker: Broker, handle: Any, request: pytest.FixtureRequest) -> None:
+    topic, group = f"delays-{abs(hash(request.node.name))}", f"delaying-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"x"])
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.set_group(group, retry_delays_ms=[100])
+    seen_s: list[float] = []
+
+    def handler(message: Message, consumer: Any) -> None:
+        seen_s.append(time.monotonic())
+        if attempt_of(message) == 1:
+            raise ValueError("not yet")
+        consumer.request_stop()
+
+    assert handle(group, topic, handler) == (1, 1, 0)
+    assert 0.1 <= seen_s[1] - seen_s[0] < 5.0  # 10 s where nobody has said anything
 
 
 def test_in_order_messages_of_a_key_never_run_side_by_side(broker: Broker, handle: Any, request: pytest.FixtureRequest) -> None:

@@ -194,8 +194,8 @@ class SimpleConsumer:
         """Receives messages and has a function handle each, on up to `concurrency` threads (1 to 1,024), until `request_stop` or `close`.
 
         When `handler` returns, its message is acknowledged. When it raises, the message is given back with the error's text. It comes
-        again after 10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject(), and may have a type
-        for the body, as a listener of a push consumer.
+        again as the group's settings say: after 10 s, 30 s, 1 min and so on where nobody has set them. A handler may return
+        Retry(delay=...) or Reject(), and may have a type for the body, as a listener of a push consumer.
 
         While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15 minutes)
         have passed. If the broker refuses to renew, another member has the message: `hold(message).is_lost` says so, and the handler's

@@ -55,7 +55,9 @@ RENEW_AT: Final = 0.5
 """Of the invisible time: three more tries fit in before it is over, at 65, 80 and 95 percent."""
 RENEW_AGAIN_AT: Final = 0.15
 LEVELS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's messageDelayLevel. The first failure waits for level 3, as a group's settings say where nobody changed them."""
+"""RocketMQ's messageDelayLevel, for brokers of earlier versions; others know theirs, and the group's settings. The first failure waits for
+level 3.
+"""
 FIRST_RETRY_LEVEL: Final = 3
 
 
@@ -364,7 +366,7 @@ class Handling:
             if failure.is_dead_letter:
                 stale = yield from self._steps.reject(message, failure.error)
             else:
-                stale = yield from self._steps.nack(message, delay_s_of(message, failure), failure.error)
+                stale = yield from self._steps.nack(message, delay_s_of(message, failure), failure.error, retry_level_of(failure))
         except StaleReceiptError:
             stale = [message]
         except ProtomqError as error:
@@ -406,6 +408,11 @@ def hold_of(message: Message, handlings: Iterable[Handling]) -> Hold:
         if hold is not None:
             return hold
     raise ConfigurationError(f"{message!r} is not being handled")
+
+
+def retry_level_of(failure: Failure) -> int | None:
+    """What says when a message that failed comes again: a delay level; 0: the group's settings; None: the handler did, in seconds."""
+    return None if "delay_ms" in failure.fields else int(failure.fields.get("delay_level", 0))
 
 
 def delay_s_of(message: Message, failure: Failure) -> float:

@@ -259,11 +259,11 @@ class PopSteps:
         return stale
 
     def nack(
-        self, messages: Message | Iterable[Message], after_s: float, error: str | BaseException = ""
+        self, messages: Message | Iterable[Message], after_s: float, error: str | BaseException = "", retry_level: int | None = None
     ) -> Steps[list[Message]]:
-        """Gives back; those that were not held any more."""
+        """Gives back; those that were not held any more. `retry_level`: see ChangeInvisibleRequest."""
         found = checked_messages(messages)
-        stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error))
+        stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error, retry_level))
         self._tell_settled(found, stale, error_text(error) or "given back")
         return stale
 
@@ -306,7 +306,7 @@ class PopSteps:
         return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def change_invisible(
-        self, messages: Message | Iterable[Message], invisible_s: float, error: str | BaseException = ""
+        self, messages: Message | Iterable[Message], invisible_s: float, error: str | BaseException = "", retry_level: int | None = None
     ) -> Steps[list[Message]]:
         """Holds for another time; those that were not held any more. `error`: why they failed, if they are given back for that."""
         with fork_waits:
@@ -319,7 +319,7 @@ class PopSteps:
             yield from self._settle(
                 checked_messages(messages),
                 _methods.CHANGE_INVISIBLE,
-                lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text),
+                lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text, retry_level=retry_level),
                 pb.ChangeInvisibleResponse,
                 repeat_is_stale=invisible_ms == 0,
             )

@@ -18,6 +18,7 @@ from .pop_orders import PopTerms
 from .pop_receipts import Receipt, check_receipt, decode_receipt
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
 from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES, TAGS_MAX, read_filter
+from .store.state.group_settings import retry_delays_of
 from .store.state.popped_queue import OPEN_MAX, count_in
 from .topic_access import (
     check_group_name,
@@ -52,6 +53,7 @@ class PopRequests:
         self._store = store
         self._config = config
         self._broker_name = broker_name
+        self._levels_ms = config.delay_levels_ms
         self._known: dict[tuple[bytes, str], PopTerms] = {}
 
     def pop(self, call: Call) -> PopTerms:
@@ -154,12 +156,20 @@ class PopRequests:
             raise invalid_argument("messages", f"1 to {SETTLED_COUNT_MAX} at once, these are {count}")
         return messages
 
-    def invisible_ms_of(self, request: ChangeInvisibleRequest) -> int:
-        """Returns the new invisible time in milliseconds. Raises ServiceError."""
+    def invisible_times_ms(self, request: ChangeInvisibleRequest, attempts: Sequence[int]) -> list[int]:
+        """Returns the new invisible time in milliseconds for each of these attempts. Raises ServiceError."""
         most = self._config.pop_invisible_max_ms
         if not 0 <= request.invisible_ms <= most:
             raise invalid_argument("invisible_ms", f"must be 0 to {most}; {_in_seconds(request.invisible_ms, 0, most)}")
-        return request.invisible_ms
+        if not request.HasField("retry_level"):
+            return [request.invisible_ms] * len(attempts)
+        levels_ms, level = self._levels_ms, request.retry_level
+        if level < 0:
+            raise invalid_argument("retry_level", "is the number of a delay level, or 0 for the settings of the group")
+        if level:
+            return [min(levels_ms[min(level, len(levels_ms)) - 1], most)] * len(attempts)
+        delays_ms = retry_delays_of(self._store.groups.find(request.consumer_group), levels_ms)
+        return [min(delays_ms[min(attempt, len(delays_ms)) - 1], most) for attempt in attempts]
 
 
 def _in_seconds(given_ms: int, least_ms: int, most_ms: int) -> str:

@@ -156,11 +156,11 @@ class PopSettler:
 
     def _look_at(self, turn: _Turn, request: Any, response_class: type[Any]) -> Exception | bytes:
         """Adds the messages of a request that its receipts still hold to the turn's record. Returns the outcome. Raises ServiceError."""
-        invisible_ms: int | None = None
+        invisible_times_ms: Sequence[int] | None = None
         error = ""
         messages = self._requests.receipts(request)
         if isinstance(request, ChangeInvisibleRequest):
-            invisible_ms = self._requests.invisible_ms_of(request)
+            invisible_times_ms = self._requests.invisible_times_ms(request, [receipt.attempt for receipt, _ in messages])
             error = cut_error(request.error)
         group, topic = request.consumer_group, request.topic
         is_any_held = False
@@ -177,15 +177,15 @@ class PopSettler:
                     holds_back = known.holds_back
             if held:
                 told = turn.queue(key, receipt.incarnation)
-                if invisible_ms is None:
+                if invisible_times_ms is None:
                     told.acked_runs.extend(held)
                 else:
-                    deadline_ms = turn.record.time_ms + invisible_ms
+                    deadline_ms = turn.record.time_ms + invisible_times_ms[index]
                     told.changes.add(deadline_ms=deadline_ms, runs=held)
                     if error:
                         told.errors.add(error=error, runs=held)
                 is_any_held = True
-                if holds_back or invisible_ms is not None:
+                if holds_back or invisible_times_ms is not None:
                     turn.freed[group, topic] = None
             if lost:
                 stale.append((index, lost))

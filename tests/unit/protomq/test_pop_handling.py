@@ -192,22 +192,23 @@ def test_an_end_is_counted_as_the_broker_takes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "invisible_ms", "error"),
+    ("outcome", "invisible_ms", "level", "error"),
     [
-        (lambda handling: handling.raised(ValueError("no")), 30_000, "ValueError: no"),  # the second delivery
-        (lambda handling: handling.judged(Retry(delay=1.5, error="later")), 1_500, "later"),
-        (lambda handling: handling.judged(Retry(delay=DelayLevel(2))), 5_000, ""),
-        (lambda handling: handling.judged(Retry), 30_000, ""),
+        (lambda handling: handling.raised(ValueError("no")), 30_000, 0, "ValueError: no"),  # the second delivery
+        (lambda handling: handling.judged(Retry(delay=1.5, error="later")), 1_500, None, "later"),
+        (lambda handling: handling.judged(Retry(delay=DelayLevel(2))), 5_000, 2, ""),
+        (lambda handling: handling.judged(Retry), 30_000, 0, ""),
     ],
 )
 def test_a_message_that_fails_is_given_back_with_its_error(
-    outcome: Callable[[Handling], Any], invisible_ms: int, error: str
+    outcome: Callable[[Handling], Any], invisible_ms: int, level: int | None, error: str
 ) -> None:
     brokers = Brokers()
     hold = brokers.begin("a")[1]
     brokers.run(brokers.handling.fail(hold, outcome(brokers.handling)))
     ((_, request),) = brokers.told
     assert (request.invisible_ms, request.error) == (invisible_ms, error)
+    assert (request.retry_level if request.HasField("retry_level") else None) == level
     assert brokers.handling.counts == (0, 1, 0)
     brokers.stale["a"] = [41]
     brokers.run(brokers.handling.fail(hold, outcome(brokers.handling)))

@@ -317,6 +317,35 @@ def test_a_message_is_held_for_longer_or_given_back() -> None:
     assert b"0" in group.bodies()
 
 
+def test_a_message_that_failed_waits_as_its_group_or_a_delay_level_says() -> None:
+    broker = filled(3)
+    broker.store.groups.put(GroupSettings("group", retry_delays_ms=(1_000, 3_600_000, 90_000_000)))
+    group = Group(broker)
+
+    def comes_after_ms(level: int) -> int:
+        """The message at offset 0 fails; the others stay away."""
+        messages = [message for message in group.pop(invisible_ms=43_200_000) if message.offset == 0]
+        request = ChangeInvisibleRequest(consumer_group="group", topic="topic", invisible_ms=7, retry_level=level)
+        assert group.settle("ChangeInvisible", request, messages).response().stale_messages == []
+        waited_ms = 0
+        for step_ms in (999, 1, 4_000, 3_595_000, 3_600_000, 36_000_000):  # to 1 s, 5 s, 1 h, 2 h, 12 h
+            broker.advance(step_ms)
+            waited_ms += step_ms
+            if any(message.offset == 0 for message in messages_of(group.begin(invisible_ms=10_000))):
+                broker.advance(10_000)
+                return waited_ms
+        return 0
+
+    assert comes_after_ms(0) == 1_000  # the first delay
+    assert comes_after_ms(2) == 5_000  # level 2, whichever attempt it is
+    assert comes_after_ms(99) == 7_200_000  # the last level
+    assert comes_after_ms(0) == 43_200_000  # the last delay, 25 h: as long as a message may be held
+    request = ChangeInvisibleRequest(consumer_group="group", topic="topic", retry_level=-1)
+    refused = group.settle("ChangeInvisible", request, group.pop()).error
+    assert refused is not None
+    assert refused.reason == "INVALID_ARGUMENT"
+
+
 def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
     broker = filled(2)
     broker.store.groups.put(GroupSettings("group", retry_count_max=2))

@@ -344,6 +344,7 @@ class ChangeInvisibleRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    RETRY_LEVEL_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
@@ -353,6 +354,11 @@ class ChangeInvisibleRequest(_message.Message):
     error: _builtins.str
     """Why their processing failed; their dead letters have the last text that was given. The first 512 octets are kept. Empty: nothing is said, and what
     was said before stays.
+    """
+    retry_level: _builtins.int
+    """Where present, the messages have failed, and the broker says for how long they are held, instead of `invisible_ms`: as the group's settings
+    say of each message's attempt if it is 0, else for this level of the broker's delay levels, or its last one; 12 h at most. Brokers of earlier
+    versions obey `invisible_ms`.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessages]:
@@ -366,12 +372,15 @@ class ChangeInvisibleRequest(_message.Message):
         messages: _abc.Iterable[Global___PoppedMessages] | None = ...,
         invisible_ms: _builtins.int = ...,
         error: _builtins.str = ...,
+        retry_level: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level", "retry_level", b"retry_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "error", b"error", "invisible_ms", b"invisible_ms", "messages", b"messages", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level", "consumer_group", b"consumer_group", "error", b"error", "invisible_ms", b"invisible_ms", "messages", b"messages", "retry_level", b"retry_level", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retry_level: _TypeAlias = _typing.Literal["retry_level"]  # noqa: Y015
+    _WhichOneofArgType__retry_level: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_level) -> _WhichOneofReturnType__retry_level | None: ...
 
 Global___ChangeInvisibleRequest: _TypeAlias = ChangeInvisibleRequest  # noqa: Y015
 
