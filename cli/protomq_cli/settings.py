@@ -71,6 +71,20 @@ def listens(address: str) -> bool:
         return False
 
 
+def named_namesrv(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """What the flag names, else the environment, else the configuration file; None if none of them does. Raises CliError."""
+    if flag is not None and not flag.strip():
+        raise CliError(ExitCode.USAGE, "USAGE", "--namesrv is empty; give HOST:PORT, or leave it out")
+    if flag:
+        return flag
+    must_exist = bool(environment.get(CONFIG_VARIABLE))
+    if named := environment.get(NAMESRV_VARIABLE):
+        if must_exist:
+            configured_namesrv(config_path(environment), must_exist=True)  # Else a mistyped name goes unnoticed until it matters.
+        return named
+    return configured_namesrv(config_path(environment), must_exist=must_exist)
+
+
 def find_namesrv(
     flag: str | None,
     environment: Mapping[str, str] = os.environ,
@@ -82,22 +96,13 @@ def find_namesrv(
 
     `grpc_only`: the remoting port is not to be used, so its address will not do.
     """
-    if flag is not None and not flag.strip():
-        raise CliError(ExitCode.USAGE, "USAGE", "--namesrv is empty; give HOST:PORT, or leave it out")
-    if flag:
-        return flag
-    must_exist = bool(environment.get(CONFIG_VARIABLE))
-    if named := environment.get(NAMESRV_VARIABLE):
-        if must_exist:
-            configured_namesrv(config_path(environment), must_exist=True)  # Else a mistyped name goes unnoticed until it matters.
-        return named
-    if environment.get(BROKERS_NAMESRV_VARIABLE):
+    if flag is None and not environment.get(NAMESRV_VARIABLE) and environment.get(BROKERS_NAMESRV_VARIABLE):
         raise CliError(
             ExitCode.USAGE,
             "UNKNOWN_VARIABLE",
             f"environment: {BROKERS_NAMESRV_VARIABLE} is a setting of brokers; for commands set {NAMESRV_VARIABLE}, or give --namesrv",
         )
-    if named := configured_namesrv(config_path(environment), must_exist=must_exist):
+    if named := named_namesrv(flag, environment):
         return named
     for address in USUAL_ADDRESSES:
         if not (grpc_only and address == STANDALONE_REMOTING_ADDRESS) and probe(address):

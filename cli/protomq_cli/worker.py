@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,7 +23,7 @@ import typer
 
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import Namesrv, duration_option
-from protomq_cli.settings import NAMESRV_VARIABLE, find_namesrv
+from protomq_cli.settings import NAMESRV_VARIABLE, named_namesrv
 from protomq_cli.worker_policy import Doing, Phase, WorkerPolicy
 
 PROCESSES_MAX: Final = 256
@@ -231,6 +231,12 @@ def _snapshot(folder: Path | None) -> dict[str, int]:
     return found
 
 
+def process_environment(namesrv: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the processes. Their SDK reads the name server there, and no configuration file of commands."""
+    named = named_namesrv(namesrv, environment)
+    return dict(environment) if named is None else {**environment, NAMESRV_VARIABLE: named}
+
+
 def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:NAME", show_default=False, help="A push consumer, or a function that makes one.")
@@ -273,13 +279,10 @@ def worker(
     """
     if sys.platform == "win32":
         raise CliError(ExitCode.USAGE, "UNSUPPORTED", "protomq worker needs signals and pipes of Linux or macOS")
-    environment = dict(os.environ)
-    if namesrv is not None:
-        environment[NAMESRV_VARIABLE] = find_namesrv(namesrv)
     supervisor = Supervisor(
         target,
         processes,
-        environment=environment,
+        environment=process_environment(namesrv, os.environ),
         stop_timeout_s=stop_timeout,
         status_s=status,
         watched=Path.cwd() if reload else None,

@@ -7,6 +7,7 @@ import pytest
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.settings import config_path, find_namesrv
 from protomq_cli.standalone import DESK_DISK_RATIOS, desk_disk_ratios
+from protomq_cli.worker import process_environment
 
 
 def nobody(address: str) -> bool:
@@ -26,6 +27,16 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(config: Path)
     assert find_namesrv(None, environment, nobody) == "environment:1"
     del environment["PROTOMQ_NAMESRV_ADDR"]
     assert find_namesrv(None, environment, nobody) == "file:1"
+
+
+def test_processes_of_a_worker_get_the_name_server_that_commands_find(config: Path, tmp_path: Path) -> None:
+    environment = {"PROTOMQ_CONFIG": str(config), "HOME": "/x"}
+    assert process_environment(None, environment) == {**environment, "PROTOMQ_NAMESRV_ADDR": "file:1"}
+    assert process_environment("flag:1", environment) == {**environment, "PROTOMQ_NAMESRV_ADDR": "flag:1"}
+    environment["PROTOMQ_NAMESRV_ADDR"] = "environment:1"
+    assert process_environment(None, environment) == environment
+    nothing = {"XDG_CONFIG_HOME": str(tmp_path / "none"), "PROTOMQ_NAMESRV": "h:1"}
+    assert process_environment(None, nothing) == nothing, "a consumer may have one of its own"
 
 
 def test_a_variable_wins_over_the_disk_ratios_of_a_desk() -> None:
