@@ -89,6 +89,12 @@ class RouteCache:
         entry.refreshing = True
         return True
 
+    def end_refresh(self, topic: str) -> None:
+        """Nobody looks the topic up in the background: the next caller may."""
+        entry = self._entries.get(topic)
+        if entry is not None:
+            entry.refreshing = False
+
     def store(self, route: Route, now_s: float) -> Route:
         """Takes an answer. The old object stays if nothing changed, so that others may compare by identity."""
         old = self._entries.get(route.topic)
@@ -98,7 +104,7 @@ class RouteCache:
         self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s)
         return route
 
-    def failed(self, topic: str, error: ProtomqError, now_s: float) -> Route | None:
+    def failed(self, topic: str, error: Exception, now_s: float) -> Route | None:
         """A look-up failed: the route to go on with, None if there is none."""
         entry = self._entries.get(topic)
         if entry is None:
@@ -236,10 +242,10 @@ class RouteBook:
                 self.name_servers, _methods.GET_ROUTE, encode_get_route(topic), timeout_s
             )
             route = decode_route(answer)
-        except ProtomqError as error:
+        except Exception as error:  # Also one that is no ProtomqError: there are no threads for gRPC, say.
             with self._own_lock():
                 known = self._cache.failed(topic, error, time.monotonic())
-            if known is None:
+            if known is None or not isinstance(error, ProtomqError):
                 raise
             self._outages.failed(NAME_SERVERS, topic, error)
             return known
@@ -323,7 +329,9 @@ class Routes(RouteBook):
             try:
                 refresh.start()
             except RuntimeError:
-                pass  # The interpreter ends: what is still to be sent goes by the old route.
+                # No more threads now, or the interpreter ends: what is to be sent goes by the old route.
+                with self._own_lock():
+                    self._cache.end_refresh(route.topic)
         return route
 
     def _refresh(self, topic: str) -> None:

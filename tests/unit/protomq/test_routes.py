@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import socket
 import threading
+import time
 import urllib.request
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +22,10 @@ from protomq._name_servers import (
 from protomq._remoting_hello import split_address
 from protomq._routes import (
     RouteCache,
+    Routes,
     decode_route,
 )
+from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.errors import ConfigurationError, ConnectFailedError, NoRouteError, TopicNotFoundError
 from protomq.v1 import route_service_pb2, topic_pb2
@@ -114,6 +118,31 @@ def test_one_caller_refreshes() -> None:
     assert not cache.begin_refresh("t")
     cache.store(route(), 30.0)
     assert cache.begin_refresh("t")
+
+
+class NoThreads:
+    """A server that cannot be called: the process gets no more threads."""
+
+    def call(self, *_: object, **__: object) -> bytes:
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("refusing", [True, False], ids=["the thread", "the call"])
+def test_a_refresh_that_gets_no_thread_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, refusing: bool
+) -> None:
+    routes = Routes(cast(SyncTransport, NoThreads()), "a:1")
+    old = routes._cache.store(route(), time.monotonic() - 100.0)
+
+    def start(thread: threading.Thread) -> None:
+        if refusing:
+            raise RuntimeError("can't start new thread")
+        with suppress(RuntimeError):
+            thread.run()
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert routes.get("t") is old
+    assert routes._cache.begin_refresh("t")
 
 
 def test_an_unchanged_route_stays_the_same_object() -> None:
