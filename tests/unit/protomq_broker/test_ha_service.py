@@ -19,7 +19,7 @@ from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
-from .store.log_helpers import ManualClock
+from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import open_store
 
 
@@ -84,3 +84,24 @@ def test_a_slave_whose_connection_breaks_while_no_fetch_is_held_has_gone(
     lane.advance(TICK_MS)
     # Over gRPC an answered call tells nothing of its connection.
     assert len(service.views) == followers
+
+
+def test_a_slave_whose_end_the_master_cannot_read_is_not_told_to_go_back() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a message"])])
+    tail = store.positions.tail
+    disk.flip_bit("/s/commitlog/" + "0" * 20, 8 * (tail.position - 60))
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    service = HaService(store, config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    end = ha.LogPoint(position=tail.position - 1, epoch=store.epoch, crc32c=tail.crc32c)
+    call = FakeCall(FakeLane(), bound, ha.FetchRequest(broker_name="b", broker_id=1, store_id=9, end=end))
+    service.fetch(call)
+    assert call.error is not None
+    assert call.error.reason == "CORRUPT_LOG"
+    with pytest.raises(ServiceError, match="is not known") as told:
+        service.compare_log(ha.CompareLogRequest(broker_name="b", position=end.position), None)  # type: ignore[arg-type]
+    assert told.value.reason == "CORRUPT_LOG"
