@@ -112,6 +112,21 @@ def test_a_call_is_answered_and_the_socket_used_again(
     assert server.hello.client_id.endswith(f"@{os.getpid()}")
 
 
+def test_sockets_of_addresses_that_a_broker_had_before_are_closed(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    open_before: set[str] = set()
+    for round_number in range(5):
+        with FakeServer({"t": 1}) as moved:
+            for address in (server, moved):
+                transport.call(remoting(address), _methods.PING, (PING,), PATIENCE_S)
+        if round_number == 0:
+            open_before = set(os.listdir("/proc/self/fd"))
+    # Those of the last address are closed with the next one; those of servers that live are used again.
+    assert len(os.listdir("/proc/self/fd")) <= len(open_before)
+    assert server.connections_accepted == 1
+
+
 def test_each_lane_has_its_own_connection(server: FakeServer, transport: SyncTransport) -> None:
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
     transport.call(remoting(server), _methods.PULL, (pull_request(),), PATIENCE_S)

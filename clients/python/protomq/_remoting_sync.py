@@ -324,6 +324,20 @@ class ConnectionPool:
         connection.last_used_s = time.monotonic()
         self._idle.append(connection)
 
+    def close_lost(self) -> None:
+        """Closes idle connections that the server has closed. A call does so with those that it meets, but an old address gets none."""
+        for _ in range(len(self._idle)):
+            try:
+                connection = self._idle.popleft()
+            except IndexError:
+                return
+            if connection.is_usable():
+                self._idle.append(connection)
+            else:
+                connection.close()
+        if self._closed:
+            self._drop_idle()
+
     def close(self) -> None:
         """Closes what is idle; what is in use is closed when its call ends."""
         self._closed = True

@@ -253,13 +253,20 @@ class SyncTransport:
                 address, max(timeout_s - (time.monotonic() - started_s), 0.001), open_pool
             )
             with self._lock:
-                if not self._closed:
+                closed = self._closed
+                if not closed:
                     self._links[key] = link
-                    return link
+                links = list(self._links.values())
         finally:
             opening.release()
-        link.close()
-        raise ClosedError("the transport is closed")
+        if closed:
+            link.close()
+            raise ClosedError("the transport is closed")
+        # A broker may have come back under this address; nobody calls the one that it had before.
+        for each in links:
+            if isinstance(each, ConnectionPool):
+                each.close_lost()
+        return link
 
     def _choose(
         self, address: BrokerAddress, timeout_s: float, open_remoting: Callable[[float], _T]
