@@ -90,14 +90,14 @@ class Saver:
             for derived in files.derived:
                 derived.checkpoint(tail.position)
         except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
-                raise
-            self.failure = (
-                f"a file beside the log could not be synced: {error}. What was written to it may be gone, so no checkpoint is written, and"
-                " no segment behind the last one is deleted. Check the disk, and restart the broker: it rebuilds the file from the log"
-            )
-            log.critical("%s", self.failure)
-            return
+            if error.errno not in DISK_FULL_ERRNOS:
+                self.failure = (
+                    f"a file beside the log could not be synced: {error}. What was written to it may be gone, so no checkpoint is written,"
+                    " and no segment behind the last one is deleted. Check the disk, and restart the broker: it rebuilds the file from"
+                    " the log"
+                )
+                log.critical("%s", self.failure)
+            raise
         write_checkpoint(
             files.disk,
             f"{files.root}/checkpoint",

@@ -174,6 +174,7 @@ def test_retention_frees_a_disk_on_which_nothing_else_can_be_written(
         clock.time_ms += 500
         turn(store)
     assert "the checkpoint failed" in caplog.text, "the disk is full indeed"
+    assert caplog.text.count("writing derived files failed") == 1, "which is said once, not twice a second"
     assert store.min_position > 0
 
 

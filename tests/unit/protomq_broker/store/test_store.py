@@ -28,7 +28,7 @@ from protomq_broker.store.errors import (
     StoreLockedError,
     StoreSettingsError,
 )
-from protomq_broker.store.files.disk import write_file_atomically
+from protomq_broker.store.files.disk import DiskUsage, write_file_atomically
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.log_reader import LogReader
@@ -727,10 +727,17 @@ def test_a_process_that_ends_at_any_operation_leaves_a_store_that_opens_with_all
         assert bodies == [index.to_bytes(2, "little") * 200 for index in range(len(bodies))]
 
 
+class DiskWithQuota(SimDisk):
+    """A disk that is far from full: what it refuses is more than somebody's share."""
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(1_000_000, 900_000)
+
+
 def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    disk = SimDisk()
+    disk = DiskWithQuota()
     store = open_store(disk)
     while not store.write_refusal:
         disk.capacity_bytes = 1 if store.appended_position > 2 * SEGMENT - 1000 else 1 << 40

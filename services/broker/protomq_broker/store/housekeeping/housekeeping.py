@@ -111,6 +111,8 @@ class Housekeeper:
         self._state = _read_state(disk, self._state_path)
         self._refusal = ""
         self._warning = ""
+        self._failures: dict[str, str] = {}
+        """Duties that have failed, and why: that is logged once."""
         now_ms = clock.monotonic_ms()
         self._checkpoint_due_ms = now_ms + config.checkpoint_interval_ms
         self._retention_due_ms = now_ms
@@ -147,8 +149,11 @@ class Housekeeper:
         for name, duty in duties.items():
             try:
                 duty(now_ms)
+                self._failures.pop(name, None)
             except (OSError, StoreError) as error:
-                log.warning("housekeeping: %s failed and will be tried again: %s", name, error)
+                if self._failures.get(name) != str(error):
+                    log.warning("housekeeping: %s failed and will be tried again: %s", name, error)
+                self._failures[name] = str(error)
 
     def _prepare_segment(self) -> None:
         if self._log.is_next_segment_due():
