@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -199,10 +200,14 @@ def groups(
     take_overs: list[float] = []
 
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
-        with tempfile.TemporaryDirectory(prefix="protomq-groups-") as name:
-            found, seconds = group_rounds(
-                seed, rounds_each, Path(name), counts, faults, undisturbed_kills=undisturbed_kills, gap_s=gap_s
-            )
+        folder = Path(tempfile.mkdtemp(prefix="protomq-groups-"))
+        found, seconds = group_rounds(
+            seed, rounds_each, folder, counts, faults, undisturbed_kills=undisturbed_kills, gap_s=gap_s
+        )
+        if found:
+            print(f"what members, brokers and checker said stands in {folder}")
+        else:
+            shutil.rmtree(folder)
         take_overs.extend(seconds)
         return found
 

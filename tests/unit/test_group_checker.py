@@ -83,6 +83,35 @@ def test_a_stopped_member_may_end_what_it_has_in_hand_and_begin_one_that_was_che
         assert ("G7" in broken(made)) is (begun_count > 1)
 
 
+LATE = (
+    "x fetched 1.1 a/0 -1 1.0", "x got 1.2 a/0 0", "x done 1.3 a/0 0",
+    "y fetched 6.1 a/0 -1 6.05", "y got 6.2 a/0 0", "y done 6.3 a/0 0", "y got 6.4 a/0 1", "y done 6.5 a/0 1", "y got 6.55 a/0 2",
+    "y done 6.6 a/0 2", "y commit 6.65 1 a/0 3 0", "y committed 6.7 1 -",
+    "x commit 9.05 1 a/0 1 0", "x committed 9.1 1 -",
+    "z fetched 9.3 a/0 1 9.25", "z got 9.4 a/0 1", "z done 9.5 a/0 1", "z got 9.6 a/0 2", "z done 9.7 a/0 2",
+)  # fmt: skip
+
+
+def test_without_locks_the_commit_that_a_stopped_member_was_sending_may_take_back_the_next_owners() -> None:
+    made = history(*LATE, locked=False)
+    made.stops["x"].append(Span(1.4, 9.0))
+    assert broken(made) == []
+    assert broken(history(*LATE, locked=False)) == ["G3", "G8", "G8", "G8"], "nobody was stopped"
+    made = history(*LATE, locked=False)
+    made.stops["x"].append(Span(1.4, 7.5))
+    assert broken(made) == ["G3", "G8", "G8"], "that commit was made after it woke"
+
+
+def test_one_message_that_is_begun_on_waking_is_no_second_owner_and_no_lost_commit() -> None:
+    taken = tuple(line.replace(" 2.", " 6.") for line in SECOND)
+    begun = ("z fetched 9.0 a/0 3 8.95", "z got 9.1 a/0 3", "x got 9.2 a/0 1", "x done 9.3 a/0 1", "z done 9.4 a/0 3")
+    lines = (*FIRST, *taken, *begun)
+    made = history(*lines)
+    made.stops["x"].append(Span(1.7, 9.05))
+    assert broken(made) == []
+    assert {"G4", "G8"} <= set(broken(history(*lines))), "nobody was stopped"
+
+
 def test_a_busy_machine_may_be_late_and_a_broker_that_is_down_silent() -> None:
     late = tuple(line.replace(" 2.", " 9.") for line in SECOND)
     assert broken(history(*FIRST, *late)) == ["G6"]
