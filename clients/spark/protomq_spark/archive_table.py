@@ -298,6 +298,10 @@ def replaced(
     return Version(base.number, (*kept, *new), base.state)
 
 
+MERGED_FILES_MAX: Final = 256
+"""Most files that become one: a task has all of them open."""
+
+
 def merge_groups(
     files: Iterable[ArchivedFile], file_size_bytes: int, count_min: int
 ) -> list[list[str]]:
@@ -313,7 +317,7 @@ def merge_groups(
         for file in sorted(by_folder[folder], key=lambda file: file.path):
             group.append(file.path)
             size_bytes += file.size_bytes
-            if size_bytes >= file_size_bytes:
+            if size_bytes >= file_size_bytes or len(group) == MERGED_FILES_MAX:
                 groups.append(group)
                 group, size_bytes = [], 0
         groups.append(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from contextlib import nullcontext
@@ -187,6 +188,32 @@ def test_small_files_of_a_folder_are_grouped_up_to_the_size() -> None:
     ]
     assert merge_groups(files, 100, 4) == [[f"p={p}/{n:02}" for n in (0, 2, 3, 4)] for p in "ab"]
     assert merge_groups(files[:1], 100, 1) == []
+
+
+def test_a_merge_opens_no_more_files_than_a_task_may_have() -> None:
+    files = [ArchivedFile(f"p=a/{n:04}", 1, 1) for n in range(600)]
+    assert [len(group) for group in merge_groups(files, 1 << 20, 2)] == [256, 256, 88]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--batch-size", "0"], "--batch-size must be 1 or more"),
+        (["--compact-every", "0"], "--compact-every must be 1 or more"),
+        (["--file-size", "-1"], "--file-size must be 1 or more"),
+        (["--min-tasks", "-1"], "--min-tasks must be 0 or more"),
+        (["--interval", "0"], "--interval must be above 0"),
+    ],
+)
+def test_numbers_with_which_nothing_would_be_stored_are_refused(
+    tmp_path: Path, wrong: list[str], says: str
+) -> None:
+    parser = argparse.ArgumentParser()
+    archive.add_arguments(parser)
+    arguments = parser.parse_args(["--topic", "t", "--output", str(tmp_path), *wrong])
+    with pytest.raises(ValueError, match=says):
+        archive.run(None, arguments, RunReport("archive", {}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_vacuum_keeps_what_a_version_of_the_last_hour_lists(tmp_path: Path) -> None:

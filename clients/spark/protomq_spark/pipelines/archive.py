@@ -109,6 +109,18 @@ def needs_spark(arguments: argparse.Namespace) -> bool:
     return not arguments.list_files
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for numbers with which nothing would be stored."""
+    for name in ("batch_size", "file_size", "compact_every"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+    for name in ("min_tasks", "compact_files", "keep"):
+        if getattr(arguments, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be 0 or more")
+    if arguments.interval <= 0:
+        raise ValueError("--interval must be above 0")
+
+
 def run(
     spark: SparkSession | None,
     arguments: argparse.Namespace,
@@ -116,6 +128,7 @@ def run(
     table: ArchiveTable | None = None,
 ) -> None:
     """Until what was there at the beginning is stored, or, with --follow, for ever."""
+    check(arguments)
     table = table or ArchiveTable(arguments.output)
     if (arguments.list_files or arguments.compact_only) and table.newest().number < 0:
         raise ArchiveError(f"there is no archive in {arguments.output}: is --output right?")
