@@ -31,7 +31,7 @@ from protomq_cli.options import (
     option_parser,
     timeout_option,
 )
-from protomq_cli.output import OutputFormat, RowStream
+from protomq_cli.output import OutputFormat, RowStream, require_stdout
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
@@ -248,6 +248,8 @@ class MessagePrinter:
     """Prints messages: by a template if there is one, else in the format asked for."""
 
     def __init__(self, output: OutputFormat, template: Template | None) -> None:
+        """Raises CliError if there is nothing to print to."""
+        require_stdout()
         self._template = template
         self._stream = RowStream(
             TABLE_COLUMNS, output, expendable=("keys", "store_time", "tag")

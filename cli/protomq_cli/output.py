@@ -18,6 +18,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.table_fit import TEXT_WIDTH_MIN, cut, fit, is_whole
 
 Row = Mapping[str, Any]
@@ -111,6 +112,14 @@ class Discarded(io.StringIO):
     def write(self, text: str) -> int:
         """Its length, as if it were written."""
         return len(text)
+
+
+def require_stdout() -> None:
+    """Raises CliError if the shell has closed stdout (`>&-`): what nobody can see must not count as consumed."""
+    # `__main__` has opened this in its place.
+    if getattr(sys.stdout, "name", "") == os.devnull:
+        text = "stdout is closed, so no message is taken; to take them unseen, redirect it to /dev/null"
+        raise CliError(ExitCode.FAILURE, "NO_OUTPUT", text)
 
 
 def forget_reader() -> None:

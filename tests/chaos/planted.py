@@ -32,7 +32,7 @@ from protomq_broker.store.log import commit_log, move, move_one, recovery
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.checked_log import CheckedLog
 from protomq_broker.store.log.checkpoint import Checkpoint
-from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.commit_log import CommitLog, Reserve
 from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import stamp_region
@@ -939,10 +939,11 @@ def _moves_in_two_appends() -> Any:
         self: Appender,
         copies: Sequence[AppendRequest],
         states: Sequence[tuple[str, Sequence[bytes]]],
+        reserve: Reserve = Reserve.STATE,
     ) -> int:
         end_position = self.append(copies)
         for topic, bodies in states:
-            end_position = self.append_state(topic, bodies)
+            end_position = self.append_state(topic, bodies, reserve)
         return end_position
 
     return _patch(Appender, "append_moved", append_moved)

@@ -10,6 +10,7 @@ from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.store.appending import Appender
 from protomq_broker.store.housekeeping.carry_forward import CarryForward
 from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.commit_log import Reserve
 from protomq_broker.store.timer import rebuild
 from protomq_broker.store.timer.log_time import LogClock
 from protomq_broker.store.timer.pending import PendingTimers
@@ -52,12 +53,13 @@ def _delivers_in_two_appends() -> Patch:
         self: Appender,
         copies: Sequence[AppendRequest],
         states: Sequence[tuple[str, Sequence[bytes]]],
+        reserve: Reserve = Reserve.STATE,
     ) -> int:
         end_position = self.append(copies) if copies else 0
         for segment in self._log.folder.files.values():
             self._log._disk.fdatasync(segment.fd)
         for topic, bodies in states:
-            end_position = self.append_state(topic, bodies)
+            end_position = self.append_state(topic, bodies, reserve)
         return end_position
 
     return _patch(Appender, "append_moved", append_moved)

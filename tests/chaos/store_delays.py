@@ -125,7 +125,8 @@ class _DelayRun:
         try:
             won = self.world.recall(each.handle)
         except ServiceError as error:
-            if error.reason != "QUEUE_HEALING":
+            # Of a message that cannot be read, a recall says that it cannot know.
+            if error.reason not in ("QUEUE_HEALING", "CORRUPT_LOG"):
                 raise
             return
         if won and each.recalled_at is not None and not each.is_recall_uncertain:

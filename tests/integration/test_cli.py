@@ -514,6 +514,21 @@ def test_pull_merges_the_queues_in_the_order_of_storing(cli: Cli, protomq_topic:
     assert cli("pull", protomq_topic, "-f", "%v", "-c", "4").stdout == "0123"
 
 
+@pytest.mark.parametrize("command", ["consume --exit", "pop --count 0"])
+def test_what_cannot_be_printed_is_not_consumed(
+    protomq_server: Broker, ten_messages: str, command: str
+) -> None:
+    verb, *options = command.split()
+    words = [*PROTOMQ, verb, ten_messages, "--group", "unseen", *options, "-n", protomq_server.remoting_address]
+    closed = subprocess.run(
+        ["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert closed.returncode == 1
+    assert "stdout is closed, so no message is taken" in closed.stderr
+    seen = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert len(seen.stdout.splitlines()) == 10
+
+
 def test_pull_ends_quietly_when_its_reader_has_enough(
     protomq_server: Broker, ten_messages: str
 ) -> None:
