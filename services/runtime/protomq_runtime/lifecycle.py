@@ -45,11 +45,6 @@ MALLOC_SETTINGS: Final = {-8: 2, -3: 4 << 20, -1: 8 << 20}
 By default there are 8 arenas per core. The two thresholds follow the largest block that was ever freed, and each arena keeps up to twice
 that. After a few dozen gRPC calls of 2 and 6 MiB, one after the other, the broker had up to 77 MiB more for good.
 """
-GC_THRESHOLDS: Final = (20_000, 20, 20)
-"""For `gc.set_threshold`; Python's default is (700, 10, 10).
-
-A server has few cycles, and tables of small objects that live long. Collections took 13 % of the send lane's CPU under transactions.
-"""
 GRACE_S: Final = 5.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -98,7 +93,6 @@ def prepare_process() -> None:
             f"protobuf runs as {api_implementation.Type()!r}; the C implementation upb is needed"
         )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(*GC_THRESHOLDS)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other libraries than glibc have none
         for parameter, value in MALLOC_SETTINGS.items():
