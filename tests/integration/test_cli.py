@@ -519,7 +519,7 @@ def test_what_cannot_be_printed_is_not_consumed(
     protomq_server: Broker, ten_messages: str, command: str
 ) -> None:
     verb, *options = command.split()
-    words = [*PROTOMQ, verb, ten_messages, "--group", "unseen", *options, "-n", protomq_server.remoting_address]
+    words = [*PROTOMQ, verb, ten_messages, "--group", f"unseen-{verb}", *options, "-n", protomq_server.remoting_address]
     closed = subprocess.run(
         ["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=120, check=False
     )
