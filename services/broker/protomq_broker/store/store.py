@@ -593,18 +593,10 @@ class Store:
         self.on_topic_deleted(topic)
 
     def close(self) -> None:
-        """Stops the threads, makes the log durable, and releases the lock. The writer must have stopped before.
-
-        What a truncation may take back gets into no last checkpoint. Then the truncation keeps the derived files of the one before.
-        """
+        """Stops the threads, makes everything durable, and releases the lock. The writer must have stopped before."""
         self._upkeep.stop()
-        positions = self.positions
-        may_be_cut = positions.waits_for_replicas and positions.confirmed < positions.appended
         try:
-            if self._log.failure or may_be_cut:
-                self.flush()
-            else:
-                self.checkpoint()
+            self.checkpoint()
             self._checked.save(self.positions.flushed, is_last=True)
             self._upkeep.keeper.save()
             if not self._log.failure and not self._saver.failure:
