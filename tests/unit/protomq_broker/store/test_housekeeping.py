@@ -10,7 +10,9 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.disk import DiskUsage
 from protomq_broker.store.files.side_files import read_json_file
+from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.checkpoint import read_checkpoint
+from protomq_broker.store.log.commit_log import CommitLog
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
@@ -176,6 +178,26 @@ def test_retention_frees_a_disk_on_which_nothing_else_can_be_written(
     assert "the checkpoint failed" in caplog.text, "the disk is full indeed"
     assert caplog.text.count("writing derived files failed") == 1, "which is said once, not twice a second"
     assert store.min_position > 0
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), CorruptRecordError(7, "no record")])
+def test_a_look_that_fails_ends_no_duty_but_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    end = store.append([make_request()])
+
+    def refuse(_: CommitLog) -> str:
+        raise error
+
+    monkeypatch.setattr(CommitLog, "lost_path", refuse)
+    for _ in range(2):
+        clock.time_ms += 5_000
+        turn(store)
+    assert caplog.text.count("looking for the log's file failed and will be tried again") == 1
+    assert replay_position(disk) == end
+    assert store.write_refusal == ""
 
 
 def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:

@@ -24,6 +24,7 @@ from protomq_broker.store.files.side_files import (
     read_json_file,
     write_json_file,
 )
+from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.commit_log import CommitLog
 
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
@@ -34,6 +35,8 @@ RETENTION_INTERVAL_MS: Final = 10_000
 """RocketMQ's cleanResourceInterval."""
 STATE_INTERVAL_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
+_FAILURES: Final = (OSError, StoreError, CorruptRecordError)
+"""A duty that ends with one of these is tried again. Anything else ends the thread, and with it all writes."""
 
 
 class Clock(Protocol):
@@ -125,18 +128,12 @@ class Housekeeper:
             self._write(now_ms)
         try:
             self._actions.heal(now_ms)
-        except (OSError, StoreError) as error:
+        except _FAILURES as error:
             log.warning("healing of damaged files failed and will be tried again: %s", error)
 
     def _write(self, now_ms: int) -> None:
-        lost = self._log.lost_path()
-        if lost:
-            self._actions.fail(
-                f"the log's file {lost} is gone, or another one has its name: somebody has removed or moved the store's folder while"
-                " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
-            )
-            return
         duties: Mapping[str, Callable[[int], None]] = {
+            "looking for the log's file": lambda _: self._look_for_loss(),
             "keeping the time": lambda _: self._actions.keep_time(),
             "looking for space": lambda _: self._actions.look_for_space(),
             "preparing a segment": lambda _: self._prepare_segment(),
@@ -147,13 +144,23 @@ class Housekeeper:
         }
         # Each by itself: on a full disk most of them fail, and retention must still come to free it.
         for name, duty in duties.items():
+            if self._log.failure:
+                return
             try:
                 duty(now_ms)
                 self._failures.pop(name, None)
-            except (OSError, StoreError) as error:
+            except _FAILURES as error:
                 if self._failures.get(name) != str(error):
                     log.warning("housekeeping: %s failed and will be tried again: %s", name, error)
                 self._failures[name] = str(error)
+
+    def _look_for_loss(self) -> None:
+        lost = self._log.lost_path()
+        if lost:
+            self._actions.fail(
+                f"the log's file {lost} is gone, or another one has its name: somebody has removed or moved the store's folder while"
+                " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
+            )
 
     def _prepare_segment(self) -> None:
         if self._log.is_next_segment_due():
