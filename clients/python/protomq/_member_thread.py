@@ -91,20 +91,22 @@ class MemberThread:
     def _new_calls(self) -> PullMultiplexer:
         return PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
 
-    def _run(self, calls: PullMultiplexer) -> None:
-        while True:
+    def _run(self, calls: PullMultiplexer | None) -> None:
+        while not self._closed:
             try:
+                # Another one may need descriptors that are not there yet.
+                if calls is None:
+                    calls = self._calls = self._new_calls()
                 with contextlib.closing(calls):
                     self._call(calls)
-                return
             except Exception:
                 logger.exception("the calls of a member of group %s failed, it makes them again", self.state.group)
-            with self.lock:
-                self.state.lose_calls(time.monotonic())
-                self._changed.notify_all()
-            self._on_news()
-            time.sleep(RESTART_S)
-            calls = self._calls = self._new_calls()
+                calls = None
+                with self.lock:
+                    self.state.lose_calls(time.monotonic())
+                    self._changed.notify_all()
+                self._on_news()
+                time.sleep(RESTART_S)
 
     def _call(self, calls: PullMultiplexer) -> None:
         """Until the member is closed."""

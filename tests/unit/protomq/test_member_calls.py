@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -94,6 +95,25 @@ def test_a_thread_goes_on_whatever_a_call_ends_with(calls: type[FakeCalls], outc
     wait_for(member.state.is_known_everywhere, PATIENCE_S, pause_s=0.001)
     wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
     member.abandon()
+
+
+def test_a_thread_goes_on_though_it_gets_no_descriptors_for_a_while(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = deque([OSError(errno.EMFILE, "too many open files")] * 2)
+    calls.outcomes.append(RuntimeError("the first calls end"))
+    member = MemberThread(member_state(), FakeSyncTransport(FakeCluster()), lambda: None)
+
+    def make(*_: object) -> FakeCalls:
+        if not calls.outcomes and refusals:
+            raise refusals.popleft()
+        return FakeCalls()
+
+    monkeypatch.setattr(_member_thread, "PullMultiplexer", make)
+    member.poke()
+    wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
+    member.abandon()
+    assert not refusals
 
 
 def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(
