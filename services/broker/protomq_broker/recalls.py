@@ -129,10 +129,17 @@ class Recalls:
         if not is_it.any():
             if len(unreadable):
                 raise corrupt_log(
-                    "the message may be a pending one that is damaged", {"position": int(unreadable["position"][0])}
+                    "the message may be a pending one that is damaged. It is delivered when it can be read; heal or repair the log, and"
+                    " recall it again",
+                    {"position": int(unreadable["position"][0])},
                 )
             if is_cut:
-                raise too_many("candidates of a recall", CANDIDATES_MAX, "more messages fall due at the same time")
+                raise too_many(
+                    "candidates of a recall",
+                    CANDIDATES_MAX,
+                    "the message was moved within the log, and is not found among all that fall due in its millisecond. If it is pending,"
+                    " it is delivered. Give messages that may be recalled times that differ",
+                )
             return None
         stored = found.topics[int(found.topic_indexes[is_it][0])]
         if stored != topic:
