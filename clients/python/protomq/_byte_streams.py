@@ -131,12 +131,15 @@ def open_stream(address: str, timeout_s: float, peer_timeout_s: float) -> Blocki
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
     """Where a name has several addresses, what is left of the time is shared among those that are left. Raises OSError."""
     deadline_s = time.monotonic() + timeout_s
-    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    for left in range(len(addresses), 0, -1):
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _, place) in zip(range(len(found), 0, -1), found, strict=True):
+        sock = socket.socket(family, kind, protocol)
         try:
-            share_s = max((deadline_s - time.monotonic()) / left, 0.001)
-            return socket.create_connection((addresses[-left], port), share_s)
+            sock.settimeout(max((deadline_s - time.monotonic()) / left, 0.001))
+            sock.connect(place)
+            return sock
         except OSError:
+            sock.close()
             if left == 1:
                 raise
     raise OSError("the name has no address")
