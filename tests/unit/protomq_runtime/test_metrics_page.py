@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,7 @@ from protomq_runtime import metrics_page
 from protomq_runtime.addresses import Address
 from protomq_runtime.metrics import Kind, Metric, Numbers, Row, Table
 from protomq_runtime.metrics_page import ROWS_SHOWN_MAX, MetricsPage, html_page, prometheus_text
+from tests.support.waiting import PATIENCE_S, wait_for
 
 GROUPS = Table(
     "Groups",
@@ -162,7 +164,7 @@ def test_who_sends_his_request_slowly_is_cut_off_as_well(monkeypatch: pytest.Mon
 
 
 def test_without_descriptors_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals = []
+    refusals: list[float] = []
 
     def refuse(_: object) -> None:
         refusals.append(time.monotonic())
@@ -172,8 +174,8 @@ def test_without_descriptors_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patched:
             patched.setattr(socketserver.TCPServer, "get_request", refuse)
             with socket.create_connection(page.address):
-                time.sleep(0.35)
-            assert 0 < len(refusals) < 6
+                wait_for(lambda: len(refusals) > 3, PATIENCE_S)
+            assert all(later - earlier > 0.09 for earlier, later in pairwise(refusals))
         assert get(page, "/metrics")[0] == 200
 
 
