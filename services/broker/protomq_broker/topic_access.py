@@ -125,21 +125,31 @@ def check_group_name(name: str, field: str = "consumer_group") -> None:
 
 def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
     """Raises ServiceError if the topic has no such queue to read."""
-    _check_queue(topic, queue_id, "read", topic.read_queues)
+    if not 0 <= queue_id < topic.read_queues:
+        raise ServiceError(
+            Code.NOT_FOUND,
+            "QUEUE_NOT_FOUND",
+            f"topic {topic.name!r} has no read queue {queue_id} here, it has {topic.read_queues}; look the route up again",
+            metadata={
+                "topic": topic.name,
+                "queue_id": str(queue_id),
+                "read_queues": str(topic.read_queues),
+            },
+        )
 
 
 def check_write_queue(topic: TopicConfig, queue_id: int) -> None:
     """Raises ServiceError if the topic has no such queue to write."""
-    _check_queue(topic, queue_id, "write", topic.write_queues)
-
-
-def _check_queue(topic: TopicConfig, queue_id: int, use: str, count: int) -> None:
-    if not 0 <= queue_id < count:
+    if not 0 <= queue_id < topic.write_queues:
         raise ServiceError(
             Code.NOT_FOUND,
             "QUEUE_NOT_FOUND",
-            f"topic {topic.name!r} has no {use} queue {queue_id} here, it has {count}; look the route up again",
-            metadata={"topic": topic.name, "queue_id": str(queue_id), f"{use}_queues": str(count)},
+            f"topic {topic.name!r} has no write queue {queue_id} here, it has {topic.write_queues}; look the route up again",
+            metadata={
+                "topic": topic.name,
+                "queue_id": str(queue_id),
+                "write_queues": str(topic.write_queues),
+            },
         )
 
 
