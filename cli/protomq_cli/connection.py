@@ -117,7 +117,9 @@ def translate(error: BaseException) -> CliError | None:
         broker = error.metadata.get("broker_name", "")
         if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
-        message = with_hint(reason, message)
+        # A name with % is the system's own: nobody can create it.
+        if reason != "TOPIC_NOT_FOUND" or "%" not in error.metadata.get("topic", ""):
+            message = with_hint(reason, message)
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")
         return CliError(exit_code_of(code, reason), reason, message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -426,7 +426,7 @@ class AdminService:
             raise ServiceError(
                 Code.ALREADY_EXISTS,
                 "TOPIC_EXISTS",
-                f"topic {topic.name!r} exists with another configuration; set update to change it",
+                f"topic {topic.name!r} exists with {_differences(existing, topic)}; set update to change it",
                 metadata={"topic": topic.name},
             )
         check_read_queues(topic, existing)
@@ -463,6 +463,17 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         incarnation=message.incarnation,
         type=message.type or TopicType.TOPIC_TYPE_MIXED,
     )
+
+
+def _differences(existing: TopicConfig, wanted: TopicConfig) -> str:
+    """What a topic has that a wish has otherwise: "read_queues 8, not 16"."""
+    names = [field.name for field in fields(TopicConfig) if getattr(existing, field.name) != getattr(wanted, field.name) and field.compare]
+    return ", ".join(f"{name} {_shown(name, existing)}, not {_shown(name, wanted)}" for name in names)
+
+
+def _shown(name: str, topic: TopicConfig) -> str:
+    value = getattr(topic, name)
+    return TopicType.Name(value).removeprefix("TOPIC_TYPE_") if name == "type" else str(value).lower()
 
 
 def check_read_queues(topic: TopicConfig, existing: TopicConfig | None) -> None:

@@ -192,8 +192,8 @@ class SendService:
         if region.first_sequence + region.count > SEQUENCE_END_MAX and region.producer_id:
             raise invalid_argument(
                 "records[0].sequence",
-                f"the sequences end at {region.first_sequence + region.count - 1}, {SEQUENCE_END_MAX - 1} is the highest;"
-                " go on with a higher producer epoch, from 0",
+                f"the last sequence of this send is {region.first_sequence + region.count - 1}, {SEQUENCE_END_MAX - 1} is the highest"
+                " there can be; go on with a higher producer epoch, from 0",
             )
         if region.flags:
             self._delays.check(region)

@@ -72,7 +72,7 @@ def check_broker_name(broker_name: str) -> None:
 def check_topic(topic: str) -> None:
     """Raises INVALID_ARGUMENT unless it is a name that a topic can have."""
     if not is_stored_name(topic):
-        _refuse([("topic", "has to be 1 to 127 characters of A-Z a-z 0-9 _ - %")])
+        _refuse([("topic", f"has to be 1 to 127 characters of A-Z a-z 0-9 _ - %, and is {topic[:200]!r}")])
 
 
 def page_size_of(page_size: int) -> int:

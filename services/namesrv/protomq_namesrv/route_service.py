@@ -227,16 +227,17 @@ class RouteService:
     def _route_of_unknown(self, topic: str) -> bytes:
         check_topic(topic)
         snapshot = self._table.snapshot
-        route = (
-            snapshot.auto_create_route(topic)
-            if rules_of(topic).create
-            else None
-        )
+        creatable = rules_of(topic).create
+        route = snapshot.auto_create_route(topic) if creatable else None
         if route is None:
             gone = ", ".join(
                 missing.registration.key.broker_name for missing in snapshot.missing(topic)
             )
-            remedy = "create it, or let a broker create topics on the first send"
+            remedy = (
+                "create it, or let a broker create topics on the first send"
+                if creatable
+                else "it is of the system's own, which brokers make when they need them"
+            )
             raise ServiceError(
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
