@@ -108,9 +108,10 @@ class QueueLocks:
             self._tokens.clear()
             self._going.clear()
             self._doubtful.clear()
-        self._going |= self._doubtful
-        self._going.difference_update(wanted)
-        self._doubtful.intersection_update(wanted)
+        # One that is to go and is wanted again is locked still, unless it is said again: it must not be forgotten if it goes after all.
+        self._doubtful |= self._going
+        self._going = self._doubtful.difference(wanted)
+        self._doubtful -= self._going
         self._followed = frozenset(wanted)
         is_renewal = now_s >= self._renew_s
         if is_renewal:

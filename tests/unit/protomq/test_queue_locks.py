@@ -186,6 +186,40 @@ def test_queues_that_go_are_unlocked_once_no_listener_has_a_message_of_theirs(
     assert locks.locked([Q0]) == [Q0]
 
 
+def test_a_queue_that_goes_comes_back_and_goes_for_good_while_a_listener_is_busy_is_unlocked(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0, Q1)
+    busy = {Q0}
+    locks.is_busy = busy.__contains__
+    world.driver.run(locks.release([Q0], LIMITS))
+    follow(world, locks, Q0, Q1)  # Its own again, and not to be locked again yet.
+    assert locks.locked([Q0, Q1]) == [Q1]
+    follow(world, locks, Q1)  # Another member has come, whose queue it is.
+    busy.clear()
+    world.advance(RETRY_S)
+    assert locks.due_in_s(world.now_s()) == 0
+    follow(world, locks, Q1)
+    assert broker.unlocked == [0]
+    assert locks.due_in_s(world.now_s()) > RETRY_S
+
+
+def test_a_queue_that_goes_and_comes_back_is_locked_once_no_listener_is_busy_and_then_kept(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0)
+    busy = {Q0}
+    locks.is_busy = busy.__contains__
+    world.driver.run(locks.release([Q0], LIMITS))
+    follow(world, locks, Q0)
+    busy.clear()
+    world.advance(RETRY_S)
+    follow(world, locks, Q0)
+    assert (locks.locked([Q0]), broker.unlocked) == ([Q0], [])
+    follow(world, locks)  # `release` comes first for a queue that is locked.
+    assert broker.unlocked == []
+
+
 def test_an_older_broker_locks_nothing_and_is_consumed_all_the_same(
     world: FakeWorld, locks: QueueLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
