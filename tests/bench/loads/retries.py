@@ -14,6 +14,8 @@ from tests.bench.measure import Counter, Sample, Window
 
 POLL_S = 0.02
 """Time between two looks at the retry topic."""
+POLL_TIMEOUT_S = 10.0
+"""Without a message for this long, a queue has no more."""
 
 
 def send_back(
@@ -40,10 +42,11 @@ def send_back(
 
     def work(consumer: PullConsumer, counter: Counter) -> None:
         while counter.messages < messages // members:
-            found = consumer.poll(1.0, count)
-            if found:
-                consumer.send_back(found, error="ValueError: no such flight", delay=delay_s)
-                counter.messages += len(found)
+            found = consumer.poll(POLL_TIMEOUT_S, count)
+            if not found:
+                return
+            consumer.send_back(found, error="ValueError: no such flight", delay=delay_s)
+            counter.messages += len(found)
 
     threads = [
         threading.Thread(target=work, args=pair, daemon=True)
@@ -56,6 +59,8 @@ def send_back(
         for thread in threads:
             thread.join(120)
         wanted = sum(counter.messages for counter in counters)
+        if wanted < messages:
+            raise RuntimeError(f"{wanted} of {messages} messages were sent back: a member found no more")
         deadline_s = time.monotonic() + 60
         while (delivered := _end_offset(connection, retry_topic(group))) < wanted:
             if time.monotonic() > deadline_s:

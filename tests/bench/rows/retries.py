@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.bench.bench import Bench, Result, create_topics, rate_of, row, spread
 from tests.bench.measure import Sample, median_of, run_load
-from tests.bench.rows.pull import fill
+from tests.bench.rows.pull import BATCH, fill
 from tests.bench.rows.single_send import TOPIC as SINGLE_TOPIC
 from tests.bench.rows.single_send import from_coroutines
 
@@ -18,6 +18,8 @@ MEMBERS: Final = 4
 DELAY_S: Final = 1.0
 CASES: Final = {32: 20_000, 1: 2_000}
 """Messages a call: messages in all."""
+FILLED: Final = 5 * QUEUES * BATCH
+"""As many batches in each queue, so that each member finds its part."""
 PLAIN_SENDS_MAX: Final = 3.0
 
 
@@ -27,7 +29,7 @@ def retries(bench: Bench) -> Iterator[Result]:
     groups = count()
     with bench.standalone() as broker:
         create_topics(broker, [TOPIC, SINGLE_TOPIC], QUEUES)
-        fill(broker, TOPIC, QUEUES, max(CASES.values()))
+        fill(broker, TOPIC, QUEUES, FILLED)
 
         def failing(at_once: int) -> Sample:
             return run_load(
