@@ -325,8 +325,7 @@ class _Session(threading.Thread):
             elif step is Step.HEARTBEAT:
                 self._heartbeat(connection, state)
             elif step is Step.HOLD:
-                connection.open_hold(HoldRegistrationRequest(**self._identity()))
-                state.holding = True
+                self._hold(connection, state)
             else:
                 self._wait(connection, state, wait_ms)
 
@@ -340,6 +339,9 @@ class _Session(threading.Thread):
             returning=self.verdict is True,
         )
         connection.register_broker(request)
+        if not state.holding:
+            # Before anybody hears that the broker is registered: one that is killed without a hold keeps its name until it expires.
+            self._hold(connection, state)
         self._judge(True)
         now_ms = self._now_ms()
         pause_ms = max(REGISTER_PAUSE_MIN_MS, REGISTER_PAUSE_FACTOR * (now_ms - started_ms))
@@ -347,6 +349,10 @@ class _Session(threading.Thread):
         state.register_from_ms = now_ms + pause_ms
         state.heartbeat_due_ms = now_ms + self._config.heartbeat_interval_ms
         self._publish(version)
+
+    def _hold(self, connection: NameServerConnection, state: SessionState) -> None:
+        connection.open_hold(HoldRegistrationRequest(**self._identity()))
+        state.holding = True
 
     def _heartbeat(self, connection: NameServerConnection, state: SessionState) -> None:
         version = self._config.topics().version

@@ -86,6 +86,7 @@ class FakeNameServer:
         self.taken: ServiceError | None = None
         """What every registration is refused with."""
         self.returning: list[bool] = []
+        self.on_hold: Callable[[], None] = lambda: None
 
     def as_name_server(self) -> NameServer:
         return NameServer("fake", self._connect)
@@ -141,6 +142,7 @@ class FakeConnection:
         return HeartbeatResponse(register_again=again)
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
+        self._server.on_hold()
         self._server.note("hold")
 
     def wait(self, timeout_s: float) -> bool:
@@ -209,6 +211,16 @@ def test_broker_registers_holds_and_unregisters_at_the_stop() -> None:
     assert server.next_calls(1) == ["unregister b 5"]
     assert server.connections[0].closed.is_set()
     assert subject.registered_count() == 0
+
+
+def test_a_name_server_holds_the_broker_before_anybody_hears_that_it_is_registered() -> None:
+    server, counts = FakeNameServer(), list[int]()
+    server.silent_until = threading.Event()
+    with registering(server) as subject:
+        server.on_hold = lambda: counts.append(subject.registered_count())
+        server.silent_until.set()
+        assert subject.wait_registered(PATIENCE_S)
+    assert counts == [0]
 
 
 def test_changed_topics_reach_every_name_server() -> None:
