@@ -133,13 +133,16 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
     deadline_s = time.monotonic() + timeout_s
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for left, (family, kind, protocol, _, place) in zip(range(len(found), 0, -1), found, strict=True):
-        sock = socket.socket(family, kind, protocol)
+        sock: socket.socket | None = None
         try:
+            # A host without IPv6 refuses such a socket already.
+            sock = socket.socket(family, kind, protocol)
             sock.settimeout(max((deadline_s - time.monotonic()) / left, 0.001))
             sock.connect(place)
             return sock
         except OSError:
-            sock.close()
+            if sock is not None:
+                sock.close()
             if left == 1:
                 raise
     raise OSError("the name has no address")

@@ -50,3 +50,16 @@ def test_a_dead_address_leaves_time_for_the_next_one(
         started_s = time.monotonic()
         open_stream(f"several:{port}", TIMEOUT_S, 30.0).close()
         assert time.monotonic() - started_s < TIMEOUT_S
+
+
+def test_an_address_of_a_family_that_the_host_has_not_leaves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def both(_: str, port: int, *rest: int, **named: int) -> list[object]:
+        (family, *entry), *others = look_up("127.0.0.1", port, *rest, **named)
+        # Linux knows AF_APPLETALK by number only, as it knows AF_INET6 where that is switched off.
+        return [(socket.AF_APPLETALK, *entry), (family, *entry), *others]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        open_stream(f"several:{listener.getsockname()[1]}", TIMEOUT_S, 30.0).close()
