@@ -117,8 +117,7 @@ def translate(error: BaseException) -> CliError | None:
         broker = error.metadata.get("broker_name", "")
         if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
-        # A name with % is the system's own: nobody can create it.
-        if reason != "TOPIC_NOT_FOUND" or "%" not in error.metadata.get("topic", ""):
+        if reason != "TOPIC_NOT_FOUND" or _can_be_created(error.metadata.get("topic", "")):
             message = with_hint(reason, message)
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")
@@ -151,6 +150,12 @@ def translate(error: BaseException) -> CliError | None:
     if isinstance(error, OSError) and error.errno is not None:
         return CliError(ExitCode.FAILURE, "OS_ERROR", _os_message(error))
     return None
+
+
+def _can_be_created(topic: str) -> bool:
+    from protomq.wire.topics import rules_of
+
+    return rules_of(topic).create
 
 
 def _os_message(error: OSError) -> str:

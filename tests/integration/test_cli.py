@@ -162,9 +162,10 @@ def test_topic_from_create_to_delete(cli: Cli) -> None:
     cli("topic", "create", "t-life", "-q", "3")  # The same again is no error.
     refused = cli("topic", "create", "t-life", "-q", "5", code=6)
     assert refused.stderr.endswith("exists with write_queues 3, not 5, read_queues 3, not 5; add --update to change it\n")
-    system = cli("send", "%SYS%GROUPS", "text", code=4)  # Nobody can create it: no advice to do so.
-    assert "the system's own" in system.stderr
-    assert "create" not in system.stderr
+    for name in ("%SYS%GROUPS", "%DLQ%nobody", "TRANS_CHECK_MAX_TIME_TOPIC"):
+        refused = cli("send", name, "text", code=4)  # Nobody can create it: no advice to do so.
+        assert "the system's own" in refused.stderr
+        assert "create" not in refused.stderr
     cli("topic", "create", "t-life", "-q", "5", "--update")
     assert "t-life" in cli("topic", "list").stdout
     found = yaml.safe_load(cli("topic", "describe", "t-life", "-o", "yaml").stdout)
