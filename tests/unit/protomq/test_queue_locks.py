@@ -74,6 +74,14 @@ def follow(world: FakeWorld, locks: QueueLocks, *queues: MessageQueue) -> list[M
     return world.driver.run(locks.follow(queues, LIMITS))
 
 
+def release_busy(world: FakeWorld, locks: QueueLocks, *queues: MessageQueue) -> set[MessageQueue]:
+    """The queues go while a listener has a message of the first; the result says which queues have listeners."""
+    busy = {queues[0]}
+    locks.is_busy = busy.__contains__
+    world.driver.run(locks.release(queues, LIMITS))
+    return busy
+
+
 def test_a_lock_is_renewed_every_twenty_seconds_and_not_before(
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
@@ -172,9 +180,7 @@ def test_queues_that_go_are_unlocked_once_no_listener_has_a_message_of_theirs(
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
     follow(world, locks, Q0, Q1)
-    busy = {Q0}
-    locks.is_busy = busy.__contains__
-    world.driver.run(locks.release([Q0, Q1], LIMITS))
+    busy = release_busy(world, locks, Q0, Q1)
     assert (broker.unlocked, locks.locked([Q0, Q1])) == ([1], [])
     assert follow(world, locks, Q0) == []
     assert locks.locked([Q0]) == [], "what is worked on is of the lock before"
@@ -190,9 +196,7 @@ def test_a_queue_that_goes_comes_back_and_goes_for_good_while_a_listener_is_busy
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
     follow(world, locks, Q0, Q1)
-    busy = {Q0}
-    locks.is_busy = busy.__contains__
-    world.driver.run(locks.release([Q0], LIMITS))
+    busy = release_busy(world, locks, Q0)
     follow(world, locks, Q0, Q1)  # Its own again, and not to be locked again yet.
     assert locks.locked([Q0, Q1]) == [Q1]
     follow(world, locks, Q1)  # Another member has come, whose queue it is.
@@ -208,9 +212,7 @@ def test_a_queue_that_goes_and_comes_back_is_locked_once_no_listener_is_busy_and
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
     follow(world, locks, Q0)
-    busy = {Q0}
-    locks.is_busy = busy.__contains__
-    world.driver.run(locks.release([Q0], LIMITS))
+    busy = release_busy(world, locks, Q0)
     follow(world, locks, Q0)
     busy.clear()
     world.advance(RETRY_S)
