@@ -15,6 +15,8 @@ Rules
   of a master whose lease ran out, writes the in-sync set again. So a transaction that was under way before can no longer succeed.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
+- A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing;
+  the next election takes it out. It does not run again before it could open its log (`able`).
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -116,6 +118,8 @@ class Leadership:
         self._order_revision = 0
         self._hand_over_until_ms = 0
         self._gave_away = False
+        self._inability = ""
+        """Why its log cannot be opened to lead; in OPENING it gives the lead back."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._gone = ""
@@ -151,6 +155,8 @@ class Leadership:
             found.append(
                 f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
             )
+        if self._inability:
+            found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         view = self.view
         if view is None or self.role is not Role.FOLLOWING:
             return found
@@ -211,6 +217,22 @@ class Leadership:
             self.in_sync.begin(end_position, now_ms, self._gone)
             self._gone = ""
         return self._advance(now_ms)
+
+    def unable(self, epoch: int, why: str, now_ms: int) -> list[Effect]:
+        """Notes that the log cannot be opened to lead, in this epoch: it gives the lead back, and runs no more until `able`."""
+        if self.role is not Role.OPENING or epoch == self.epoch:
+            self._inability = why
+        return self._advance(now_ms)
+
+    def able(self) -> None:
+        """Notes that the log can be opened to lead, as far as one can know."""
+        if self.role is not Role.OPENING:
+            self._inability = ""
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether it does not run because its log could not be opened to lead."""
+        return bool(self._inability)
 
     def report(
         self, end_position: int, reports: Mapping[str, MemberReport], now_ms: int
@@ -309,10 +331,13 @@ class Leadership:
         view = self.view
         if view is None:
             return effects
-        if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and self._is_deposed(view):
+        gives_back = self.role is Role.OPENING and self._inability != ""
+        is_over = self._is_deposed(view) or (gives_back and view.master is None)
+        if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and is_over:
             self.role, self.in_sync, self.epoch, self._gave_away = Role.FOLLOWING, None, 0, False
             self._followed = None
-            effects.append(StopLeading())
+            if not gives_back:  # else it does not lead
+                effects.append(StopLeading())
         if self.role is Role.FOLLOWING:
             self._while_following(effects, view, now_ms)
         elif self.role is Role.RUNNING:
@@ -378,7 +403,7 @@ class Leadership:
     def _may_run(self, view: ClusterView, now_ms: int) -> bool:
         """Whether nobody else leads and this member may run for master."""
         own, in_sync = self.settings.member, view.in_sync
-        if now_ms >= self._lease_until_ms or (view.master is not None and not self._is_own(view)):
+        if self._inability or now_ms >= self._lease_until_ms or (view.master is not None and not self._is_own(view)):
             return False
         if self._is_ordered(view):
             return True
@@ -443,7 +468,9 @@ class Leadership:
             self.role, self._gave_away = Role.LEADING, False
         if not self._is_fresh or self._is_pending(Transaction):
             return
-        if view.master is None:
+        if self.role is Role.OPENING and self._inability:
+            self._ask(effects, Transaction((Compare(MASTER, view.key_revision(MASTER)),), (), (MASTER,)), now_ms)
+        elif view.master is None:
             if now_ms < self._lease_until_ms:
                 self._ask(effects, self._return(in_sync), now_ms)
         elif self.role is Role.HANDING_OVER:

@@ -20,6 +20,7 @@ from .errors import (
 )
 from .following import Follower
 from .log.agreement import START, LogPoint
+from .log.commit_log import DISK_FULL_ERRNOS
 from .log.epochs import Epochs
 from .log.recovery import DamagedRange, explain_problem, skips_of
 from .log.seals import LogWalker, seal_before
@@ -64,9 +65,22 @@ class Leadership:
             assert follower is not None, "a follower becomes the leader"
             if self._log.failure:
                 raise StoreFailedError(self._log.failure)
-            self._files.epochs = follower.epochs
-            self._log.epoch = self._files.begin_epoch(self._positions.appended, epoch)
+            files, before = self._files, self._files.epochs
+            files.epochs = follower.epochs
+            try:
+                self._log.epoch = files.begin_epoch(self._positions.appended, epoch)
+            except BaseException:
+                files.epochs = before  # else nobody would write down what the follower has heard of
+                raise
             self.follower = None
+
+    def check_room(self) -> None:
+        """Writes the epochs of a follower again, as the beginning of a lead would. Any thread. Raises StoreFailedError, OSError."""
+        with self.changing:
+            if self._log.failure:
+                raise StoreFailedError(self._log.failure)
+            if self.follower is not None:
+                self._write_epochs(self.follower)
 
     def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position.
@@ -78,9 +92,22 @@ class Leadership:
         if self.follower is None:
             raise NotFollowingError("the store leads: it takes nobody else's bytes")
         try:
+            if not self._files.has_written_epochs:
+                self._begin_to_follow()
             return self.follower.append(position, data, may_end_within=may_end_within)
         except DiskFullError as error:
             self._refusals.note_full(str(error))
+            raise
+
+    def _begin_to_follow(self) -> None:
+        """Writes down from where on this store follows, which the full disk of its start did not take: else bytes that are stored now would
+        count as written by this store. Raises DiskFullError, OSError.
+        """
+        try:
+            self.keep_epochs()
+        except OSError as error:
+            if error.errno in DISK_FULL_ERRNOS:
+                raise DiskFullError(f"there is no room to store another log's bytes: {error}") from error
             raise
 
     def truncate_to(self, point: LogPoint) -> LogPoint:
@@ -105,11 +132,15 @@ class Leadership:
     def keep_epochs(self) -> None:
         """Saves the epochs that a follower has heard of, if there are new ones. Any thread. Raises OSError."""
         with self.changing:
-            if self.follower is None or self.follower.epochs.rows == self._files.epochs.rows:
+            follower, files = self.follower, self._files
+            if follower is None or (files.has_written_epochs and follower.epochs.rows == files.epochs.rows):
                 return
-            epochs, flushed = self.follower.epochs, self._positions.flushed
-            first = self._log.folder.first_position
-            self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
+            self._write_epochs(follower)
+
+    def _write_epochs(self, follower: Follower) -> None:
+        epochs, flushed = follower.epochs, self._positions.flushed
+        first = self._log.folder.first_position
+        self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
 
     # What the log is compared by: any thread.
 

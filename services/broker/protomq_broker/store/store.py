@@ -324,6 +324,7 @@ class Store:
         self.append_verbatim = leadership.append_verbatim
         self.truncate_to = leadership.truncate_to
         # Any thread.
+        self.check_room = leadership.check_room
         self.epoch_end = leadership.epoch_end
         self.shared_end_offset = leadership.shared_end_offset
         self.log_point = leadership.log_point

@@ -105,6 +105,8 @@ class StoreFiles:
         )
         self.boundaries = BoundaryFiles(disk, f"{root}/boundaries")
         self.epochs = read_epochs(disk, self._epochs_path)
+        self.has_written_epochs = True
+        """Whether the file has `epochs`. After a write that failed it is not known what the file has."""
 
     def recover(self) -> Recovery:
         """Finds the end of the log, and brings the derived structures to it."""
@@ -192,8 +194,8 @@ class StoreFiles:
         return standing.highest_epoch
 
     def end_epoch(self, end: int) -> int:
-        """Ends the lead at the end of the log: from there on the store follows. Durable when this returns. Returns the log's epoch there.
-        Raises OSError, also if the disk is full and the file has other rows.
+        """Ends the lead at the end of the log: from there on the store follows. Durable when this returns, unless the disk is full: then
+        `has_written_epochs` tells. Returns the log's epoch there. Raises OSError.
         """
         epoch = epoch_at_end(self.folder, end)
         row = self.epochs.row_at(end - 1)
@@ -203,18 +205,19 @@ class StoreFiles:
         try:
             self.keep_epochs(epochs)
         except OSError as error:
-            standing = read_epochs(self.disk, self._epochs_path)
-            is_new = standing.rows != epochs.rows or standing.highest_epoch != epochs.highest_epoch
-            if error.errno not in DISK_FULL_ERRNOS or is_new:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
             log.warning("the disk is full: %s", error)
+            standing = read_epochs(self.disk, self._epochs_path)
+            self.has_written_epochs = (standing.rows, standing.highest_epoch) == (epochs.rows, epochs.highest_epoch)
             self.epochs = epochs
         return epoch
 
     def keep_epochs(self, epochs: Epochs) -> None:
         """Writes the epochs to their file. Raises OSError."""
+        self.has_written_epochs = False
         write_epochs(self.disk, self._epochs_path, epochs)
-        self.epochs = epochs
+        self.epochs, self.has_written_epochs = epochs, True
 
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
         """Rebuilds the consume queues from the log."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protomq.wire.log_walk import Seal
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.log.epochs import (
     EPOCHS_NAME,
     UNKNOWN_EPOCHS,
@@ -204,16 +204,30 @@ def test_a_full_disk_leaves_the_store_in_its_epoch() -> None:
     assert [row[1] for row in epochs_of(disk)] == [1, 2]
 
 
-def test_a_follower_opens_on_a_full_disk_unless_a_new_row_is_to_be_written() -> None:
+def has_no_room_for_epochs(operation: Operation) -> Fault | None:
+    return Fault.ENOSPC if EPOCHS_NAME in operation.path else None
+
+
+def test_a_store_that_has_led_opens_to_follow_on_a_full_disk_and_stores_nothing_before_it_has_written_that() -> None:
     disk = SimDisk()
     open_store(disk, follows=True).close()
-    disk.plan = lambda operation: Fault.ENOSPC if EPOCHS_NAME in operation.path else None
+    disk.plan = has_no_room_for_epochs
     open_store(disk, follows=True).close()
     disk.plan = None
-    open_store(disk).close()  # leads
-    disk.plan = lambda operation: Fault.ENOSPC if EPOCHS_NAME in operation.path else None
-    with pytest.raises(OSError, match="No space"):  # seals of its next leader would count as its own
-        open_store(disk, follows=True)
+    leader = open_store(disk)
+    leader.append([make_request([b"x"])])
+    leader.close()
+    written = epochs_of(disk)
+    disk.plan = has_no_room_for_epochs
+    follower = open_store(disk, follows=True)
+    assert follower.epochs.rows[-1][1:] == (1, False)
+    # Else seals of its next leader would count as its own.
+    with pytest.raises(DiskFullError, match="no room to store another log's bytes"):
+        follower.append_verbatim(follower.appended_position, b"")
+    assert epochs_of(disk) == written
+    disk.plan = None
+    follower.append_verbatim(follower.appended_position, b"")
+    assert epochs_of(disk) == list(follower.epochs.rows)
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -459,7 +461,40 @@ def test_no_epoch_is_led_that_could_not_be_written() -> None:
     disk = disk_of(follower)
     disk.plan = lambda operation: Fault.ENOSPC if "epochs" in operation.path else None
     with pytest.raises(OSError, match="No space"):
+        follower.check_room()
+    with pytest.raises(OSError, match="No space"):
         follower.lead()
     assert not follower.is_leading
     disk.plan = None
+    follower.check_room()
     assert follower.lead() == 2
+
+
+def test_wherever_the_space_runs_out_a_follower_leads_or_still_follows() -> None:
+    outcomes = Counter[bool]()
+    for number in itertools.count(1):
+        leader, follower = pair()
+        fill(leader, 30)
+        follow(leader, follower)
+        disk = disk_of(follower)
+        disk.fail_at(number, Fault.ENOSPC, for_ever=True)
+        before = disk.operations
+        try:
+            follower.lead(7)
+        except OSError:
+            assert not follower.is_leading
+        outcomes[follower.is_leading] += 1
+        is_over = disk.operations - before < number
+        disk.plan = None
+        if not follower.is_leading:
+            # It goes on following, and what it has heard of is written down.
+            fill(leader, 3, 30)
+            follow(leader, follower)
+            follower.checkpoint()
+            after = open_store(disk.killed(), follows=True)
+            assert after.epochs.rows == follower.epochs.rows
+            assert log_of(disk, 0, leader.appended_position) == log_of(disk_of(leader), 0, leader.appended_position)
+        if is_over:
+            break
+    assert outcomes[True] > 1
+    assert outcomes[False] > 3
