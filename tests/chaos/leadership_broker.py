@@ -199,12 +199,26 @@ class SimBroker:
     # Leading.
 
     def open(self, epoch: int) -> None:
+        world = self.world
+        if world.disks.random() < world.full:
+            world.fired["cannot lead"] += 1
+            self.run(self.machine.unable(epoch, "its disk is full", self.clock_ms()))
+            self.find_room()
+            return
         self.disk.epoch = epoch
         self.disk.flushed = len(self.disk.log)
         self.reports.clear()
         self.sessions.clear()
         self.world.check_lead(self, epoch)
         self.run(self.machine.opened(epoch, len(self.disk.log), self.clock_ms()))
+
+    def find_room(self) -> None:
+        """Looks now and then whether its log could be opened to lead."""
+        if not self.machine.is_unable:
+            return
+        if self.world.disks.random() >= self.world.full:
+            self.machine.able()
+        self.world.at(self.world.disks.uniform(500, 3_000), self.find_room, life=(self, self.life))
 
     def send(self) -> None:
         """A client's message, if this broker takes it."""

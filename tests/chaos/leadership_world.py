@@ -1,7 +1,8 @@
 """Brokers that decide who leads, etcd, the network between them and all their clocks, on one seed and in one thread.
 
 Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
-their time-out, wall clocks that jump, replaced stores, operators who order switches and unclean promotions.
+their time-out, wall clocks that jump, replaced stores, operators who order switches and unclean promotions, elected brokers whose disk
+does not take the new epoch.
 
 Rules (the letters are those of docs/reliability.md)
     L1  each epoch has one writer, and a later election has a higher epoch
@@ -47,11 +48,13 @@ KINDS: Final = (
 
 
 class Mood(NamedTuple):
-    """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds."""
+    """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
+    full: share of elections whose winner cannot open its log to lead."""
 
     kinds: tuple[str, ...]
     loss: float
     slow: float
+    full: float = 0.0
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -65,7 +68,10 @@ class LeadershipWorld:
 
     def __init__(self, seed: int, fired: Counter[str], mood: Mood | None = None) -> None:
         self.rng = Random(seed)
-        self.kinds, self.loss, self.slow = mood or Mood.drawn(self.rng)
+        # Of its own, so that all else of a seed is as it is without full disks.
+        self.disks = Random(f"disks of {seed}")
+        mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)))
+        self.kinds, self.loss, self.slow, self.full = mood
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -298,7 +304,7 @@ class LeadershipWorld:
 
     def heal(self) -> None:
         """All faults end; then somebody must lead."""
-        self.loss = self.slow = 0.0
+        self.loss = self.slow = self.full = 0.0
         self.cut.clear()
         if not self.etcd.is_up:
             self.etcd.come_back(self.now_ms)

@@ -152,6 +152,34 @@ def test_a_switch_loses_nothing(cluster: ElectedCluster, producer: CountingProdu
     assert not producer.failures
 
 
+@pytest.mark.long
+def test_members_whose_disks_do_not_take_the_new_epoch_stay_slaves_and_one_leads_when_its_disk_does(
+    cluster: ElectedCluster, producer: CountingProducer
+) -> None:
+    old = cluster.wait_leading(3)
+    slaves = [broker for broker in cluster.brokers if broker is not old]
+    ids = {slave: slave.status().broker_id for slave in slaves}
+    # A folder where the next version of the file is to be written: it fails as on a full disk.
+    for slave in slaves:
+        (slave.folder / "config/epochs.json.tmp").mkdir()
+    old.kill()
+    for slave, slave_id in ids.items():
+
+        def says_it(slave_id: int = slave_id) -> bool:
+            return "does not run until it can" in problem_of(slave_id, cluster.namesrv)
+
+        wait_for(says_it, 2 * PATIENCE_S)
+        assert slave.is_up
+        assert "It gives the lead back and stays a slave" in slave.log_text()
+    (slaves[0].folder / "config/epochs.json.tmp").rmdir()
+    wait_for(lambda: cluster.leading() is slaves[0], PATIENCE_S)
+    producer.wait_for_more()
+    (slaves[1].folder / "config/epochs.json.tmp").rmdir()
+    wait_for(lambda: not slaves[1].status().leadership.problems, PATIENCE_S)
+    old.start()
+    assert cluster.wait_leading(3) is slaves[0]
+
+
 def test_an_unclean_promotion_says_what_is_lost_and_nothing_else_is(cluster: ElectedCluster) -> None:
     kept, lost, later = numbered("kept", 30), numbered("lost", 20), numbered("later", 40)
     namesrv = cluster.namesrv

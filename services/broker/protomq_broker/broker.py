@@ -142,8 +142,8 @@ class Broker:
         store: Store | None = None,
     ) -> None:
         """`on_truncated`: called on a slave when its log must be truncated to a prefix of its master's, so its store must be opened again.
-        `election`: given where brokers elect their master. `store`: one that is open and leads, given up by another broker (`close`); None:
-        it is opened here.
+        `election`: given where brokers elect their master. `store`: one that is open, and leads or follows as the role says, given up by
+        another broker (`close`); None: it is opened here.
         """
         self._election = election
         leadership = election.leadership if election is not None else None
@@ -157,15 +157,17 @@ class Broker:
         if self._is_slave:
             self._permit.refuse(not_master(self.name, config.broker_id))
         follower_writer = FollowerWriter()
+        on_writer = follower_writer.run if self._is_slave else self._writer.run
         if store is not None:
-            store.on_writer = self._writer.run
+            assert store.is_leading is not self._is_slave
+            store.on_writer = on_writer
         self.store = store or Store.open(
             Path(config.data_dir),
             config.store,
             clock=clock,
             queues_default=config.default_queues,
             draw=lambda: secrets.randbits(63) or 1,
-            on_writer=follower_writer.run if self._is_slave else self._writer.run,
+            on_writer=on_writer,
             check_plan=config.check_plan,
             follows=self._is_slave,
             epoch=election.epoch if election is not None else None,

@@ -8,7 +8,8 @@ life, and a new role never answers calls of the old one. The store of a slave th
 from the log. Else it is closed and opened again. `leadership_driver` says what to do; one task does it, step by step.
 
 A store whose log has failed (a full or broken disk) takes nothing more until it is opened again. So a master gives the lead away. A slave
-leaves the in-sync set, and opens its store again as soon as that works.
+leaves the in-sync set, and opens its store again as soon as that works. A member that has won the election gives the lead back if its disk
+does not take the new epoch. It stays a slave, and runs again when the disk has taken the file of epochs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from .broker_process import BrokerProcess, with_ports_of
 from .config import BrokerConfig, EtcdConfig
 from .etcd_gateway import HttpEtcd
 from .leadership_driver import LeadershipDriver
+from .store.errors import StoreFailedError
 from .store.files.disk import Disk
+from .store.log.commit_log import DISK_FULL_ERRNOS
 from .store.store import Store
 from .tail_file import TailFile, read_boot_id
 
@@ -52,17 +55,17 @@ FAILURE_LOOK_S: Final = 1.0
 """Between two looks at whether the log has failed, and between two tries to open the store again."""
 
 
-class CannotLeadError(Exception):
-    """The store of the elected member lacks what it has acknowledged."""
-
-
 class LogFailed(NamedTuple):
     """The log of this process has failed."""
 
     process: BrokerProcess
 
 
-Item = Effect | BrokerProcess | LogFailed
+class TryRoom(NamedTuple):
+    """Look whether the log could be opened to lead now."""
+
+
+Item = Effect | BrokerProcess | LogFailed | TryRoom
 
 
 class ElectedBroker:
@@ -134,7 +137,8 @@ class ElectedBroker:
         await self.process.stop(grace_s)
         if self._worker is not None:
             is_clean = self.process.broker.store.is_closed_clean
-            await asyncio.to_thread(self._tail.close, is_clean=is_clean)
+            with suppress(OSError):  # then the next start takes this stop for a crash
+                await asyncio.to_thread(self._tail.close, is_clean=is_clean)
 
     def _do_soon(self, item: Item) -> None:
         """Any thread."""
@@ -147,7 +151,7 @@ class ElectedBroker:
     def _make(
         self, config: BrokerConfig, epoch: int | None, store: Store | None = None
     ) -> BrokerProcess:
-        """Opens the store to lead in this epoch, or to follow; `store`: it is open, and leads."""
+        """Opens the store to lead in this epoch, or to follow; `store`: it is open so."""
         heartbeat_ms = self._settings.lease_ttl_ms // HEARTBEATS_OF_A_LEASE
         role = BrokerRole.SLAVE if epoch is None else BrokerRole.SYNC_MASTER
         config = replace(
@@ -179,7 +183,7 @@ class ElectedBroker:
             self._on_fatal(error)
 
     async def _watch_log(self) -> None:
-        """Reports a log that has failed and stays so: one that is to be truncated is opened again by itself."""
+        """Reports a log that has failed and stays so: one that is to be truncated is opened again by itself. Looks for room to lead."""
         failed: BrokerProcess | None = None
         while True:
             await asyncio.sleep(FAILURE_LOOK_S)
@@ -188,6 +192,8 @@ class ElectedBroker:
             if has_failed and process is failed:
                 self._do_soon(LogFailed(process))
             failed = process if has_failed else None
+            if self.leadership.is_unable and self.leadership.role is Role.FOLLOWING:
+                self._do_soon(TryRoom())
 
     async def _leave_failed_log(self, process: BrokerProcess) -> None:
         log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
@@ -216,7 +222,9 @@ class ElectedBroker:
             if item.process is process:
                 await self._leave_failed_log(process)
             return
-        if isinstance(item, BrokerProcess):
+        if isinstance(item, TryRoom):
+            await self._try_room(process.broker.store)
+        elif isinstance(item, BrokerProcess):
             if item is process:
                 await self._open_again()
                 log.warning("the store is open again")
@@ -227,39 +235,86 @@ class ElectedBroker:
             await asyncio.to_thread(process.broker.stop_following)
             leadership.following_stopped(process.broker.store.epochs.highest_epoch)
         elif isinstance(item, Lead):
-            await self._lead(item.epoch)
-            log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
+            if await self._lead(item.epoch):
+                log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
             await self._open_again()
         elif isinstance(item, TailSettled):
-            await asyncio.to_thread(self._tail.settle)
+            with suppress(OSError):  # then the next start leaves the set once more
+                await asyncio.to_thread(self._tail.settle)
 
-    async def _lead(self, epoch: int) -> None:
-        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that."""
+    async def _lead(self, epoch: int) -> bool:
+        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.
+        Returns whether it leads; else the lead is given back, and this broker is a slave.
+        """
         if self.process.broker.store.log_failure:
-            await self._open_again()
+            await self.process.stop(CHANGE_GRACE_S)
+            try:
+                await self._open()
+            except OSError as error:
+                self._give_back(epoch, str(error))
+                await self._open_until_it_works()
+                return False
             if self.process.broker.store.has_lost_its_end:
-                raise CannotLeadError("its log was opened again, and ends with damage")
+                self._give_back(epoch, "its log was opened again, and ends with damage")
+                return False
         store = await self.process.give_up_store(CHANGE_GRACE_S)
-        await asyncio.to_thread(store.lead, epoch, waits_for_replicas=True)
+        try:
+            await asyncio.to_thread(store.lead, epoch, waits_for_replicas=True)
+        except (OSError, StoreFailedError) as error:
+            self._give_back(epoch, str(error))
+            if store.log_failure:
+                await asyncio.to_thread(store.close)
+                await self._open_until_it_works()
+            else:
+                self.process = self._make(self._config, None, store)
+                await self.process.start()
+            return False
         self.leadership.opened(epoch, store.appended_position)
         self.process = self._make(self._config, epoch, store)
         await self.process.start()
+        return True
+
+    def _give_back(self, epoch: int, why: str) -> None:
+        log.critical(
+            "this broker was elected to lead %s in epoch %d, and cannot: %s. It gives the lead back and stays a slave. It runs again when"
+            " its disk has room",
+            self._config.broker_name, epoch, why,
+        )  # fmt: skip
+        self.leadership.unable(epoch, why)
+
+    async def _try_room(self, store: Store) -> None:
+        """Lets this member run again if the disk takes now what it did not take."""
+        try:
+            await asyncio.to_thread(store.check_room)
+        except (OSError, StoreFailedError):
+            return
+        if self.leadership.is_unable:
+            self.leadership.able()
+            log.warning("this broker can lead %s again: its disk has room", self._config.broker_name)
 
     async def _open_again(self) -> None:
-        """The store is closed, and opened to follow. One whose log has failed is tried until its disk is well."""
+        """The store is closed, and opened to follow."""
         has_failed = bool(self.process.broker.store.log_failure)
         await self.process.stop(CHANGE_GRACE_S)
+        await self._open_until_it_works(also_if_broken=has_failed)
+
+    async def _open_until_it_works(self, *, also_if_broken: bool = True) -> None:
+        """Opens the store to follow as soon as its disk has room; `also_if_broken`: as soon as its disk is well."""
         while True:
             try:
-                self.process = await asyncio.to_thread(self._make, self._config, None)
-                break
+                await self._open()
+                return
             except OSError as error:
-                if not has_failed or self._is_stopping or self.leadership.role is Role.OPENING:
+                if self._is_stopping or not (also_if_broken or error.errno in DISK_FULL_ERRNOS):
                     raise
                 log.error("the store cannot be opened again yet: %s", error)
             await asyncio.sleep(FAILURE_LOOK_S)
+
+    async def _open(self) -> None:
+        """Opens the store to follow, and serves. Raises OSError if that cannot be done now; then nothing is open."""
+        self.process = await asyncio.to_thread(self._make, self._config, None)
         if self.process.broker.store.has_lost_its_end:
             await self._doubt_tail()
         await self.process.start()

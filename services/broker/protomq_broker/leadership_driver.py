@@ -4,7 +4,7 @@ it. One lock protects the machine.
     ha lane            report: what the slaves have -> what is confirmed, and may be answered
     send lane          confirm_alone: the same after an append, where no other member is waited for
     follower's thread  target, may_speak, heard, followed
-    elected_broker     is told all effects but `Ask`, in order; answers with opened, following_stopped
+    elected_broker     is told all effects but `Ask`, in order; answers with opened or unable, following_stopped
 
 Nothing here knows a store or a socket.
 """
@@ -183,6 +183,22 @@ class LeadershipDriver:
         with self._lock:
             self._confirmed_position = 0
             self._pass_on(self._begun.opened(epoch, end_position, self.now_ms()))
+
+    def unable(self, epoch: int, why: str) -> None:
+        """Notes that the log cannot be opened to lead in this epoch: the lead goes back, and this member does not run until `able`."""
+        with self._lock:
+            self._pass_on(self._begun.unable(epoch, why, self.now_ms()))
+
+    def able(self) -> None:
+        """Notes that the log can be opened to lead again."""
+        with self._lock:
+            self._begun.able()
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether this member does not run because its log could not be opened to lead."""
+        machine = self._machine
+        return machine is not None and machine.is_unable
 
     def report(self, end_position: int, reports: Mapping[str, MemberReport]) -> Standing:
         """Tells the machine where the log ends and what the slaves have. Returns the standing that follows."""

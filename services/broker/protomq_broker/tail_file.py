@@ -5,19 +5,21 @@
 A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
 true. The machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
 true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost. It is
-lost if the log ends with a damaged range.
+lost if the log ends with a damaged range. If a full disk does not take the file, a start removes it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from .store.files.disk import remove_file
 from .store.files.side_files import (
     TAIL_NAME,
     SideFileDamagedError,
     read_json_file,
     write_json_file,
 )
+from .store.log.commit_log import DISK_FULL_ERRNOS
 
 if TYPE_CHECKING:
     from .store.files.disk import Disk
@@ -46,7 +48,13 @@ class TailFile:
         self.may_be_lost = known.get("may_be_lost") is not False or not was_kept or is_lost
         self._syncs = syncs
         if known != self._content(is_clean=False):  # a full disk could not take it
-            self._write(is_clean=False)
+            try:
+                self._write(is_clean=False)
+            except OSError as error:
+                if error.errno not in DISK_FULL_ERRNOS:
+                    raise
+                # What it says of the run before must not count for this one.
+                remove_file(self._disk, self._path)
         return self.may_be_lost
 
     def doubt(self) -> None:

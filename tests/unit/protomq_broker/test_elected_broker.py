@@ -11,7 +11,8 @@ import pytest
 
 from protomq_broker import elected_broker
 from protomq_broker.config import BrokerConfig, EtcdConfig
-from protomq_broker.elected_broker import CHANGE_GRACE_S, CannotLeadError, ElectedBroker, LogFailed
+from protomq_broker.elected_broker import CHANGE_GRACE_S, ElectedBroker, LogFailed, TryRoom
+from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
@@ -53,8 +54,11 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
 class Failing:
     """A broker whose log has failed. Attribute: done, what was done about it, in order."""
 
-    def __init__(self, role: Role, *, opens_after: int = 0, loses_its_end: bool = False) -> None:
+    def __init__(
+        self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0
+    ) -> None:
         self.done: list[str] = []
+        self._leads_after = leads_after
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
         broker._settings, broker._is_stopping = EtcdConfig(), False
@@ -63,14 +67,30 @@ class Failing:
             role=role,
             tail_may_be_lost=lambda: self.done.append("leaves the set"),
             hand_over=self._hand_over,
+            unable=self._unable,
+            able=lambda: self.done.append("may run"),
+            is_unable=True,
+            opened=lambda epoch, end_position: self.done.append(f"leads in epoch {epoch}"),
         )
-        broker.process = self._process("the log failed")
+        broker.process = self._process(failure)
         self._refusals, self._loses_its_end = opens_after, loses_its_end
-        broker._make = self._make  # type: ignore[method-assign, assignment]
+        broker._make = self._make  # type: ignore[method-assign]
 
     def _hand_over(self, timeout_s: float) -> bool:
         self.done.append("hands over")
         return True
+
+    def _unable(self, epoch: int, why: str) -> None:
+        self.done.append(f"gives epoch {epoch} back: {why}")
+
+    def _lead(self, *_: object, **__: object) -> None:
+        if self._leads_after:
+            self._leads_after -= 1
+            raise OSError(errno.ENOSPC, "full")
+
+    def _check_room(self) -> None:
+        if self._leads_after:
+            raise OSError(errno.ENOSPC, "full")
 
     def _process(self, failure: str, *, has_lost_its_end: bool = False) -> Any:
         async def start() -> None:
@@ -79,9 +99,22 @@ class Failing:
         async def stop(grace_s: float) -> None:
             self.done.append("stops")
 
+        async def give_up_store(grace_s: float) -> Any:
+            self.done.append("gives up its store")
+            return store
+
+        store = SimpleNamespace(
+            log_failure=failure,
+            has_lost_its_end=has_lost_its_end,
+            lead=self._lead,
+            check_room=self._check_room,
+            close=lambda: self.done.append("closes its store"),
+            appended_position=0,
+        )
         return SimpleNamespace(
+            give_up_store=give_up_store,
             broker=SimpleNamespace(
-                store=SimpleNamespace(log_failure=failure, has_lost_its_end=has_lost_its_end),
+                store=store,
                 stop_following=lambda: self.done.append("follows nobody"),
                 go_on_following=lambda: self.done.append("follows"),
             ),
@@ -89,7 +122,10 @@ class Failing:
             stop=stop,
         )
 
-    def _make(self, *_: object) -> Any:
+    def _make(self, config: object, epoch: int | None, store: object = None) -> Any:
+        if store is not None:
+            self.done.append("is a slave" if epoch is None else "is the master")
+            return self._process("")
         if self._refusals:
             self._refusals -= 1
             self.done.append("cannot open")
@@ -115,8 +151,56 @@ def test_a_store_that_opens_again_with_damage_at_its_end_leaves_the_set() -> Non
 
 
 def test_a_store_that_is_to_lead_and_opens_with_damage_at_its_end_does_not_lead() -> None:
-    with pytest.raises(CannotLeadError):
-        asyncio.run(Failing(Role.OPENING, loses_its_end=True)._broker._lead(2))
+    failing = Failing(Role.OPENING, loses_its_end=True)
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done == [
+        "stops", "leaves the set", "doubts its end", "starts", "gives epoch 2 back: its log was opened again, and ends with damage",
+    ]  # fmt: skip
+
+
+def test_a_member_whose_disk_does_not_take_the_epoch_gives_the_lead_back_and_serves_as_a_slave() -> None:
+    full = Failing(Role.OPENING, "", leads_after=1)
+    assert not asyncio.run(full._broker._lead(2))
+    assert full.done == ["gives up its store", "gives epoch 2 back: [Errno 28] full", "is a slave", "starts"]
+    full.done.clear()
+    assert asyncio.run(full._broker._lead(4))
+    assert full.done == ["gives up its store", "leads in epoch 4", "is the master", "starts"]
+
+
+def test_it_may_run_again_when_its_disk_has_room() -> None:
+    full = Failing(Role.FOLLOWING, "", leads_after=1)
+    asyncio.run(full._broker._do(TryRoom()))
+    assert full.done == []
+    full._leads_after = 0
+    asyncio.run(full._broker._do(TryRoom()))
+    assert full.done == ["may run"]
+
+
+def test_a_store_that_fails_while_it_is_to_lead_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(Role.OPENING, "")
+    store = failing._broker.process.broker.store
+
+    def fail(*_: object, **__: object) -> None:
+        store.log_failure = "an fsync failed"  # type: ignore[misc]
+        raise StoreFailedError("an fsync failed")
+
+    monkeypatch.setattr(store, "lead", fail)
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done == ["gives up its store", "gives epoch 2 back: an fsync failed", "closes its store", "starts"]
+
+
+def test_a_store_that_is_to_lead_and_cannot_be_opened_again_gives_the_lead_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
+    failing = Failing(Role.OPENING, opens_after=2)
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done == ["stops", "cannot open", "gives epoch 2 back: [Errno 28] full", "cannot open", "starts"]
+
+
+def test_a_master_that_is_to_follow_waits_for_room_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
+    full = Failing(Role.FOLLOWING, "", opens_after=2)
+    asyncio.run(full._broker._do(StopLeading()))
+    assert full.done == ["stops", "cannot open", "cannot open", "starts"]
 
 
 def test_a_master_whose_log_has_failed_hands_over() -> None:

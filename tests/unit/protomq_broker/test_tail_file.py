@@ -7,7 +7,7 @@ import pytest
 from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file, write_json_file
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
-from protomq_broker.testing.simdisk import Fault, SimDisk
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
 
 ROOT = "/store"
 
@@ -84,9 +84,27 @@ def test_a_clean_stop_of_a_store_that_had_not_settled_settles_nothing() -> None:
     assert opened(disk, "two").may_be_lost
 
 
-def test_what_the_file_has_is_not_written_again_so_a_full_disk_does_not_keep_the_store_from_opening() -> None:
+def test_a_full_disk_does_not_keep_the_store_from_opening_and_makes_its_end_doubtful_at_worst() -> None:
+    def full(operation: Operation) -> Fault | None:
+        return Fault.ENOSPC if operation.name in ("create", "pwrite", "truncate") else None
+
     disk = begun()
-    disk.plan = lambda _: Fault.ENOSPC
+    disk.plan = full
     assert not opened(disk, "one").may_be_lost
-    with pytest.raises(OSError, match="No space"):
+    assert not opened(disk, "one").may_be_lost, "the file had it already"
+    disk.plan = None
+    opened(disk, "one").close(is_clean=True)
+    disk.plan = full
+    file = opened(disk, "two")
+    assert not file.may_be_lost
+    assert opened(disk, "two").may_be_lost, "the run before did not stop cleanly, and no file says how it began"
+    disk.plan = None
+    file.close(is_clean=True)
+    assert not opened(disk, "three").may_be_lost
+
+
+def test_a_broken_disk_does_keep_it_from_opening() -> None:
+    disk = begun()
+    disk.plan = lambda _: Fault.EIO
+    with pytest.raises(OSError, match="Input/output"):
         opened(disk, "two")

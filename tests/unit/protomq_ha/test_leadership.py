@@ -410,6 +410,71 @@ def test_a_slave_whose_log_has_failed_leaves_the_set_and_does_not_run_before(etc
     assert (wants, master.members()) == ([TailSettled()], {"m"})
 
 
+def elected(etcd: SimEtcd, name: str) -> tuple[Member, Lead]:
+    """A member that has won, and has not opened its log by 10,000 ms."""
+    member, wants = Member(etcd, name), list[Effect]()
+    for now_ms in range(0, 10_100, 100):
+        wants += member.tick(now_ms)
+        if wants[-1:] == [StopFollowing()]:
+            member.run(member.machine.following_stopped(1, now_ms), now_ms)
+    lead = wants[-1]
+    assert isinstance(lead, Lead)
+    return member, lead
+
+
+def test_who_cannot_open_its_log_to_lead_gives_the_lead_back_and_another_one_takes_it(etcd: SimEtcd) -> None:
+    master_with(etcd, "s", "t")
+    slave, lead = elected(etcd, "s")
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_000), 10_000)
+    assert etcd.view.master is None
+    assert slave.members() == {"s", "t"}, "it lacks nothing"
+    assert slave.machine.role is Role.FOLLOWING
+    assert slave.tick(10_000) == [], "it has not begun to lead, so it need not stop"
+    assert "does not run until it can: the disk is full" in "".join(slave.machine.problems(10_000))
+    for now_ms in range(10_000, 20_000, 100):
+        assert slave.tick(now_ms) == [], "it does not run again"
+    other = Member(etcd, "t", 17_000)
+    assert other.lead(20_000) == lead.epoch + 1
+    assert slave.tick(20_300) == [Follow("t", "t:1", lead.epoch + 1)]
+
+
+def test_it_runs_again_when_it_can_and_not_before(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave, lead = elected(etcd, "s")
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_000), 10_000)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "s")),)))
+    assert slave.tick(20_000) == [], "not by order either"
+    slave.machine.able()
+    assert slave.machine.problems(20_000) == []
+    assert slave.lead(20_300) == lead.epoch + 1
+
+
+def test_who_gives_the_lead_back_while_etcd_is_away_goes_on_with_that(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave, lead = elected(etcd, "s")
+    slave.answers = False
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_000), 10_000)
+    (ask,) = (each for each in slave.asks if isinstance(each.request, Transaction))
+    slave.machine.able()
+    assert slave.machine.is_unable, "it has the lead still"
+    slave.answers = True
+    slave.run(slave.machine.answered(ask.number, None, 10_400), 10_400)
+    slave.tick(10_800)
+    assert etcd.view.master is None
+    assert slave.machine.role is Role.FOLLOWING
+
+
+def test_who_was_deposed_meanwhile_has_nothing_to_give_back(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave, lead = elected(etcd, "s")
+    value = encode_in_sync(lead.epoch + 1, frozenset({"x"}))
+    etcd.commit(Transaction((), (Put(IN_SYNC, value), Put(MASTER, encode_master("x", lead.epoch + 1, "x:1")))))
+    assert slave.tick(10_300)[0] == StopLeading()
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_400), 10_400)
+    assert etcd.view.master is not None
+    assert slave.machine.is_unable
+
+
 def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
     master_with(etcd)
     revision = etcd.view.key_revision(IN_SYNC)

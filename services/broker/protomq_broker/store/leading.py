@@ -100,8 +100,9 @@ class Leadership:
             raise
 
     def _begin_to_follow(self) -> None:
-        """Writes down from where on this store follows, which the full disk of its start did not take: else bytes that are stored now would
-        count as written by this store. Raises DiskFullError, OSError.
+        """Writes down from where on this store follows, which the full disk of its start did not take. Raises DiskFullError, OSError.
+
+        Without that, bytes that are stored now would count as written by this store.
         """
         try:
             self.keep_epochs()
