@@ -9,7 +9,7 @@ Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `si
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -37,6 +37,7 @@ from .leadership_driver import (
     OrderUncertainError,
 )
 from .slave_gate import not_master
+from .store.errors import CorruptLogError
 from .store.log.agreement import LogPoint
 from .store_errors import tells_store_errors, to_service_error
 
@@ -65,6 +66,8 @@ NEWS_DELAY_MS: Final = 20
 """How long a slave may wait for news: a later confirmed position, or a later start of the log. An append in that time carries the news with
 it.
 """
+ENDED_MAX: Final = 64
+"""Slaves of which the master remembers how far their last session came."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
 
 ROLES: Final = {
@@ -85,10 +88,13 @@ class _Fetch(NamedTuple):
 class _Feed:
     """State of a slave's session on this master."""
 
-    __slots__ = ("held", "last_call", "principal", "session", "told")
+    __slots__ = ("begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
 
-    def __init__(self, session: int, call: Call) -> None:
+    def __init__(self, session: int, call: Call, slave: tuple[int, int], begun_position: int) -> None:
+        """`slave`: its id and its store's."""
         self.session = session
+        self.slave = slave
+        self.begun_position = self.sent_position = begun_position
         self.principal: Principal = call.principal
         self.last_call = call
         """The last fetch, answered or not. On the remoting port its connection tells whether the slave is there."""
@@ -143,6 +149,8 @@ class HaService:
         self._lane: CallLane | None = None
         self._is_posted = self._is_news_due = self._stopping = False
         self._held_count = 0
+        self._ended: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        """Where the last session of a slave began, and up to where it has sent the log."""
         self.verdict = (
             self._table.verdict(self._positions.appended, self._now_ms())
             if leadership is None
@@ -344,6 +352,7 @@ class HaService:
             call.answer(self._header(ha.FETCH_STATUS_DIVERGED, 0, end.position).SerializeToString())
             return
         position = end.position or first
+        self._look_why_it_stands(request, position)
         session = self._draw()
         try:
             ended = self._table.join(
@@ -362,12 +371,22 @@ class HaService:
             ) from None
         if ended is not None:
             self._end_feed(ended)
-        feed = self._feeds[session] = _Feed(session, call)
+        slave = request.broker_id, request.store_id
+        feed = self._feeds[session] = _Feed(session, call, slave, position)
         log.info(
             "slave %d follows from position %d (%s)", request.broker_id, position, request.address or call.peer
         )  # fmt: skip
         self._note(session, position, min(request.flushed_position, position), 0)
         self._answer(call, feed, request.size_max_bytes)
+
+    def _look_why_it_stands(self, request: ha.FetchRequest, position: int) -> None:
+        """Reads again what a slave was sent and has not stored, if it is where it was: the log here may be damaged, and only it noticed."""
+        slave = request.broker_id, request.store_id
+        # A new session may come before the end of the one before.
+        sessions = [(feed.begun_position, feed.sent_position) for feed in self._feeds.values() if feed.slave == slave]
+        begun_position, sent_position = sessions[-1] if sessions else self._ended.get(slave, (position, position))
+        if begun_position == position < sent_position:
+            self._store.prove_again(position, sent_position)
 
     def _go_on(self, call: Call, request: ha.FetchRequest) -> None:
         feed = self._feed_of(request.session, call)
@@ -444,6 +463,11 @@ class HaService:
 
     def _end_feed(self, session: int) -> None:
         feed = self._feeds.pop(session, None)
+        if feed is not None:
+            self._ended[feed.slave] = feed.begun_position, feed.sent_position
+            self._ended.move_to_end(feed.slave)
+            if len(self._ended) > ENDED_MAX:
+                self._ended.popitem(last=False)
         while feed is not None and feed.held:
             call = self._take(feed).call
             call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
@@ -508,6 +532,13 @@ class HaService:
         if call.transport == "grpc":
             size_bytes = min(size_bytes, GRPC_SIZE_MAX_BYTES)
         end = min(start + size_bytes, log_end)
+        try:
+            end = self._store.sound_end(start, end)
+        except CorruptLogError as error:
+            # The slave would refuse it, and begin one session after another.
+            call.fail(to_service_error(error))
+            self._end_session(feed.session)
+            return
         regions = self._store.log_regions(start, end)
         if sum(region.size_bytes for region in regions) < end - start:
             # Retention has deleted that part. The slave begins a new session where the log begins.
@@ -522,6 +553,7 @@ class HaService:
         header = fields.SerializeToString()
         if end > start:
             self._table.note_sent(feed.session, end, log_end, self._now_ms())
+            feed.sent_position = end
             header += _LOG_TAG + encode_varint(end - start)
         # The store's regions have the same three fields as the runtime's.
         call.answer(header, cast("list[Region]", regions), end - start)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq_broker.config import BrokerConfig
 from protomq_broker.ha_service import TICK_MS, HaService
+from protomq_broker.ha_session import FollowSession
 from protomq_broker.leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
 )
+from protomq_broker.store.errors import LogForkError
+from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
@@ -105,3 +110,70 @@ def test_a_slave_whose_end_the_master_cannot_read_is_not_told_to_go_back() -> No
     with pytest.raises(ServiceError, match="is not known") as told:
         service.compare_log(ha.CompareLogRequest(broker_name="b", position=end.position), None)  # type: ignore[arg-type]
     assert told.value.reason == "CORRUPT_LOG"
+
+
+class _Slave:
+    """A follower that speaks with a HaService without a network."""
+
+    def __init__(self, leader: Store) -> None:
+        config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+        numbers = itertools.count(1)
+        self._service = HaService(leader, config, ManualClock(), "b", lambda: next(numbers), lambda verdict: None)
+        table = DispatchTable()
+        table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], self._service)
+        self._bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+        self._lane = FakeLane()
+        self.store = open_store(SimDisk(), follows=True)
+
+    def follow(self) -> str:
+        """One session, until it has all or ends: why it ends."""
+        session = FollowSession(self.store, lambda function: function())
+        request = session.begin_request("b", 1, "")
+        begins = True
+        while True:
+            call = FakeCall(self._lane, self._bound, request)
+            self._service.fetch(call)
+            if call.error is not None:
+                return call.error.reason
+            if not call.answered:
+                return ""
+            response = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+            try:
+                session.began(response) if begins else session.took(response)
+            except LogForkError:
+                call.hang_up()
+                return "refused"
+            request, begins = session.fetch_request(1), False
+
+
+def test_damage_that_only_a_slave_notices_goes_into_quarantine_and_holds_it_up_no_longer_than_it_lasts() -> None:
+    disk = SimDisk()
+    leader = open_store(disk)
+    segment = f"/s/commitlog/{0:020d}"
+    starts = []
+    for number in range(30):
+        starts.append(leader.appended_position)
+        leader.append([make_request([b"%03d" % number * 100])])
+    good = disk.content(segment)
+    disk.flip_bit(segment, 8 * (starts[7] + 50))
+    slave = _Slave(leader)
+    assert slave.follow() == "refused"
+    assert not leader.damaged_ranges, "the connection may have broken for another reason"
+    assert slave.follow() == "CORRUPT_LOG"
+    (damage,) = leader.damaged_ranges
+    assert (damage.start_position, damage.end_position) == (starts[7], starts[8])
+    assert slave.store.appended_position == starts[7], "it gets what stands before the damage"
+    assert slave.follow() == "CORRUPT_LOG"
+    leader.heal_log(damage, good[starts[7] : starts[8]])
+    assert slave.follow() == ""
+    assert slave.store.appended_position == leader.appended_position
+
+
+def test_a_connection_that_breaks_makes_no_damage() -> None:
+    leader = open_store(SimDisk())
+    leader.append([make_request([b"x"])])
+    slave = _Slave(leader)
+    with mock.patch.object(FollowSession, "took", side_effect=LogForkError(0, "planted")):
+        assert slave.follow() == slave.follow() == "refused"
+    assert slave.follow() == ""
+    assert not leader.damaged_ranges

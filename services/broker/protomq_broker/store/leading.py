@@ -222,12 +222,39 @@ class Leadership:
                 return LogPoint(position, row.epoch, seal.crc32c)
         if self._quarantine.is_repaired(damage):
             return None
-        raise CorruptLogError(
-            folder.path_at(damage.start_position),
+        raise self._in_quarantine(damage, f"so whether an append ended at {position} is not known")
+
+    def _in_quarantine(self, damage: DamagedRange, what_follows: str) -> CorruptLogError:
+        return CorruptLogError(
+            self._log.folder.path_at(damage.start_position),
             damage.start_position,
-            f"{damage.reason}: this is in quarantine, so whether an append ended at {position} is not known",
+            f"{damage.reason}: this is in quarantine, {what_follows}",
             damage.end_position,
         )
+
+    def prove_again(self, start: int, end: int) -> None:
+        """Reads a part of the log again, whatever was proved before. Damage goes into quarantine, as where a reader finds it."""
+        start, end = max(start, self._log.folder.first_position), min(end, self._positions.appended)
+        size_bytes = self._log.folder.segment_size_bytes
+        while start < end:
+            part_end = min(end, start - start % size_bytes + size_bytes)
+            self._checked.doubt(start, part_end)
+            damage = self._checked.find_damage([(start, part_end - start)])
+            if damage is not None:
+                self._quarantine.add(damage)
+                return
+            start = part_end
+
+    def sound_end(self, start: int, end: int) -> int:
+        """Returns up to where nothing of [start, end) is in quarantine, but for what a repair has filled. Raises CorruptLogError if `start`
+        is.
+        """
+        for damage in self._quarantine.ranges:
+            if damage.start_position < end and start < damage.end_position and not self._quarantine.is_repaired(damage):
+                if damage.start_position <= start:
+                    raise self._in_quarantine(damage, f"so nobody gets what stands at {start}")
+                return damage.start_position
+        return end
 
     def log_regions(self, start: int, end: int) -> list[LogRegion]:
         """Returns the log from `start` to `end` as regions of its segments, unchecked; less if segments are gone."""

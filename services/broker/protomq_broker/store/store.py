@@ -329,6 +329,8 @@ class Store:
         self.shared_end_offset = leadership.shared_end_offset
         self.log_point = leadership.log_point
         self.log_regions = leadership.log_regions
+        self.prove_again = leadership.prove_again
+        self.sound_end = leadership.sound_end
         if follows:
             followers = LogFollowers(
                 self._files.derived,
