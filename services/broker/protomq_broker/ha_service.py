@@ -380,7 +380,7 @@ class HaService:
         self._answer(call, feed, request.size_max_bytes)
 
     def _look_why_it_stands(self, request: ha.FetchRequest, position: int) -> None:
-        """Reads again what a slave was sent and has not stored, if it is where it was: the log here may be damaged, and only it noticed."""
+        """Reads again what a slave was sent, if it is where it was before: the log here may be damaged, and only the slave noticed."""
         slave = request.broker_id, request.store_id
         # A new session may come before the end of the one before.
         sessions = [(feed.begun_position, feed.sent_position) for feed in self._feeds.values() if feed.slave == slave]
