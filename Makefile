@@ -98,13 +98,19 @@ demo-spark: jdk $(SPARK) ## Spark sums up the flights that `make demo` has sent 
 # --- checks -----------------------------------------------------------------------------------------
 
 # The fast checks come first, and one pytest run comes last: its closing line counts everything. What keeps one core busy only has something
-# beside it: the environments are made together, and the tests are collected once while mypy runs. That compiles them for all workers, which
-# would each do it again in a fresh checkout.
+# beside it: the environments are made together, ruff and buf run beside the collection, and mypy beside the tests, which wait a lot. The
+# collection compiles the tests for all workers, which would each do it again in a fresh checkout.
 .PHONY: test
 test: ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+; etcd)
 	@$(MAKE) --no-print-directory -j 3 jdk etcd $(SPARK) $(CODEGEN) ASKED="make test"
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target types lint proto generate-check collect
-	$(PYTEST) $(XDIST) $(SUITES) -m "not long" || { test $$? -eq 1 && $(BIN)/python tools/failed_again.py $(SUITES); }
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target collect lint proto generate-check
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+# Without make's own variables: a test that starts make would get them.
+.PHONY: tests
+tests:
+	@unset MAKEFLAGS MAKELEVEL MFLAGS; $(PYTEST) $(XDIST) $(SUITES) -m "not long" || \
+		{ test $$? -eq 1 && $(BIN)/python tools/failed_again.py $(SUITES); }
 
 # One line, or all that pytest says against it.
 .PHONY: collect
