@@ -1,4 +1,4 @@
-"""How pytest-xdist shares the tests out: by file, but all that need a Spark on two workers, and from the start.
+"""How pytest-xdist shares the tests out: by file, but all that share a Spark on one worker, and from the start.
 
 And what holds for all tests on a busy machine: Hypothesis gives no example a deadline.
 """
@@ -22,13 +22,6 @@ SPARK_PROGRAMS = (
     "test_spark_example.py",
 )
 """They start Spark as a process of its own and need no session here."""
-SPARK_SECOND = (
-    "test_spark_options.py",
-    "test_spark_queries.py",
-    "test_spark_recreated.py",
-    "test_spark_shuffles.py",
-)
-"""About half of what needs the session, by time: they have one beside the other's, behind the programs."""
 SLOW_FILES = (
     "test_chaos_processes.py",
     "test_chaos_store.py",
@@ -81,15 +74,15 @@ SLOW_FILES = (
 def _turn(path: str) -> int:
     """When a file's turn comes: what takes longest comes first, so that at the end all workers have something short to do.
 
-    0 for one half of what needs the Spark session, 1 and 2 for the programs with a Spark of their own and the other half. Each is done
-    one after the other, the second beside the first: more than two Sparks at a time are too many for a small machine.
+    0 for what needs the Spark session, 1 for the programs with a Spark of their own. Each is done one after the other, the second beside
+    the first: more than two Sparks at a time are too many for a small machine, and the start of each costs as much as many tests.
     """
     name = Path(path).name
     if name.startswith("test_spark_"):
-        return 1 if name in SPARK_PROGRAMS else 2 if name in SPARK_SECOND else 0
+        return 1 if name in SPARK_PROGRAMS else 0
     if name in SLOW_FILES:
-        return 3 + SLOW_FILES.index(name)
-    return 3 + len(SLOW_FILES) + path.startswith("tests/unit/")
+        return 2 + SLOW_FILES.index(name)
+    return 2 + len(SLOW_FILES) + path.startswith("tests/unit/")
 
 
 # Nothing here does linear algebra: numpy shall not start threads for it in each process that imports it, for a tenth of a start's CPU.
@@ -121,11 +114,11 @@ hypothesis.settings.load_profile("judging")
 
 
 class SparkOnTwoWorkers(LoadFileScheduling):
-    """A session is started on each, and shared by all its tests that need one."""
+    """A session is started on one, and shared by all tests that need one; the programs run on another."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
-        return {0: "spark", 1: "spark too", 2: "spark too"}.get(_turn(path), path)
+        return {0: "spark", 1: "spark too"}.get(_turn(path), path)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -24,6 +24,7 @@ from protomq_cli.options import (
     count_option,
 )
 from protomq_cli.output import Discarded, OutputFormat, RowStream
+from protomq_cli.piped import chunks
 from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
     stdin = cast(io.BufferedReader, sys.stdin.buffer)
     numbers = itertools.count(1)
     rest = b""
-    while chunk := stdin.read1(_READ_SIZE_BYTES):
+    for chunk in chunks(stdin, _READ_SIZE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         for start in range(0, len(lines), _BATCH_COUNT):
             batch: list[Content] = []
