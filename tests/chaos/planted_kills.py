@@ -89,7 +89,7 @@ BUGS: Final = (
     PlantedInChild(delivers_early, "kill_retries", "F1"),
     PlantedInChild(answers_recalls_that_it_does_not_append, "kill_delays", "F4"),
     PlantedInChild(retries_once_more, "kill_retries", "G1"),
-    PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1", rounds=6),
+    PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1", rounds=12),
     PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
     PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
 )

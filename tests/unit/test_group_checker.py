@@ -102,6 +102,18 @@ def test_without_locks_the_commit_that_a_stopped_member_was_sending_may_take_bac
     assert broken(made) == ["G3", "G8", "G8"], "that commit was made after it woke"
 
 
+def test_who_leaves_before_a_broker_that_was_away_has_heard_of_it_may_leave_its_last_message_to_another() -> None:
+    left = (
+        "x fetched 3.1 a/0 -1 3.0", "x got 3.2 a/0 0", "x done 3.3 a/0 0", "x left 3.4",
+        "y fetched 3.6 a/0 -1 3.55", "y got 3.7 a/0 0", "y done 3.8 a/0 0", "y got 3.85 a/0 1", "y done 3.9 a/0 1", "y got 3.95 a/0 2",
+        "y done 4.0 a/0 2", "y commit 4.1 1 a/0 3 0", "y committed 4.2 1 -",
+    )  # fmt: skip
+    for down, rules in ((Span(0.0, 1.5), []), (Span(-2.0, 0.1), ["G8"])):
+        made = history(*left, locked=False)
+        made.downs["a"].append(down)
+        assert broken(made) == rules
+
+
 def test_one_message_that_is_begun_on_waking_is_no_second_owner_and_no_lost_commit() -> None:
     taken = tuple(line.replace(" 2.", " 6.") for line in SECOND)
     begun = ("z fetched 9.0 a/0 3 8.95", "z got 9.1 a/0 3", "x got 9.2 a/0 1", "x done 9.3 a/0 1", "z done 9.4 a/0 3")

@@ -29,6 +29,8 @@ PROMISED_S: Final = 2.0
 """A killed member's queues are consumed again within this time."""
 REVOKE_S: Final = 1.0
 """How long a queue that goes waits for the listeners of its messages."""
+RETURN_S: Final = 2.0
+"""Longest pause between two tries of a member to reach a broker that was away. The broker takes its commits when it has heard of it."""
 LATE_S: Final = 3.0
 """How much later a busy machine may be."""
 
@@ -358,13 +360,14 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             if before is None:
                 continue
             member, span = before.member, (before.time_s - REVOKE_S, got.time_s)
+            uncommitted = (before.time_s - REVOKE_S - RETURN_S, got.time_s)
             ended_s = [time_s for time_s, who in history.done[queue].get(got.offset, ()) if who == member]
             # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again.
             is_excused = (
                 before.time_s <= history.killed_s.get(member, float("inf")) <= got.time_s
                 or any(time_s > before.time_s + REVOKE_S for time_s in ended_s)
                 or history.was_stopped(member, before.time_s - history.gap_s, got.time_s)
-                or any(down.meets(*span) for down in downs)
+                or any(down.meets(*uncommitted) for down in downs)
                 or any(span[0] <= time_s <= span[1] for time_s in history.refused_s[member])
                 or any(sent_s > before.time_s for sent_s in unanswered_s[member, queue])
                 or any(one.offset <= got.offset and before.time_s < (one.accepted_s or 0.0) < got.time_s for one in late)
