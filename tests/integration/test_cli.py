@@ -795,8 +795,11 @@ def test_log_verify_finds_a_flipped_bit_and_log_repair_takes_it_out(
 
 def test_a_folder_that_is_no_store_is_exit_code_4(tmp_path: Path) -> None:
     for verb in ("dump", "verify", "epochs"):
-        run("log", verb, str(tmp_path), code=4)
-        run("log", verb, str(tmp_path / "none"), code=4)
+        for folder in (tmp_path, tmp_path / "none"):
+            refused = run("log", verb, str(folder), code=4)
+            assert refused.stdout == ""
+            assert str(folder) in refused.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,7 @@ def test_an_address_of_a_family_that_the_host_has_not_leaves_the_next_one(monkey
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setattr(socket, "getaddrinfo", both)
         open_stream(f"several:{listener.getsockname()[1]}", TIMEOUT_S, 30.0).close()
+        listener.settimeout(TIMEOUT_S)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(1) == b"", "the stream was connected, and closed"
