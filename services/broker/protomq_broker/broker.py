@@ -62,6 +62,7 @@ from .half_sends import HalfSends
 from .log_service import LogService
 from .log_time import LogTime
 from .log_time_file import LogTimeFile
+from .member_commits import MemberCommits
 from .membership_service import MembershipService
 from .memberships import Memberships
 from .metrics import BrokerMetrics
@@ -187,15 +188,16 @@ class Broker:
             self.store, lambda: replicas_of(config, self.name), self.name
         )
         self._waiting = WaitingAnswers(self.store, clock)
+        memberships = Memberships(
+            clock.monotonic_ms(),
+            settle_ms=config.member_settle_ms,
+            expiry_ms=config.member_expiry_ms,
+            gap_ms=config.member_gap_ms,
+            queue_count=self._read_queues,
+            known_groups=self.store.offsets.groups(),
+        )
         self._memberships = MembershipService(
-            Memberships(
-                clock.monotonic_ms(),
-                settle_ms=config.member_settle_ms,
-                expiry_ms=config.member_expiry_ms,
-                gap_ms=config.member_gap_ms,
-                queue_count=self._read_queues,
-                known_groups=self.store.offsets.groups(),
-            ),
+            memberships,
             clock,
             broker_start=secrets.randbits(63) or 1,
             hold_max_ms=config.hold_max_ms,
@@ -211,7 +213,7 @@ class Broker:
         )
         self._memberships.listen_for_gone(self._locks.gone)
         self._lock_counts = locks.counts
-        self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks)
+        self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks, MemberCommits(memberships))
         log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
         self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
         self.store.on_housekeeping = self._log_time.save

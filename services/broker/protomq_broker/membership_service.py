@@ -120,6 +120,7 @@ class MembershipCounts(NamedTuple):
     rebalances: int
     ownerless_queues: int
     ownerless_s: float
+    refused_commits: int
 
 
 class MembershipService:
@@ -191,6 +192,7 @@ class MembershipService:
                 known.rebalance_count,
                 sum(group.ownerless_queues for group in groups),
                 known.ownerless_ms_upto(self._clock.monotonic_ms()) / 1000,
+                known.refused_commit_count,
             )
 
     @raw
@@ -276,8 +278,9 @@ class MembershipService:
         # Before it counts as a member: the call that ends may be of one that was none.
         self._end_waiter(member)
         knows_this_start = request.broker_start == self._broker_start
+        was_known = request.known_version > 0
         has_news = self._memberships.seen(
-            name, said, call.peer, now_ms, rejoins=knows_this_start and request.known_version > 0
+            name, said, call.peer, now_ms, rejoins=knows_this_start and was_known, was_known=was_known
         )
         group = self._memberships.find(name)
         assert group is not None

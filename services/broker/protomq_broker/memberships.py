@@ -8,11 +8,13 @@ Rules:
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   When a member takes a free queue, the version stays: no other member wants it.
+- Who comes back with queues that others have by now is refused, and who was forgotten since this start, also if others had them meanwhile.
+- A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
-- Bounded: members of a group, groups, topics of a member, queues that a member has.
+- Bounded: members of a group, groups, topics of a member, queues that a member has, queues whose last taker is remembered.
 
-Not thread-safe: the service has a lock.
+Not thread-safe: the service has a lock. Only `may_commit` and `owner` may be called without it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ TOPICS_MAX: Final = 256
 """Most topics of a member."""
 QUEUES_MAX: Final = 16_384
 """Most queues that a member has at one broker."""
+TAKERS_MAX: Final = 100_000
+"""Most queues of groups whose last taker is remembered, the newest; the same number as locks."""
 TEXT_MAX_BYTES: Final = 255
 FILTER_MAX_BYTES: Final = 8_192
 
@@ -106,22 +110,34 @@ class Memberships:
         self.queue_count = queue_count
         self._known_groups = frozenset(known_groups)
         self._groups: dict[str, Group] = {}
+        self._takers: dict[tuple[str, Queue], MemberKey] = {}
+        """Who was the last to take each queue of each group; the newest stands last."""
         self._versions = itertools.count(1)
         self.rebalance_count = 0
         """Number of times that a member came or went."""
+        self.refused_commit_count = 0
+        """Commits that were refused because they named a membership that is over, or queues that the member does not have."""
         self.ownerless_ms = 0
         """Queues without an owner times milliseconds, over all groups."""
 
-    def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
+    def seen(
+        self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool, was_known: bool = False
+    ) -> bool:
         """Takes a call of a member. Returns whether there is news for the group.
 
-        `rejoins`: the member was known here since this broker started. Raises ServiceError: MEMBER_UNKNOWN if it has expired and others
-        have its queues by now; TOO_MANY above a maximum.
+        `rejoins`: the member was known here since this broker started; `was_known`: it was, perhaps before. Raises ServiceError:
+        MEMBER_UNKNOWN if it is not known any more and others have its queues by now, or had them meanwhile; TOO_MANY above a maximum.
         """
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
-        if member is None and rejoins and group is not None and not queues.isdisjoint(group.owners):
+        if member is None:
+            is_over = (rejoins or was_known) and group is not None and not queues.isdisjoint(group.owners)
+            is_over = is_over or (rejoins and any(self._takers.get((name, queue), key) != key for queue in queues))
+        else:
+            # A call from before the member gave its queues up comes late.
+            is_over = said.member_epoch < member.said.member_epoch
+        if is_over:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",
@@ -149,6 +165,7 @@ class Memberships:
                 self._drop_interests(group, member.said)
         member.said, member.peer, member.seen_ms = said, peer, now_ms
         member.expires_ms = now_ms + self.expiry_ms
+        self._note_taker(name, key, queues - member.queues)
         has_news |= self._change_queues(group, member, queues)
         if has_news:
             group.version = next(self._versions)
@@ -224,6 +241,25 @@ class Memberships:
                 found.setdefault(topic, []).append(queue_id)
         return found
 
+    def may_commit(
+        self, name: str, key: MemberKey, member_epoch: int, queues: Iterable[Queue]
+    ) -> list[Queue] | None:
+        """Returns those of the queues that the member does not have; None: there is no such membership. Any thread, without the lock.
+
+        The service may hold its lock while it makes many answers, and the send lane must not wait for those.
+        """
+        member = self._find(name, key)
+        if member is None or member.said.member_epoch != member_epoch:
+            return None
+        has = member.queues
+        return [queue for queue in queues if queue not in has]
+
+    def owner(self, name: str, queue: Queue) -> str:
+        """Returns the name of a member that has the queue; "": nobody has it. Any thread, without the lock."""
+        group = self._groups.get(name)
+        members = list(group.members.values()) if group is not None else []
+        return next((member.said.client_id for member in members if queue in member.queues), "")
+
     def find(self, name: str) -> Group | None:
         """Returns the group if it has members."""
         return self._groups.get(name)
@@ -245,6 +281,13 @@ class Memberships:
     def _find(self, name: str, key: MemberKey) -> Member | None:
         group = self._groups.get(name)
         return group.members.get(key) if group is not None else None
+
+    def _note_taker(self, name: str, key: MemberKey, taken: Iterable[Queue]) -> None:
+        for queue in taken:
+            self._takers.pop((name, queue), None)
+            self._takers[name, queue] = key
+            if len(self._takers) > TAKERS_MAX:
+                del self._takers[next(iter(self._takers))]
 
     def _change_queues(self, group: Group, member: Member, queues: frozenset[Queue]) -> bool:
         """Sets the queues that the member has now. Returns whether a queue is free now, or has two owners."""

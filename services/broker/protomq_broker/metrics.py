@@ -228,6 +228,10 @@ MEMBERS: Final = Table(
             "protomq.member.ownerless_time", "s", "ownerless (queue seconds)",
             "Queues without an owner times seconds, since the start and over all groups", Kind.COUNTER,
         ),
+        Metric(
+            "protomq.member.commits_refused", "{commit}", "commits refused",
+            "Commits of members that were given up, or that this broker does not know yet, since the start", Kind.COUNTER,
+        ),
     ),
 )  # fmt: skip
 LOCKS: Final = Table(
@@ -279,7 +283,7 @@ class BrokerMetrics:
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
-        memberships: Callable[[], tuple[int, int, int, int, float]],
+        memberships: Callable[[], tuple[int, int, int, int, float, int]],
         locks: Callable[[], tuple[int, int, int, int, int]],
         full_pops: Callable[[], int],
         write_refusal: Callable[[], str],

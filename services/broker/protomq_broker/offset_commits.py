@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from protomq_runtime.timers import Timer
 
     from .config import BrokerConfig
+    from .member_commits import MemberCommits
     from .queue_locks import QueueLocks
     from .store.store import Store
     from .system_writer import SystemWriter
@@ -88,9 +89,11 @@ class OffsetCommits:
         waiting: WaitingAnswers,
         config: BrokerConfig,
         locks: QueueLocks,
+        members: MemberCommits,
     ) -> None:
         self._store = store
         self._locks = locks
+        self._members = members
         self._config = config
         self._writer = writer
         self._waiting = waiting
@@ -207,7 +210,7 @@ class OffsetCommits:
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:
         """Appends and answers the commits that fit into one record; takes at least one from `waiting`."""
-        record = _Record(self._store, self._locks)
+        record = _Record(self._store, self._locks, self._members)
         while waiting and record.size_bytes < RECORD_SIZE_BYTES:
             # A commit names the last reset that it knows, which is compared with the log. So a reset needs its own record.
             if waiting[0].is_reset and record.commits:
@@ -247,7 +250,7 @@ class OffsetCommits:
 
     def _append_passing(self) -> bool:
         """Appends the offsets of pulls that fit into one record. Returns whether they are in the log; if not, they are tried again."""
-        record = _Record(self._store, self._locks)
+        record = _Record(self._store, self._locks, self._members)
         with self._arriving:
             passing = list(islice(self._taken.items(), PASSING_SLICE))
         done: list[OffsetKey] = []
@@ -289,9 +292,10 @@ class OffsetCommits:
 class _Record:
     """The commits of one record."""
 
-    def __init__(self, store: Store, locks: QueueLocks) -> None:
+    def __init__(self, store: Store, locks: QueueLocks, members: MemberCommits) -> None:
         self._store = store
         self._locks = locks
+        self._members = members
         self._parts: list[bytes] = []
         self._groups: set[str] = set()
         self.commits: list[_Commit] = []
@@ -300,7 +304,8 @@ class _Record:
     def add(self, commit: _Commit) -> None:
         """Adds the whole commit, unless it changes nothing. Raises ServiceError or TooManyGroupsError; then nothing of it is added.
 
-        Only the holder of a queue's lock may commit in it; a reset may, too, since it comes from an operator.
+        Only the holder of a queue's lock may commit in it, and who names a membership only in queues that it has. A reset comes from an
+        operator, and is always taken.
 
         Offsets that name another reset than the last one are left out: `commits` has them as `resets`.
         """
@@ -311,6 +316,9 @@ class _Record:
         resets: list[QueueOffset] = []
         taken: list[QueueOffset] = []
         if not commit.is_reset:
+            if request.HasField("member"):
+                self._members.check(request)
+                request.ClearField("member")  # It was needed for the check only.
             self._check_locks(group, request.offsets)
         for offset in request.offsets:
             topic = existing_topic(store, offset.topic)

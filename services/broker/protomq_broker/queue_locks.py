@@ -205,13 +205,13 @@ class QueueLocks:
 
 
 def not_owned(group: str, topic: str, queue_ids: Sequence[int], owner: str) -> ServiceError:
-    """Makes a FAILED_PRECONDITION error for a commit without the tokens of the queues' locks."""
+    """Makes a FAILED_PRECONDITION error for a commit in queues that the member does not have, or without the tokens of their locks."""
     ids = ",".join(map(str, queue_ids))
     has = f"{owner} has it now" if owner else "nobody has it now"
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "QUEUE_NOT_OWNED",
-        f"queue {ids} of {topic!r} is not locked by this member of {group} (any more): {has}; forget what is left of it, and lock it "
+        f"queue {ids} of {topic!r} is not this member's in {group} (any more): {has}. Forget what is left of it, and lock or claim it "
         "again. Nothing of the commit was stored",
         metadata={"consumer_group": group, "topic": topic, "queue_ids": ids, "owner": owner},
     )

@@ -29,6 +29,8 @@ from protomq_broker.filter_modules import FilterModules
 from protomq_broker.group_service import GroupService
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.log_time import LogTime
+from protomq_broker.member_commits import MemberCommits
+from protomq_broker.memberships import Memberships
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pop_service import PopService
 from protomq_broker.pop_time import PopTime
@@ -63,6 +65,13 @@ REPLY = "/protomq.v1.ReplyService/"
 ADMIN = "/protomq.v1.AdminService/"
 POP = "/protomq.v1.PopService/"
 LOCKS = "/protomq.v1.QueueLockService/"
+
+
+def no_members(started_ms: int = 0) -> Memberships:
+    """Groups without members, until a test says who is there."""
+    return Memberships(
+        started_ms, settle_ms=3_000, expiry_ms=120_000, gap_ms=25_000, queue_count=lambda _: 2, known_groups=()
+    )
 
 
 def delays_of(store: Store, config: BrokerConfig, log_time: LogTime) -> Delays:
@@ -130,7 +139,10 @@ class FakeBroker:
         self.locks = QueueLockService(
             self.store, self.queue_locks, writer, self.waiting, config, self.clock
         )
-        self.commits = OffsetCommits(self.store, writer, self.waiting, config, self.queue_locks)
+        self.memberships = no_members(self.clock.monotonic_ms())
+        self.commits = OffsetCommits(
+            self.store, writer, self.waiting, config, self.queue_locks, MemberCommits(self.memberships)
+        )
         log_time = LogTime(self.clock, self.store.pending.log_time_ms)
         self.send = send_service(self.store, config, self.clock, self.waiting, writer)
         self.send_backs = SendBacks(

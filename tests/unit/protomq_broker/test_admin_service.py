@@ -26,6 +26,7 @@ from protomq.wire.record import encode_message_id
 from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
 from protomq_broker.group_members import GroupMembers
+from protomq_broker.member_commits import MemberCommits
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.store.state.topics import TopicConfig
@@ -39,7 +40,7 @@ from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeServer
 from tests.support.retry_world import TOPIC, RetryWorld
 
-from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, no_members, told
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import SEGMENT, open_store
 
@@ -62,6 +63,7 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
             WaitingAnswers(store, clock),
             BrokerConfig(),
             QueueLocks(store.locks, lambda *_: False, lambda: 1),
+            MemberCommits(no_members()),
         ),
         members=GroupMembers(clock),
         permit=permit,

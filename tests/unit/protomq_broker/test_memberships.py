@@ -111,6 +111,50 @@ def test_one_that_expired_is_refused_if_another_has_its_queues_and_else_comes_ba
     assert seen(known, member("c", 3), 120_003, rejoins=True), "nobody else has queue 3"
 
 
+def test_one_that_expired_is_refused_if_another_had_its_queues_meanwhile_and_is_gone_too() -> None:
+    known = made()
+    seen(known, member("a", 0, 1))
+    known.left("g", ("a", 1), 5)
+    seen(known, member("b", 1), 6)
+    known.left("g", ("b", 1), 7)
+    assert known.find("g") is None
+    with pytest.raises(ServiceError, match="Give them up"):
+        seen(known, member("a", 0, 1), 8, rejoins=True)
+    assert seen(known, member("a", 0), 9, rejoins=True), "queue 0 was nobody's"
+
+
+def test_one_that_comes_back_to_a_broker_that_started_again_is_refused_if_another_has_its_queues() -> None:
+    known = made()
+    seen(known, member("b", 0))
+    with pytest.raises(ServiceError, match="Give them up"):
+        known.seen("g", member("a", 0), "peer", 1, rejoins=False, was_known=True)
+    known.left("g", ("b", 1), 2)
+    assert known.seen("g", member("a", 0), "peer", 3, rejoins=False, was_known=True), "who had it at this start says nothing of before"
+    assert known.seen("g", member("c", 0), "peer", 4, rejoins=False), "a claim of one that was not here"
+
+
+def test_a_call_from_before_the_member_gave_its_queues_up_does_not_give_them_back() -> None:
+    known = made()
+    late, now = member("a", 0), member("a")
+    late.member_epoch, now.member_epoch = 1, 2
+    seen(known, now)
+    with pytest.raises(ServiceError, match="Give them up"):
+        seen(known, late, 1)
+    assert known.may_commit("g", ("a", 1), 1, [("T", 0)]) is None
+    assert known.may_commit("g", ("a", 1), 2, [("T", 0)]) == [("T", 0)]
+
+
+def test_of_the_queues_whose_last_taker_is_remembered_there_are_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAKERS_MAX", 2)
+    known = made()
+    for queue_id in range(4):
+        seen(known, member("b", queue_id))
+    known.left("g", ("b", 1), 1)
+    assert seen(known, member("a", 0, 1), 2, rejoins=True), "forgotten"
+    with pytest.raises(ServiceError):
+        seen(known, member("c", 1), 3, rejoins=True)
+
+
 def test_members_of_one_name_are_two() -> None:
     known = made()
     seen(known, member("a", nonce=1))

@@ -74,7 +74,7 @@ def read() -> list[Numbers]:
         log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
         name_servers=lambda: (2, 1),
-        memberships=lambda: (1, 2, 3, 0, 4.5),
+        memberships=lambda: (1, 2, 3, 0, 4.5, 6),
         locks=lambda: (1, 2, 3, 4, 5),
         full_pops=lambda: 6,
         write_refusal=lambda: "",

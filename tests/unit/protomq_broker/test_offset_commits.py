@@ -10,6 +10,7 @@ import pytest
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
+from protomq_broker.member_commits import MemberCommits
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.store.errors import DiskFullError
@@ -21,6 +22,7 @@ from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import Code, ServiceError
 
+from .fake_broker import no_members
 from .store.log_helpers import ManualClock
 from .store.store_helpers import commit as store_commit
 from .store.store_helpers import committed, open_store
@@ -85,7 +87,7 @@ def make_commits() -> tuple[OffsetCommits, StubLane, Store, int]:
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, ManualClock())
-    return OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store)), lane, store, incarnation
+    return OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members())), lane, store, incarnation
 
 
 def refuse(*_: object) -> int:
@@ -282,7 +284,7 @@ def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
     waiting = WaitingAnswers(store, ManualClock())
     writer.start(store, cast("Any", lane))
     store_commit(store, "group", "topic", 0, 5)
-    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store)), StubCall(lane)
+    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members())), StubCall(lane)
     commits.delete_group("group", cast("Any", call))
     lane.run(lane.posted)
     assert call.outcome is None
@@ -298,7 +300,7 @@ def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, clock)
-    commits = OffsetCommits(store, writer, waiting, BrokerConfig(sync_flush_timeout_ms=5_000), no_locks(store))
+    commits = OffsetCommits(store, writer, waiting, BrokerConfig(sync_flush_timeout_ms=5_000), no_locks(store), MemberCommits(no_members()))
     patient, hurried, late = (StubCall(lane, left_ms) for left_ms in (60_000, 1_000, 9_000))
 
     def commit(queue_id: int, call: StubCall) -> None:

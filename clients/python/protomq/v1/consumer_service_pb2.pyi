@@ -84,25 +84,63 @@ class CommitOffsetsRequest(_message.Message):
 
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
         """The offsets, one for each queue; each may rise or, on an explicit seek, fall."""
 
+    @_builtins.property
+    def member(self) -> Global___CommittingMember:
+        """The member of the group that commits (MembershipService). The broker takes the offsets while it knows this membership, and while the member
+        says that it has all of these queues. Else it refuses them, all: MEMBER_UNKNOWN, QUEUE_NOT_OWNED. Absent: not checked.
+        """
+
     def __init__(
         self,
         *,
         consumer_group: _builtins.str = ...,
         offsets: _abc.Iterable[Global___QueueOffset] | None = ...,
+        member: Global___CommittingMember | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "member", b"member", "offsets", b"offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitOffsetsRequest: _TypeAlias = CommitOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class CommittingMember(_message.Message):
+    """CommittingMember names a membership, with the values of GroupMember."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Its name."""
+    nonce: _builtins.int
+    """Its random number."""
+    member_epoch: _builtins.int
+    """Which of its memberships here had the messages before the offsets. A broker that knows another one refuses the commit."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        nonce: _builtins.int = ...,
+        member_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "member_epoch", b"member_epoch", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommittingMember: _TypeAlias = CommittingMember  # noqa: Y015
 
 @_typing.final
 class CommitOffsetsResponse(_message.Message):

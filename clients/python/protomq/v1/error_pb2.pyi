@@ -115,13 +115,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ILLEGAL_RECEIPT: _ErrorReason.ValueType  # 37
     """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
     ERROR_REASON_QUEUE_NOT_OWNED: _ErrorReason.ValueType  # 38
-    """FAILED_PRECONDITION: a commit without the token of the queue's lock: another member has the queue by now, or nobody. The metadata hold
-    consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of them. Forget what is left of these
-    queues, and lock them again. Nothing was stored.
+    """FAILED_PRECONDITION: a commit without the token of the queue's lock, or of a member that does not say it has the queue: another member has
+    it by now, or nobody. The metadata hold consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of
+    them. Forget what is left of these queues, and lock or claim them again. Nothing was stored.
     """
     ERROR_REASON_MEMBER_UNKNOWN: _ErrorReason.ValueType  # 39
     """FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
-    metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.
+    metadata hold consumer_group and client_id. Give the queues up without a commit, and join again. To a commit: the membership that it names
+    is over, or this broker has just started and does not know it yet. Nothing was stored. Call HoldMembership with the queues: if that is
+    answered, commit again.
     """
     ERROR_REASON_NOT_MASTER: _ErrorReason.ValueType  # 40
     """FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""
@@ -234,13 +236,15 @@ dead letters. The metadata name the first. Nothing was changed.
 ERROR_REASON_ILLEGAL_RECEIPT: ErrorReason.ValueType  # 37
 """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
 ERROR_REASON_QUEUE_NOT_OWNED: ErrorReason.ValueType  # 38
-"""FAILED_PRECONDITION: a commit without the token of the queue's lock: another member has the queue by now, or nobody. The metadata hold
-consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of them. Forget what is left of these
-queues, and lock them again. Nothing was stored.
+"""FAILED_PRECONDITION: a commit without the token of the queue's lock, or of a member that does not say it has the queue: another member has
+it by now, or nobody. The metadata hold consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of
+them. Forget what is left of these queues, and lock or claim them again. Nothing was stored.
 """
 ERROR_REASON_MEMBER_UNKNOWN: ErrorReason.ValueType  # 39
 """FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
-metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.
+metadata hold consumer_group and client_id. Give the queues up without a commit, and join again. To a commit: the membership that it names
+is over, or this broker has just started and does not know it yet. Nothing was stored. Call HoldMembership with the queues: if that is
+answered, commit again.
 """
 ERROR_REASON_NOT_MASTER: ErrorReason.ValueType  # 40
 """FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""

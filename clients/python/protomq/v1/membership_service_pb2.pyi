@@ -30,6 +30,7 @@ class GroupMember(_message.Message):
     ALLOCATION_FIELD_NUMBER: _builtins.int
     MACHINE_ROOM_FIELD_NUMBER: _builtins.int
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
+    MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name, which people read: up to 255 octets."""
     nonce: _builtins.int
@@ -40,6 +41,10 @@ class GroupMember(_message.Message):
     """The machine room in which it runs, for allocations that look at it."""
     client_version: _builtins.str
     """The library and its version."""
+    member_epoch: _builtins.int
+    """Which of its memberships at this broker it is, 1 at first. It grows when the member gives all its queues here up because others may have them,
+    and joins again. Commits name it (CommittingMember), so those of an earlier membership are refused. 0: it does not say.
+    """
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
         """What it consumes; each topic once. None: it consumes nothing here any more, and leaves. That is answered at once; one that is no member is
@@ -55,10 +60,11 @@ class GroupMember(_message.Message):
         allocation: _builtins.str = ...,
         machine_room: _builtins.str = ...,
         client_version: _builtins.str = ...,
+        member_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "client_version", b"client_version", "machine_room", b"machine_room", "nonce", b"nonce", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "client_version", b"client_version", "machine_room", b"machine_room", "member_epoch", b"member_epoch", "nonce", b"nonce", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,8 +128,8 @@ class HoldMembershipRequest(_message.Message):
     known_version: _builtins.int
     """`version` of the answer before, from this broker; 0: there was none."""
     broker_start: _builtins.int
-    """`broker_start` of that answer. Where it is this start's, a member that the broker does not know any more is refused with MEMBER_UNKNOWN
-    if others have queues of its by now; else it joins.
+    """`broker_start` of that answer. A member with a `known_version` that the broker does not know (any more) is refused with MEMBER_UNKNOWN
+    if others have queues of its by now; where `broker_start` is this start's, also if others had them meanwhile. Else it joins.
     """
     claims_only: _builtins.bool
     """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
