@@ -2,6 +2,9 @@
 
 If one broker is silent or refuses, the others still take their offsets. A failure is reported once: a broker that is down by
 `_outages.py`, a refusal by the log, until that broker takes offsets again.
+
+A commit of a member names its membership. A broker that does not know it refuses the commit: it has given the member up, or has just
+started. So the member calls it. If that is answered, the membership still stands, and the commit is made again; else it is dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from ._outages import Outages
 from ._pull_logic import PullState
 from ._queue_locks import QueueLocks
 from ._steps import Steps
-from ._types import MessageQueue
+from ._types import Membership, MessageQueue
 from .errors import (
     MemberUnknownError,
     ProtomqError,
@@ -30,6 +33,14 @@ logger = logging.getLogger("protomq")
 
 Stands = Callable[[MessageQueue, bool], bool]
 """See MembershipState.stands."""
+MembershipOf = Callable[[MessageQueue], Membership | None]
+"""See MembershipState.membership."""
+Rejoin = Callable[[str, str, float], Steps[None]]
+"""See GroupShare.rejoin."""
+
+
+def _never(topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
+    raise AssertionError("no commit names a membership")
 
 
 class CommitSteps:
@@ -44,8 +55,10 @@ class CommitSteps:
         clock: Callable[[], float],
         locks: QueueLocks | None = None,
         stands: Stands = lambda _queue, by_calls: True,
+        membership: MembershipOf = lambda _queue: None,
+        rejoin: Rejoin = _never,
     ) -> None:
-        """`stands`: whether a queue is certainly still this consumer's."""
+        """`stands`: whether a queue is certainly still this consumer's. `membership`: what a commit names, `rejoin`: makes it known."""
         self._group = group
         self._calls = calls
         self._state = state
@@ -53,6 +66,8 @@ class CommitSteps:
         self._clock = clock
         self._locks = locks
         self._stands = stands
+        self._membership = membership
+        self._rejoin = rejoin
         self._troubles: set[str] = set()
         """Reasons of brokers that refused the last commit."""
 
@@ -101,6 +116,8 @@ class CommitSteps:
         errors: CommitErrors = {}
         silent: set[str] = set()
         parts = by_broker(offsets)
+        # Of now, when the offsets are: while the first brokers answer, the member may give up what it has at the next ones.
+        named = {key: {self._membership(queue) for queue in members} for key, members in parts.items()}
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
@@ -112,20 +129,22 @@ class CommitSteps:
                     continue
             left_s = share_s(ends_s, len(parts) - i, self._clock())
             within = limits._replace(timeout_s=min(limits.timeout_s, left_s))
+            several = named[topic, broker_name]
+            member = several.pop() if len(several) == 1 else None
             try:
                 try:
-                    yield from self._commit_part(topic, broker_name, part, within)
+                    yield from self._commit_as(member, topic, broker_name, part, within, by_calls)
                 except QueueNotFoundError as error:
                     part, told = without_gone_queues(part, error)
                     if part:
-                        yield from self._commit_part(topic, broker_name, part, within)
+                        yield from self._commit_part(topic, broker_name, part, within, member)
                     raise told from error
                 except QueueNotOwnedError as error:
                     part, lost = without_lost_queues(part, error)
                     if self._locks is not None:
                         self._locks.refused(lost)
                     if part and lost:
-                        yield from self._commit_part(topic, broker_name, part, within)
+                        yield from self._commit_part(topic, broker_name, part, within, member)
                     raise
             except ProtomqError as error:
                 if error.retriable:
@@ -135,8 +154,36 @@ class CommitSteps:
                 errors[topic, broker_name] = error
         return errors
 
+    def _commit_as(
+        self,
+        member: Membership | None,
+        topic: str,
+        broker_name: str,
+        part: Mapping[MessageQueue, int],
+        limits: Limits,
+        by_calls: bool,
+    ) -> Steps[None]:
+        """Commits; once more if the broker did not know the membership, and does now."""
+        try:
+            yield from self._commit_part(topic, broker_name, part, limits, member)
+        except (MemberUnknownError, QueueNotOwnedError) as refusal:
+            if member is None:
+                raise
+            try:
+                yield from self._rejoin(topic, broker_name, limits.timeout_s)
+            except ProtomqError as error:
+                raise refusal from error
+            if any(self._membership(queue) != member or not self._stands(queue, by_calls) for queue in part):
+                raise
+            yield from self._commit_part(topic, broker_name, part, limits, member)
+
     def _commit_part(
-        self, topic: str, broker_name: str, part: Mapping[MessageQueue, int], limits: Limits
+        self,
+        topic: str,
+        broker_name: str,
+        part: Mapping[MessageQueue, int],
+        limits: Limits,
+        member: Membership | None,
     ) -> Steps[None]:
         state = self._state
         incarnations = {queue: state.incarnation(queue) for queue in part}
@@ -145,7 +192,7 @@ class CommitSteps:
         locks = self._locks
         tokens = {queue: locks.token(queue) for queue in part} if locks is not None else {}
         resets = yield from self._calls.commit(
-            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens, log_epochs
+            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens, log_epochs, member
         )
         state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
         for queue, reset in resets.items():

@@ -15,7 +15,7 @@ from ._filters import MessageFilter
 from ._late_imports import fork_waits
 from ._retry import CALL, Retries
 from ._steps import Steps
-from ._types import MessageQueue, MethodInfo, QueueRange
+from ._types import Membership, MessageQueue, MethodInfo, QueueRange
 
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 BEYOND_ALL_OFFSETS: Final = 2**62
@@ -162,11 +162,13 @@ class ConsumerCalls:
         reset_epochs: Mapping[MessageQueue, int | None] = _NONE_KNOWN,
         tokens: Mapping[MessageQueue, int] = _NONE_KNOWN,
         log_epochs: Mapping[MessageQueue, int] = _NONE_KNOWN,
+        member: Membership | None = None,
     ) -> Steps[dict[MessageQueue, OffsetReset]]:
         """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known.
 
         `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken: the result.
         `tokens`: of the locks of queues that the consumer has to itself. `log_epochs`: of the log that gave what was consumed.
+        `member`: the membership that has the queues, which the broker checks.
         """
         with fork_waits:
             from .v1 import consumer_service_pb2 as pb
@@ -185,6 +187,7 @@ class ConsumerCalls:
                 )
                 for queue, queue_offset in offsets.items()
             ],
+            member=None if member is None else pb.CommittingMember(**member._asdict()),
         )
         data = yield from self._call(
             limits, topic, broker_name, _methods.COMMIT_OFFSETS, request.SerializeToString()

@@ -43,7 +43,7 @@ from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
-from ._types import BrokerAddress, MessageQueue, QueueRange, Route
+from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
     ConfigurationError,
     InvalidArgumentError,
@@ -95,7 +95,7 @@ class ConsumerSteps:
         if member is not None and options.lock_queues:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
         self._commits = CommitSteps(
-            options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands
+            options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin
         )
         self._is_changing = False
         self._changes_again = False
@@ -309,6 +309,16 @@ class ConsumerSteps:
         share = self._share
         by_calls = by_calls or self.locks is not None
         return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
+
+    def membership(self, queue: MessageQueue) -> Membership | None:
+        """What a commit of the queue names; None: nothing. A lock's token says more: it outlives a restart of the broker."""
+        if self._share is None or self.locks is not None or queue in self.assigned:
+            return None
+        return self._share.membership(queue)
+
+    def _rejoin(self, topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
+        assert self._share is not None
+        return self._share.rejoin(topic, broker_name, timeout_s)
 
     # -- polls -----------------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,13 @@ One thread at a time, or coroutines of one loop; the driver of the membership ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+from ._call_steps import broker_of
 from ._group_routes import GroupRoutes
 from ._member_driver import MemberDriver
-from ._types import MessageQueue, Route
+from ._steps import GetRoute, Steps, Tell
+from ._types import Membership, MessageQueue, Route
 
 
 class GroupShare:
@@ -83,6 +86,18 @@ class GroupShare:
     def stands(self, broker_name: str, *, by_calls: bool = True) -> bool:
         """See MembershipState.stands. Any thread: it takes no lock."""
         return self.member.state.stands(broker_name, self._clock(), by_calls=by_calls)
+
+    def membership(self, queue: MessageQueue) -> Membership | None:
+        """See MembershipState.membership. Any thread: it takes no lock."""
+        return self.member.state.membership(queue)
+
+    def rejoin(self, topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
+        """Calls a broker that has refused a commit, and waits for its answer: it may have just started, and not know the member yet."""
+        route: Route = yield GetRoute(topic, timeout_s, may_be_old=True)
+        address = broker_of(route, broker_name)
+        with self.member.lock:
+            self.member.state.ask(broker_name, address)
+        yield Tell(partial(self.member.wait_answered, broker_name, timeout_s))
 
     def doubtful_routes(self, routes: Mapping[str, Route]) -> list[str]:
         """Topics that are to be looked up again now."""

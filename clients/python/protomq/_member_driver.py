@@ -33,6 +33,9 @@ class MemberDriver(Protocol):
     def wait_granted(self, timeout_s: float) -> Awaitable[None] | None:
         """Waits until brokers have answered what this member claims; a coroutine awaits the result."""
 
+    def wait_answered(self, broker_name: str, timeout_s: float) -> Awaitable[None] | None:
+        """Makes the call that `MembershipState.ask` wants, and waits until it is answered; a coroutine awaits the result."""
+
 
 def take_outcome(state: MembershipState, ticket: MemberTicket, result: bytes | ProtomqError) -> None:
     """How a call ended."""

@@ -58,6 +58,11 @@ class MemberTasks:
         """See MemberDriver."""
         await self._wait(lambda: not self.state.has_open_claims(), timeout_s)
 
+    async def wait_answered(self, broker_name: str, timeout_s: float) -> None:
+        """See MemberDriver."""
+        self.poke()
+        await self._wait(lambda: self._closed or self.state.is_answered(broker_name), timeout_s)
+
     async def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -72,6 +72,12 @@ class MemberThread:
         with self.lock:
             self._changed.wait_for(lambda: self._closed or not self.state.has_open_claims(), timeout_s)
 
+    def wait_answered(self, broker_name: str, timeout_s: float) -> None:
+        """See MemberDriver."""
+        self.poke()
+        with self.lock:
+            self._changed.wait_for(lambda: self._closed or self.state.is_answered(broker_name), timeout_s)
+
     def leave(self) -> None:
         """Says to all brokers that the member goes; who does not hear it finds out. Then there is no thread any more."""
         with self.lock:

@@ -18,6 +18,8 @@ Rules:
   member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs
   on while a process is stopped or frozen.
 - No call that comes too late renews a membership by itself: first the queues are given up (`stands`).
+- Commits name the membership (`membership`), another one after the queues of a broker were given up. So the broker refuses one that was on
+  its way then.
 - Members share out what their routes say. Where another's route has other queues, both look theirs up again.
 - A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
 
@@ -26,6 +28,7 @@ Two threads: everything is called with the lock of its driver.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import secrets
@@ -39,12 +42,13 @@ from . import _forks
 from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._remoting_hello import VERSION
-from ._types import BrokerAddress, MessageQueue
+from ._types import BrokerAddress, Membership, MessageQueue
 from .allocation import Allocation, GroupMember
 from .errors import (
     ConnectionLostError,
     MemberUnknownError,
     ProtomqError,
+    TooManyError,
     TransportError,
     UnknownMethodError,
 )
@@ -94,6 +98,12 @@ class _Broker:
     """What is known of one broker, and by it."""
 
     address: BrokerAddress
+    member_epoch: int
+    """Which membership it is: another one once the queues here were given up."""
+    is_refused: bool = False
+    """Whether the broker takes no such member: its queues are consumed without a membership."""
+    asked: int | None = None
+    """The last call when an answer was asked for (`ask`); one to a later call is it. None: there was one."""
     is_wanted: bool = True
     """Whether it has queues of a topic that is consumed. One that has none any more hears so, and is forgotten."""
     leaves: bool = False
@@ -154,6 +164,9 @@ class MembershipState:
         self.news = 0
         """Grows with each answer that may change the share."""
         self._filters: dict[str, str] = {}
+        self._going: dict[str, str] = {}
+        """Topics that are not wanted any more, and have queues whose last commit is still to come."""
+        self._epochs = itertools.count(1)
         self._route_numbers: dict[str, int] = {}
         self._brokers: dict[str, _Broker] = {}
         self._queues: frozenset[MessageQueue] = frozenset()
@@ -188,6 +201,8 @@ class MembershipState:
         Brokers that are new are called.
         """
         if (dict(filters), dict(route_numbers)) != (self._filters, self._route_numbers):
+            before = self._going | self._filters
+            self._going = {topic: before[topic] for topic in {queue.topic for queue in self._queues} & before.keys() - filters.keys()}
             self._filters, self._route_numbers = dict(filters), dict(route_numbers)
             for broker in self._brokers.values():
                 broker.is_told = False
@@ -200,7 +215,9 @@ class MembershipState:
             if not broker.in_flight and broker.members is None:
                 self._forget_unwanted(name)
         for name, address in addresses.items():
-            known = self._brokers.setdefault(name, _Broker(address))
+            known = self._brokers.get(name)
+            if known is None:
+                known = self._brokers[name] = _Broker(address, next(self._epochs))
             if not known.is_wanted:
                 known.is_wanted, known.is_told = True, False
                 self.news += 1
@@ -215,6 +232,20 @@ class MembershipState:
             del self._claims[queue]
         self._tell_brokers(before ^ (self._queues | self._claims.keys()))
         self._dropping = set()
+        if self._going:
+            topics = {queue.topic for queue in self._queues}
+            self._going = {topic: text for topic, text in self._going.items() if topic in topics}
+
+    def ask(self, broker_name: str, address: BrokerAddress) -> None:
+        """A broker has refused a commit: perhaps it has just started. It is called now, and answers at once (`is_answered`)."""
+        broker = self._brokers.get(broker_name)
+        if broker is not None:
+            broker.address, broker.asked, broker.is_told, broker.retry_s = address, self._number, False, 0.0
+
+    def is_answered(self, broker_name: str) -> bool:
+        """Whether the broker has answered since `ask`, or there is nothing to wait for."""
+        broker = self._brokers.get(broker_name)
+        return broker is None or broker.asked is None
 
     # -- calls -----------------------------------------------------------------------------------------------------------------
 
@@ -258,7 +289,7 @@ class MembershipState:
             consumer_group=self.group,
             member=said,
             # The version of a group is 2 at least, and never goes back: to an older one the answer is the list, at once.
-            hold_ms=CLAIM_HOLD_MS if open_claims else int(hold_s * 1000),
+            hold_ms=CLAIM_HOLD_MS if open_claims or broker.asked is not None else int(hold_s * 1000),
             known_version=broker.version - 1 if needs_list and broker.version > 1 else broker.version,
             broker_start=broker.start,
             claims_only=bool(open_claims) and not needs_list,
@@ -303,15 +334,16 @@ class MembershipState:
         is_left = not self._brokers[broker_name].is_wanted and not self._has_queues_at(broker_name)
         ids: dict[str, list[int]] = {} if is_left else {topic: [] for topic in self._filters}
         for queue in sorted(self._queues | self._claims.keys()):
-            if queue.broker_name == broker_name and queue.topic in ids:
-                ids[queue.topic].append(queue.queue_id)
+            if queue.broker_name == broker_name and (queue.topic in ids or queue.topic in self._going):
+                ids.setdefault(queue.topic, []).append(queue.queue_id)
+        filters = self._going | self._filters
         return pb.GroupMember(
             client_id=client_id,
             nonce=nonce,
             topics=[
                 pb.MemberTopic(
                     topic=topic,
-                    filter=self._filters[topic],
+                    filter=filters[topic],
                     queue_ids=queue_ids,
                     route_number=self._route_numbers.get(topic, 0),
                 )
@@ -320,6 +352,7 @@ class MembershipState:
             allocation=self.allocation.name,
             machine_room=self.machine_room,
             client_version=f"protomq-python {VERSION}",
+            member_epoch=self._brokers[broker_name].member_epoch,
         )
 
     def answered(self, ticket: MemberTicket, payload: bytes, now_s: float) -> None:
@@ -336,7 +369,9 @@ class MembershipState:
         answer = decoded(payload, pb.HoldMembershipResponse.FromString)
         broker.away_since_s = None
         broker.in_flight, broker.was_tried, broker.heard_s = False, True, broker.sent_s
-        broker.failures, broker.retry_s, broker.knows_groups = 0, 0.0, True
+        broker.failures, broker.retry_s, broker.knows_groups, broker.is_refused = 0, 0.0, True, False
+        if broker.asked is not None and ticket.number > broker.asked:
+            broker.asked = None
         broker.version, broker.start = answer.version, answer.broker_start
         broker.settled_s = now_s + answer.settling_ms / 1000
         broker.expiry_s = answer.expiry_ms / 1000
@@ -375,6 +410,8 @@ class MembershipState:
         self._drop_claims(ticket.broker_name)
         broker.members = None  # Nobody knows whether it is still there; which answer it gave last, it may still know.
         broker.failures += 1
+        if not is_away and (not error.retriable or isinstance(error, TooManyError)):
+            broker.is_refused, broker.asked = True, None
         pause_s = min(BACKOFF_MIN_S * 2 ** min(broker.failures - 1, 10), BACKOFF_MAX_S)
         if isinstance(error, UnknownMethodError):
             broker.knows_groups, pause_s = False, OLD_BROKER_RETRY_S
@@ -419,6 +456,16 @@ class MembershipState:
         if broker_name in self._lost or broker_name in self._dropping:
             return False
         return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
+
+    def membership(self, queue: MessageQueue) -> Membership | None:
+        """What a commit of the queue names; None: it names nothing, since the queue is not shared, or its broker takes no such member.
+
+        Ask before `stands`: who is given up between the two names the membership that is over. Any thread, without the lock.
+        """
+        broker = self._brokers.get(queue.broker_name)
+        if broker is None or broker.is_refused or (queue.topic not in self._filters and queue.topic not in self._going):
+            return None
+        return Membership(*self.key, broker.member_epoch)
 
     def is_known_everywhere(self) -> bool:
         """Whether each broker was asked once."""
@@ -591,6 +638,7 @@ class MembershipState:
     def _forget(self, name: str, broker: _Broker) -> None:
         """The broker does not know the member any more, or may not: it joins again."""
         self._lost.add(name)
+        broker.member_epoch, broker.asked = next(self._epochs), None
         broker.version = broker.start = 0
         broker.members, broker.is_told, broker.retry_s = None, False, 0.0
         self._drop_claims(name)

@@ -70,6 +70,14 @@ class BrokerAddress(NamedTuple):
     remoting_address: str
 
 
+class Membership(NamedTuple):
+    """What a commit names: a member of a group, and which of its memberships at the broker."""
+
+    client_id: str
+    nonce: int
+    member_epoch: int
+
+
 class MethodInfo(NamedTuple):
     """A method of a service: its gRPC path, its number in a frame and the number of its lane."""
 

@@ -15,7 +15,7 @@ from protomq import _member_thread
 from protomq._async_transport import AsyncTransport
 from protomq._member_tasks import MemberTasks
 from protomq._member_thread import MemberThread
-from protomq._membership_logic import MembershipState
+from protomq._membership_logic import CLAIM_HOLD_MS, MembershipState
 from protomq._pull_multiplexer import Outcome, PullMultiplexer
 from protomq._remoting_sync import PipelinedConnection
 from protomq._transport import SyncTransport
@@ -43,6 +43,11 @@ def accepted(request: bytes) -> bytes:
     return pb.HoldMembershipResponse(version=2, broker_start=1, expiry_ms=25_000, members=[member]).SerializeToString()
 
 
+def is_brief(request: bytes) -> bool:
+    """Whether the member wants an answer at once."""
+    return pb.HoldMembershipRequest.FromString(request).hold_ms == CLAIM_HOLD_MS
+
+
 class FakeCalls:
     """In place of a PullMultiplexer. The outcomes of the first calls; then the first is answered well, and others are held."""
 
@@ -58,7 +63,7 @@ class FakeCalls:
         if isinstance(outcome, Exception):
             raise outcome
         if outcome is None:
-            if FakeCalls.is_known:
+            if FakeCalls.is_known and not is_brief(payload):
                 return
             outcome, FakeCalls.is_known = accepted(payload), True
         self._ended.append(Outcome(ticket, outcome))
@@ -95,6 +100,41 @@ def test_a_thread_goes_on_whatever_a_call_ends_with(calls: type[FakeCalls], outc
     wait_for(member.state.is_known_everywhere, PATIENCE_S, pause_s=0.001)
     wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
     member.abandon()
+
+
+def test_a_thread_waits_for_the_answer_of_a_broker_that_is_asked(calls: type[FakeCalls]) -> None:
+    member = MemberThread(member_state(), FakeSyncTransport(FakeCluster()), lambda: None)
+    member.poke()
+    member.wait_known(PATIENCE_S)
+    with member.lock:
+        member.state.ask("a", A)
+    assert not member.state.is_answered("a")
+    member.wait_answered("a", PATIENCE_S)
+    assert member.state.is_answered("a")
+    member.abandon()
+
+
+def test_tasks_wait_for_the_answer_of_a_broker_that_is_asked() -> None:
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            request = b"".join(payload)
+            if member.state.is_known_everywhere() and not is_brief(request):
+                await asyncio.sleep(3600)
+            return accepted(request)
+
+    async def run() -> None:
+        member.poke()
+        await member.wait_known(PATIENCE_S)
+        member.state.ask("a", A)
+        assert not member.state.is_answered("a")
+        await member.wait_answered("a", PATIENCE_S)
+        assert member.state.is_answered("a")
+        member.abandon()
+
+    member = MemberTasks(member_state(), Transport(), lambda: None)
+    asyncio.run(run())
 
 
 def test_a_thread_goes_on_though_it_gets_no_descriptors_for_a_while(

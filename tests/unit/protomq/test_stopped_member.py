@@ -40,6 +40,7 @@ class FakeMember:
         self._world = world
         self.ticket: MemberTicket | None = None
         self._said = pb.GroupMember()
+        self.asked = 0
 
     def call(self) -> None:
         self.ticket, _, request, _ = self.state.begin("a", self._world.now_s())
@@ -64,6 +65,16 @@ class FakeMember:
 
     def wait_granted(self, timeout_s: float) -> None:
         self.wait_known(timeout_s)
+
+    def wait_answered(self, broker_name: str, timeout_s: float) -> None:
+        self.asked += 1
+        self.when_asked()
+
+    def when_asked(self) -> None:
+        """The broker takes the member as it is."""
+        self.call()
+        self.answer()
+        self.call()
 
 
 class Lost(QueueListener):
