@@ -41,6 +41,13 @@ def takes_commits_with_old_tokens() -> Any:
     return mock.patch.object(QueueLocks, "may_commit", return_value=True)
 
 
+def does_not_look_whose_commit_it_is() -> Any:
+    """The broker does not look at the membership that a commit names."""
+    from protomq_broker.member_commits import MemberCommits
+
+    return mock.patch.object(MemberCommits, "check")
+
+
 def commits_what_is_in_hand() -> Any:
     """A member commits behind messages that its listeners still have."""
     from protomq._pull_logic import PullState
@@ -132,6 +139,7 @@ class PlantedInGroup(NamedTuple):
 BUGS: Final = (
     PlantedInGroup(gives_a_locked_queue_to_whoever_asks, ORDERLY, ("join", "leave"), "G[345]", rounds=8),
     PlantedInGroup(takes_commits_with_old_tokens, ORDERLY, ("stop in a commit",), "G[35]"),
+    PlantedInGroup(does_not_look_whose_commit_it_is, PULL, ("stop in a commit",), "G[38]"),
     PlantedInGroup(commits_what_is_in_hand, PUSH, ("join",), "G2"),
     PlantedInGroup(says_nothing_of_the_dead, PULL, ("kill alone",), "G6"),
     PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "G6"),

@@ -92,14 +92,22 @@ LATE = (
 )  # fmt: skip
 
 
-def test_without_locks_the_commit_that_a_stopped_member_was_sending_may_take_back_the_next_owners() -> None:
+def test_the_commit_that_a_stopped_member_was_sending_may_not_take_back_the_next_owners() -> None:
+    refused = tuple(line.replace("x committed 9.1 1 -", "x refused 9.1 1 MEMBER_UNKNOWN") for line in LATE[:-5])
+    made = history(*refused, locked=False)
+    made.stops["x"].append(Span(1.4, 9.0))
+    counts: Counter[str] = Counter()
+    assert check_group(made, counts) == []
+    assert counts["commits refused as no member"] == 1
     made = history(*LATE, locked=False)
     made.stops["x"].append(Span(1.4, 9.0))
-    assert broken(made) == []
-    assert broken(history(*LATE, locked=False)) == ["G3", "G8", "G8", "G8"], "nobody was stopped"
-    made = history(*LATE, locked=False)
-    made.stops["x"].append(Span(1.4, 7.5))
-    assert broken(made) == ["G3", "G8", "G8"], "that commit was made after it woke"
+    assert broken(made) == ["G3", "G3", "G8", "G8"], "it was accepted"
+    assert broken(history(*LATE, locked=False)) == ["G3", "G3", "G8", "G8", "G8"], "nobody was stopped"
+
+
+def test_without_locks_too_accepted_commits_only_grow() -> None:
+    made = history(*FIRST, *SECOND, "y commit 2.8 2 a/0 2 8", "y committed 2.9 2 -", locked=False)
+    assert broken(made) == ["G3"]
 
 
 def test_who_leaves_before_a_broker_that_was_away_has_heard_of_it_may_leave_its_last_message_to_another() -> None:

@@ -3,7 +3,7 @@
     G1   at least once: each acknowledged message was ended by a member
     G2   no commit is ahead: all messages below an accepted commit were ended before
     G3   no step back: nobody begins below what was committed when he asked; a queue's members get each message once, and in order where
-         the queue has order; accepted commits of locked queues only grow
+         the queue has order; accepted commits only grow
     G4   no two have a queue: no member has a message of it while another one still has one
     G5   no commit with a token is accepted after another member was given the queue
     G6   take-over: no queue with messages is silent for longer than promised
@@ -11,8 +11,8 @@
     G8   a queue that goes from one to another by a join or a leave takes its commit along: no message comes again
 
 What a stopped member had in hand it may finish, and counts; so do messages that come again since their commit was lost with a kill. One
-message may be between the check and the listener when a stop falls: it counts, two are wrong. Without locks, the commit that a stopped
-member was about to send may take back the next owner's (docs/groups.md): what comes again since then is no violation of G3 or G8.
+message may be between the check and the listener when a stop falls: it counts, two are wrong. The commit that a stopped member was about to
+send is refused when others have its queues, with a lock or without: it excuses nothing.
 """
 
 from __future__ import annotations
@@ -170,39 +170,24 @@ def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
             yield Violation("G2", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
 
 
-def _late_commits(history: GroupHistory, queue: str) -> list[Commit]:
-    """What members without locks had on their way when they were stopped, and was accepted when they woke."""
-    if history.is_locked:
-        return []
-    return [
-        one
-        for one in history.commits
-        if one.queue == queue
-        and one.accepted_s is not None
-        and history.was_stopped(one.member, one.sent_s - 1.0, one.accepted_s)
-    ]
-
-
 def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
     accepted: dict[str, list[Commit]] = defaultdict(list)
     for commit in history.commits:
         if commit.accepted_s is not None:
             accepted[commit.queue].append(commit)
     for queue, commits in accepted.items():
-        late = _late_commits(history, queue)
         by_end = sorted(commits, key=lambda one: one.accepted_s or 0.0)
         for member in {one.member for one in commits} | {got.member for got in history.got[queue]}:
             for fetch in history.fetches[member, queue]:
                 highest = max((one.offset for one in commits if (one.accepted_s or 0.0) < fetch.began_s), default=-1)
-                if fetch.offset < highest and not any(one.sent_s < fetch.time_s for one in late):
+                if fetch.offset < highest:
                     yield Violation("G3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
-        if history.is_locked:
-            highest, index = -1, 0
-            for commit in sorted(commits, key=lambda one: one.sent_s):
-                while index < len(by_end) and (by_end[index].accepted_s or 0.0) < commit.sent_s:
-                    highest, index = max(highest, by_end[index].offset), index + 1
-                if commit.offset < highest:
-                    yield Violation("G3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
+        highest, index = -1, 0
+        for commit in sorted(commits, key=lambda one: one.sent_s):
+            while index < len(by_end) and (by_end[index].accepted_s or 0.0) < commit.sent_s:
+                highest, index = max(highest, by_end[index].offset), index + 1
+            if commit.offset < highest:
+                yield Violation("G3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
     for queue, several in history.got.items():
         last: dict[str, tuple[int, int]] = {}
         seen: dict[str, set[int]] = defaultdict(set)
@@ -258,7 +243,7 @@ def _two_owners(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
 
 
 def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
-    counts["commits refused for their lock"] += history.refused["QUEUE_NOT_OWNED"]
+    counts["commits refused for their queue"] += history.refused["QUEUE_NOT_OWNED"]
     counts["commits refused as no member"] += history.refused["MEMBER_UNKNOWN"]
     if not history.is_locked:
         return
@@ -350,7 +335,6 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             unanswered_s[commit.member, commit.queue].append(commit.sent_s)
     for queue, several in history.got.items():
         downs = history.downs[queue.partition("/")[0]]
-        late = _late_commits(history, queue)
         last: dict[int, Got] = {}
         for got in several:
             if got in on_waking:
@@ -370,7 +354,6 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
                 or any(down.meets(*uncommitted) for down in downs)
                 or any(span[0] <= time_s <= span[1] for time_s in history.refused_s[member])
                 or any(sent_s > before.time_s for sent_s in unanswered_s[member, queue])
-                or any(one.offset <= got.offset and before.time_s < (one.accepted_s or 0.0) < got.time_s for one in late)
             )
             if not is_excused:
                 text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"
