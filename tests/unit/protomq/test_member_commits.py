@@ -143,6 +143,22 @@ def test_a_broker_that_goes_on_refusing_is_asked_once(node: Node) -> None:
     assert (node.member.asked, len(commits(node.world))) == (1, 2)
 
 
+def test_what_a_broker_that_takes_no_such_member_refused_is_not_committed_again_as_it_was(node: Node) -> None:
+    def say_full() -> None:
+        node.member.call()
+        assert node.member.ticket is not None
+        node.member.state.failed(node.member.ticket, TooManyError("full"), node.world.now_s())
+
+    refuse(node, MemberUnknownError("who?"))
+    node.member.when_asked = say_full  # type: ignore[method-assign]
+    node.world.advance(5.0)
+    node.poll()
+    assert [request.HasField("member") for request in commits(node.world)] == [True]
+    node.world.advance(5.0)
+    node.poll()
+    assert [request.HasField("member") for request in commits(node.world)] == [True, False]
+
+
 def test_the_last_commits_are_made_again_too() -> None:
     node = Node()
     refuse(node, MemberUnknownError("who?"))

@@ -157,6 +157,21 @@ def test_a_commit_that_names_no_member_is_taken_as_before_and_so_is_a_reset() ->
     assert broker.memberships.refused_commit_count == 0
 
 
+def test_what_a_broker_of_an_older_version_has_kept_of_the_member_changes_nothing() -> None:
+    broker = made()
+    says(broker, "a", 0)
+    kept = request({0: 5}, client_id="a")
+    kept.offsets[0].topic_incarnation = broker.topic.incarnation
+    broker.store.append_state(OFFSETS_TOPIC, [OffsetsRecord(commits=[kept]).SerializeToString()])
+    assert committed(broker) == {0: 5}
+    broker.store.close()
+    again = FakeBroker(disk=broker.disk)
+    assert committed(again) == {0: 5}
+    says(again, "a", 0)
+    commit(again, {0: 6}, client_id="a").response()
+    assert committed(again) == {0: 6}
+
+
 def test_a_lock_is_looked_at_too() -> None:
     broker = made()
     says(broker, "a", 0)
