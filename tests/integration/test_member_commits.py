@@ -79,7 +79,7 @@ def make_topic(broker: Broker, sends: int) -> None:
             producer.send("t", b"%d" % number)
 
 
-def committed(broker: Broker) -> list[int]:
+def committed(broker: Broker) -> list[int | None]:
     with Admin(namesrv=broker.namesrv) as admin:
         return [queue.committed_offset for queue in admin.group_lag("g") if queue.queue.topic == "t"]
 

@@ -401,8 +401,8 @@ class PullConsumer(ConsumerBase):
         """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
 
         It asks every broker, with retries, and then raises the error of a call that failed; the error's notes say which calls failed. If a
-        broker has lost a queue, the other queues are still committed: QueueNotFoundError names those that are not. So does QueueNotOwnedError
-        for queues of a subscription that are another member's.
+        broker has lost a queue, the other queues are still committed: QueueNotFoundError names those that are not. So does
+        QueueNotOwnedError for queues of a subscription that are another member's.
         """
         self._check_group()
         checked = None if offsets is None else checked_offsets(offsets)

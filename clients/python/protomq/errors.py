@@ -37,7 +37,7 @@
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and created again; `metadata` holds both incarnations
         ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
-        ├── QueueNotOwnedError          QUEUE_NOT_OWNED: a commit for a queue that is not the consumer's (any more); `metadata` names the owner
+        ├── QueueNotOwnedError          QUEUE_NOT_OWNED: a commit for a queue that is not the consumer's; `metadata` names the owner
         ├── MemberUnknownError          MEMBER_UNKNOWN: a member of a group was not heard of in time, and is none any more
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
@@ -498,8 +498,8 @@ class GroupInUseError(ServerError):
 
 
 class QueueNotOwnedError(ServerError):
-    """A commit for a queue that its group has not given to the consumer, or whose lock the consumer has lost. `metadata`: consumer_group, topic,
-    queue_ids (with commas), owner.
+    """A commit for a queue that its group has not given to the consumer, or whose lock the consumer has lost. `metadata`: consumer_group,
+    topic, queue_ids (with commas), owner.
     """
 
     reason = "QUEUE_NOT_OWNED"
