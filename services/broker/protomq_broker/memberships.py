@@ -8,7 +8,8 @@ Rules:
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   When a member takes a free queue, the version stays: no other member wants it.
-- Who comes back with queues that others have by now is refused, and who was forgotten since this start, also if others had them meanwhile.
+- Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. A broker that has just
+  started, or was just promoted, refuses nobody: there it was no member whom the group has given up.
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
@@ -120,19 +121,17 @@ class Memberships:
         self.ownerless_ms = 0
         """Queues without an owner times milliseconds, over all groups."""
 
-    def seen(
-        self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool, was_known: bool = False
-    ) -> bool:
+    def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
         """Takes a call of a member. Returns whether there is news for the group.
 
-        `rejoins`: the member was known here since this broker started; `was_known`: it was, perhaps before. Raises ServiceError:
-        MEMBER_UNKNOWN if it is not known any more and others have its queues by now, or had them meanwhile; TOO_MANY above a maximum.
+        `rejoins`: the member was known here since this broker started. Raises ServiceError: MEMBER_UNKNOWN if it is not known any more and
+        others have its queues by now, or had them since; TOO_MANY above a maximum.
         """
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
         if member is None:
-            is_over = (rejoins or was_known) and group is not None and not queues.isdisjoint(group.owners)
+            is_over = rejoins and group is not None and not queues.isdisjoint(group.owners)
             is_over = is_over or (rejoins and any(self._takers.get((name, queue), key) != key for queue in queues))
         else:
             # A call from before the member gave its queues up comes late.

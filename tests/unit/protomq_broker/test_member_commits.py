@@ -31,13 +31,13 @@ def made() -> FakeBroker:
     return broker
 
 
-def says(broker: FakeBroker, name: str, *queue_ids: int, epoch: int = 1, was_known: bool = False) -> None:
+def says(broker: FakeBroker, name: str, *queue_ids: int, epoch: int = 1) -> None:
     """The member has these queues; it holds no call."""
     said = GroupMember(
         client_id=name, nonce=7, topics=[MemberTopic(topic="topic", queue_ids=queue_ids)], member_epoch=epoch
     )
     now_ms = broker.clock.monotonic_ms()
-    broker.memberships.seen("g", said, "peer", now_ms, rejoins=was_known, was_known=was_known)
+    broker.memberships.seen("g", said, "peer", now_ms, rejoins=False)
     broker.memberships.held("g", (name, 7))
     broker.memberships.answered("g", (name, 7), now_ms)
 

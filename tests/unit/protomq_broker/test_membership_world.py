@@ -241,6 +241,24 @@ def test_a_broker_that_starts_again_takes_no_queue_from_anybody() -> None:
     assert [member.lost_count for member in members] == [0, 0]
 
 
+def test_who_comes_second_to_a_slave_while_the_master_is_away_keeps_its_queues() -> None:
+    world = World(BrokerNode("a", 4))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    before = [set(member.queues) for member in (first, second)]
+    # A slave has run for long: it does not settle. The first member finds nobody else there, and claims all queues.
+    slave = world.brokers["a"] = BrokerNode("a", 4, start=2)
+    world.members.remove(second)
+    world.run(1_000)
+    assert slave.service.counts().ownerless_queues == 0
+    world.members.append(second)
+    for _ in range(100):
+        world.run(20)
+        assert second.queues == before[1]
+    assert first.queues == before[0]
+    assert [member.lost_count for member in (first, second)] == [0, 0]
+
+
 def test_while_a_broker_settles_who_joins_waits() -> None:
     world = World(BrokerNode("a", 4, known=("g",)))
     newcomer = world.join("m1")

@@ -128,8 +128,8 @@ class HoldMembershipRequest(_message.Message):
     known_version: _builtins.int
     """`version` of the answer before, from this broker; 0: there was none."""
     broker_start: _builtins.int
-    """`broker_start` of that answer. A member with a `known_version` that the broker does not know (any more) is refused with MEMBER_UNKNOWN
-    if others have queues of its by now; where `broker_start` is this start's, also if others had them meanwhile. Else it joins.
+    """`broker_start` of that answer. Where it is this start's, a member that the broker does not know any more is refused with MEMBER_UNKNOWN
+    if others have queues of its by now, or had them since; else it joins.
     """
     claims_only: _builtins.bool
     """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
