@@ -275,6 +275,10 @@ class MembershipService:
             else:
                 self._hold(member, call, request, hold_ms)
             return
+        if self._memberships.is_late(name, said):
+            # It arrived after the call that replaces it, and is answered as if it had been held here before.
+            call.answer(self._answer_replaced(request))
+            return
         # Before it counts as a member: the call that ends may be of one that was none.
         self._end_waiter(member)
         knows_this_start = request.broker_start == self._broker_start
@@ -423,6 +427,11 @@ class MembershipService:
             expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
         )
 
+    def _answer_replaced(self, request: HoldMembershipRequest) -> bytes:
+        response = self._answer_without_list(request)
+        response.is_unchanged = True
+        return response.SerializeToString()
+
     def _answer(self, request: HoldMembershipRequest, question_id: int = 0, *, is_claim: bool = False) -> bytes:
         name, known = request.consumer_group, self._memberships
         group = known.find(name)
@@ -539,9 +548,8 @@ class MembershipService:
     def _end(self, waiter: _Waiter) -> None:
         """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""
         with self._lock:
-            response = self._answer_without_list(waiter.request)
-        response.is_unchanged = True
-        _answer_all([(waiter, response.SerializeToString())])
+            payload = self._answer_replaced(waiter.request)
+        _answer_all([(waiter, payload)])
 
     def _refuse(self, waiter: _Waiter | _Question) -> None:
         if waiter.timer is not None:

@@ -10,6 +10,7 @@ Rules:
   When a member takes a free queue, the version stays: no other member wants it.
 - Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. A broker that has just
   started, or was just promoted, refuses nobody: there it was no member whom the group has given up.
+- A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
@@ -121,8 +122,13 @@ class Memberships:
         self.ownerless_ms = 0
         """Queues without an owner times milliseconds, over all groups."""
 
+    def is_late(self, name: str, said: GroupMember) -> bool:
+        """Whether the member has given its queues up, and joined again, since it made this call."""
+        member = self._find(name, (said.client_id, said.nonce))
+        return member is not None and said.member_epoch < member.said.member_epoch
+
     def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
-        """Takes a call of a member. Returns whether there is news for the group.
+        """Takes a call of a member, not a late one. Returns whether there is news for the group.
 
         `rejoins`: the member was known here since this broker started. Raises ServiceError: MEMBER_UNKNOWN if it is not known any more and
         others have its queues by now, or had them since; TOO_MANY above a maximum.
@@ -130,13 +136,14 @@ class Memberships:
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
-        if member is None:
-            is_over = rejoins and group is not None and not queues.isdisjoint(group.owners)
-            is_over = is_over or (rejoins and any(self._takers.get((name, queue), key) != key for queue in queues))
-        else:
-            # A call from before the member gave its queues up comes late.
-            is_over = said.member_epoch < member.said.member_epoch
-        if is_over:
+        if (
+            member is None
+            and rejoins
+            and (
+                (group is not None and not queues.isdisjoint(group.owners))
+                or any(self._takers.get((name, queue), key) != key for queue in queues)
+            )
+        ):
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",

@@ -533,8 +533,28 @@ def test_a_call_that_was_replaced_is_answered_without_the_list_which_the_newer_o
     assert len(restarted.response().members) == 2
 
 
-def says(name: str, *queue_ids: int) -> GroupMember:
-    return GroupMember(client_id=name, nonce=6, topics=[MemberTopic(topic="T", queue_ids=queue_ids)])
+def says(name: str, *queue_ids: int, epoch: int = 0) -> GroupMember:
+    return GroupMember(
+        client_id=name, nonce=6, topics=[MemberTopic(topic="T", queue_ids=queue_ids)], member_epoch=epoch
+    )
+
+
+def test_a_call_from_before_the_member_gave_its_queues_up_arrives_late_and_changes_nothing() -> None:
+    broker = BrokerNode("a", 2)
+
+    def call(said: GroupMember, **fields: object) -> FakeCall:
+        request = HoldMembershipRequest(consumer_group="g", member=said, hold_ms=10_000, **fields)  # type: ignore[arg-type]
+        return broker.server.call(HOLD, request)
+
+    first = call(says("n", 0, 1, epoch=1)).response()
+    joined = call(says("n", epoch=2)).response()
+    held = call(says("n", 1, epoch=2), known_version=joined.version, broker_start=1)
+    late = call(says("n", 0, 1, epoch=1), known_version=first.version, broker_start=1).response()
+    assert (late.is_unchanged, late.version, len(late.members)) == (True, first.version, 0)
+    broker.server.run()
+    assert held.is_held
+    (member,) = listed(broker).members
+    assert (member.member, member.silent_ms) == (says("n", 1, epoch=2), 0)
 
 
 def test_a_claim_is_answered_at_once_without_the_list_and_the_news_come_with_the_next_call() -> None:

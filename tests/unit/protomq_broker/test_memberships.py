@@ -130,17 +130,6 @@ def test_one_that_comes_to_a_broker_for_the_first_time_since_its_start_keeps_que
     assert known.taken("g", ("b", 1)) == {"T": [0]}
 
 
-def test_a_call_from_before_the_member_gave_its_queues_up_does_not_give_them_back() -> None:
-    known = made()
-    late, now = member("a", 0), member("a")
-    late.member_epoch, now.member_epoch = 1, 2
-    seen(known, now)
-    with pytest.raises(ServiceError, match="Give them up"):
-        seen(known, late, 1)
-    assert known.may_commit("g", ("a", 1), 1, [("T", 0)]) is None
-    assert known.may_commit("g", ("a", 1), 2, [("T", 0)]) == [("T", 0)]
-
-
 def test_of_the_queues_whose_last_taker_is_remembered_there_are_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKERS_MAX", 2)
     known = made()

@@ -43,7 +43,8 @@ class GroupMember(_message.Message):
     """The library and its version."""
     member_epoch: _builtins.int
     """Which of its memberships at this broker it is, 1 at first. It grows when the member gives all its queues here up because others may have them,
-    and joins again. Commits name it (CommittingMember), so those of an earlier membership are refused. 0: it does not say.
+    and joins again. Commits name it (CommittingMember), so those of an earlier membership are refused. A HoldMembership of an earlier one, which
+    arrives late, is answered `is_unchanged` and changes nothing. 0: it does not say.
     """
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
