@@ -14,7 +14,7 @@ Rules:
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
-- Bounded: members of a group, groups, topics of a member, queues that a member has, queues whose last taker is remembered.
+- Bounded: members of a group, groups, topics of a member, queues that a member has, free queues whose last owner is remembered.
 
 Not thread-safe: the service has a lock. Only `may_commit` and `owner` may be called without it.
 """
@@ -40,8 +40,8 @@ TOPICS_MAX: Final = 256
 """Most topics of a member."""
 QUEUES_MAX: Final = 16_384
 """Most queues that a member has at one broker."""
-TAKERS_MAX: Final = 100_000
-"""Most queues of groups whose last taker is remembered, the newest; the same number as locks."""
+LAST_OWNERS_MAX: Final = 100_000
+"""Most free queues of groups whose last owner is remembered, the newest; the same number as locks."""
 TEXT_MAX_BYTES: Final = 255
 FILTER_MAX_BYTES: Final = 8_192
 
@@ -112,8 +112,8 @@ class Memberships:
         self.queue_count = queue_count
         self._known_groups = frozenset(known_groups)
         self._groups: dict[str, Group] = {}
-        self._takers: dict[tuple[str, Queue], MemberKey] = {}
-        """Who was the last to take each queue of each group; the newest stands last."""
+        self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
+        """Who was the last to have each free queue of each group; the newest stands last."""
         self._versions = itertools.count(1)
         self.rebalance_count = 0
         """Number of times that a member came or went."""
@@ -136,14 +136,7 @@ class Memberships:
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
-        if (
-            member is None
-            and rejoins
-            and (
-                (group is not None and not queues.isdisjoint(group.owners))
-                or any(self._takers.get((name, queue), key) != key for queue in queues)
-            )
-        ):
+        if member is None and rejoins and self._had_others(name, key, queues):
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",
@@ -171,8 +164,7 @@ class Memberships:
                 self._drop_interests(group, member.said)
         member.said, member.peer, member.seen_ms = said, peer, now_ms
         member.expires_ms = now_ms + self.expiry_ms
-        self._note_taker(name, key, queues - member.queues)
-        has_news |= self._change_queues(group, member, queues)
+        has_news |= self._change_queues(name, group, member, queues)
         if has_news:
             group.version = next(self._versions)
         return has_news
@@ -206,7 +198,7 @@ class Memberships:
             return False
         self._count_ownerless(name, group, now_ms)
         member = group.members.pop(key)
-        self._change_queues(group, member, frozenset())
+        self._change_queues(name, group, member, frozenset())
         self._drop_interests(group, member.said)
         group.version = next(self._versions)
         self.rebalance_count += 1
@@ -288,14 +280,19 @@ class Memberships:
         group = self._groups.get(name)
         return group.members.get(key) if group is not None else None
 
-    def _note_taker(self, name: str, key: MemberKey, taken: Iterable[Queue]) -> None:
-        for queue in taken:
-            self._takers.pop((name, queue), None)
-            self._takers[name, queue] = key
-            if len(self._takers) > TAKERS_MAX:
-                del self._takers[next(iter(self._takers))]
+    def _had_others(self, name: str, key: MemberKey, queues: Iterable[Queue]) -> bool:
+        """Whether others have one of the queues, or it is free and somebody else was the last to have it."""
+        group = self._groups.get(name)
+        return any(
+            (group is not None and queue in group.owners) or self._last_owners.get((name, queue), key) != key for queue in queues
+        )
 
-    def _change_queues(self, group: Group, member: Member, queues: frozenset[Queue]) -> bool:
+    def _note_last_owner(self, name: str, queue: Queue, key: MemberKey) -> None:
+        self._last_owners[name, queue] = key
+        if len(self._last_owners) > LAST_OWNERS_MAX:
+            del self._last_owners[next(iter(self._last_owners))]
+
+    def _change_queues(self, name: str, group: Group, member: Member, queues: frozenset[Queue]) -> bool:
         """Sets the queues that the member has now. Returns whether a queue is free now, or has two owners."""
         has_news = False
         owners = group.owners
@@ -303,12 +300,14 @@ class Memberships:
             owners[queue] -= 1
             if not owners[queue]:
                 del owners[queue]
+                self._note_last_owner(name, queue, (member.said.client_id, member.said.nonce))
                 group.ownerless_queues += self._counts(group, queue)
                 has_news = True
         for queue in queues - member.queues:
             owners[queue] = owners.get(queue, 0) + 1
             has_news |= owners[queue] > 1
             if owners[queue] == 1:
+                self._last_owners.pop((name, queue), None)
                 group.ownerless_queues -= self._counts(group, queue)
         member.queues = queues
         return has_news

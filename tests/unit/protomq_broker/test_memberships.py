@@ -123,6 +123,25 @@ def test_one_that_expired_is_refused_if_another_had_its_queues_meanwhile_and_is_
     assert seen(known, member("a", 0), 9, rejoins=True), "queue 0 was nobody's"
 
 
+def test_a_claim_that_came_too_late_takes_no_queue_from_an_owner_whose_connection_breaks_after_it() -> None:
+    known = made()
+    seen(known, member("a", 0))
+    seen(known, member("b", 0), 1)
+    seen(known, member("b"), 2)
+    known.left("g", ("a", 1), 3)
+    assert seen(known, member("a", 0), 4, rejoins=True)
+
+
+def test_who_has_waited_for_an_owner_in_vain_and_took_its_queue_had_it() -> None:
+    known = made()
+    seen(known, member("a", 0))
+    seen(known, member("b", 0), 60_000)
+    known.left("g", ("a", 1), 60_001)
+    known.left("g", ("b", 1), 60_002)
+    with pytest.raises(ServiceError, match="Give them up"):
+        seen(known, member("a", 0), 60_003, rejoins=True)
+
+
 def test_one_that_comes_to_a_broker_for_the_first_time_since_its_start_keeps_queues_that_others_claim() -> None:
     known = made()
     seen(known, member("b", 0))
@@ -130,15 +149,15 @@ def test_one_that_comes_to_a_broker_for_the_first_time_since_its_start_keeps_que
     assert known.taken("g", ("b", 1)) == {"T": [0]}
 
 
-def test_of_the_queues_whose_last_taker_is_remembered_there_are_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TAKERS_MAX", 2)
+def test_free_queues_whose_last_owner_is_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_OWNERS_MAX", 2)
     known = made()
-    for queue_id in range(4):
-        seen(known, member("b", queue_id))
+    for first in range(4):
+        seen(known, member("b", *range(first, 4)))
     known.left("g", ("b", 1), 1)
     assert seen(known, member("a", 0, 1), 2, rejoins=True), "forgotten"
     with pytest.raises(ServiceError):
-        seen(known, member("c", 1), 3, rejoins=True)
+        seen(known, member("c", 2), 3, rejoins=True)
 
 
 def test_members_of_one_name_are_two() -> None:
