@@ -94,6 +94,7 @@ class ConsumerSteps:
         """Of a consumer that has its queues to itself."""
         if member is not None and options.lock_queues:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
+            member.state.is_named = False
         self._commits = CommitSteps(
             options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin
         )
@@ -311,8 +312,8 @@ class ConsumerSteps:
         return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
 
     def membership(self, queue: MessageQueue) -> Membership | None:
-        """What a commit of the queue names; None: nothing. A lock's token says more: it outlives a restart of the broker."""
-        if self._share is None or self.locks is not None or queue in self.assigned:
+        """What a commit of the queue names; None: nothing."""
+        if self._share is None or queue in self.assigned:
             return None
         return self._share.membership(queue)
 

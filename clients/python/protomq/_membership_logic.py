@@ -161,6 +161,8 @@ class MembershipState:
         self._fork_count = -1
         self._client_id = ""
         self._nonce = 0
+        self.is_named = True
+        """Whether commits name the membership. Else they carry a lock's token, which outlives a restart of the broker and says more."""
         self.news = 0
         """Grows with each answer that may change the share."""
         self._filters: dict[str, str] = {}
@@ -352,7 +354,7 @@ class MembershipState:
             allocation=self.allocation.name,
             machine_room=self.machine_room,
             client_version=f"protomq-python {VERSION}",
-            member_epoch=self._brokers[broker_name].member_epoch,
+            member_epoch=self._brokers[broker_name].member_epoch if self.is_named else 0,
         )
 
     def answered(self, ticket: MemberTicket, payload: bytes, now_s: float) -> None:
@@ -458,12 +460,13 @@ class MembershipState:
         return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
 
     def membership(self, queue: MessageQueue) -> Membership | None:
-        """What a commit of the queue names; None: it names nothing, since the queue is not shared, or its broker takes no such member.
+        """What a commit of the queue names; None: nothing, since a lock protects the queue, it is not shared, or its broker takes no such member.
 
         Ask before `stands`: who is given up between the two names the membership that is over. Any thread, without the lock.
         """
         broker = self._brokers.get(queue.broker_name)
-        if broker is None or broker.is_refused or (queue.topic not in self._filters and queue.topic not in self._going):
+        is_wanted = queue.topic in self._filters or queue.topic in self._going
+        if not self.is_named or broker is None or broker.is_refused or not is_wanted:
             return None
         return Membership(*self.key, broker.member_epoch)
 

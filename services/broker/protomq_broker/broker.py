@@ -195,6 +195,7 @@ class Broker:
             gap_ms=config.member_gap_ms,
             queue_count=self._read_queues,
             known_groups=self.store.offsets.groups(),
+            takes_commits=not self._is_slave,
         )
         self._memberships = MembershipService(
             memberships,

@@ -282,8 +282,9 @@ class MembershipService:
         # Before it counts as a member: the call that ends may be of one that was none.
         self._end_waiter(member)
         knows_this_start = request.broker_start == self._broker_start
+        was_known = request.known_version > 0
         has_news = self._memberships.seen(
-            name, said, call.peer, now_ms, rejoins=knows_this_start and request.known_version > 0
+            name, said, call.peer, now_ms, rejoins=was_known and knows_this_start, was_known=was_known
         )
         group = self._memberships.find(name)
         assert group is not None

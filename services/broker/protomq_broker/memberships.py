@@ -8,8 +8,10 @@ Rules:
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   When a member takes a free queue, the version stays: no other member wants it.
-- Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. A broker that has just
-  started, or was just promoted, refuses nobody: there it was no member whom the group has given up.
+- Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused.
+- After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is refused if
+  others have taken them since, and if his commits name his membership. A slave takes no commits, and refuses nobody: it settled long before members
+  come to it one by one because their master is away.
 - A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
@@ -94,6 +96,7 @@ class Memberships:
     """The groups of a broker.
 
     `queue_count` returns how many queues of a topic can be read here. `known_groups`: groups that had offsets when the broker started.
+    `takes_commits`: the broker is no slave.
     """
 
     def __init__(
@@ -105,12 +108,14 @@ class Memberships:
         gap_ms: int,
         queue_count: Callable[[str], int],
         known_groups: Collection[str],
+        takes_commits: bool = True,
     ) -> None:
         self._settled_ms = started_ms + settle_ms
         self.expiry_ms = expiry_ms
         self.gap_ms = min(gap_ms, expiry_ms)
         self.queue_count = queue_count
         self._known_groups = frozenset(known_groups)
+        self._takes_commits = takes_commits
         self._groups: dict[str, Group] = {}
         self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
         """Who was the last to have each free queue of each group; the newest stands last."""
@@ -127,16 +132,24 @@ class Memberships:
         member = self._find(name, (said.client_id, said.nonce))
         return member is not None and said.member_epoch < member.said.member_epoch
 
-    def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
+    def seen(
+        self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool, was_known: bool = False
+    ) -> bool:
         """Takes a call of a member, not a late one. Returns whether there is news for the group.
 
-        `rejoins`: the member was known here since this broker started. Raises ServiceError: MEMBER_UNKNOWN if it is not known any more and
-        others have its queues by now, or had them since; TOO_MANY above a maximum.
+        `rejoins`: the member was known here since this broker started; `was_known`: it was, perhaps before. Raises ServiceError:
+        MEMBER_UNKNOWN if it is not known any more and others have its queues by now, or had them since; TOO_MANY above a maximum.
         """
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
-        if member is None and rejoins and self._had_others(name, key, queues):
+        is_over = False
+        if member is None and rejoins:
+            is_over = self._have_others(name, queues) or self._had_others(name, key, queues)
+        elif member is None and was_known and said.member_epoch and self._takes_commits:
+            has_settled = name in self._known_groups and now_ms >= self._settled_ms
+            is_over = has_settled and self._have_others(name, queues)
+        if is_over:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",
@@ -280,12 +293,14 @@ class Memberships:
         group = self._groups.get(name)
         return group.members.get(key) if group is not None else None
 
-    def _had_others(self, name: str, key: MemberKey, queues: Iterable[Queue]) -> bool:
-        """Whether others have one of the queues, or it is free and somebody else was the last to have it."""
+    def _have_others(self, name: str, queues: frozenset[Queue]) -> bool:
+        """Whether members have any of the queues."""
         group = self._groups.get(name)
-        return any(
-            (group is not None and queue in group.owners) or self._last_owners.get((name, queue), key) != key for queue in queues
-        )
+        return group is not None and not queues.isdisjoint(group.owners)
+
+    def _had_others(self, name: str, key: MemberKey, queues: Iterable[Queue]) -> bool:
+        """Whether any of the queues is free, and somebody else was the last to have it."""
+        return any(self._last_owners.get((name, queue), key) != key for queue in queues)
 
     def _note_last_owner(self, name: str, queue: Queue, key: MemberKey) -> None:
         self._last_owners[name, queue] = key

@@ -13,7 +13,6 @@ from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
 from protomq._membership_logic import CLAIM_HOLD_MS, HOLD_S, MembershipState
 from protomq._methods import COMMIT_OFFSETS
-from protomq._queue_locks import QueueLocks
 from protomq._types import BrokerAddress
 from protomq.allocation import Average
 from protomq.errors import (
@@ -84,7 +83,7 @@ def test_what_is_not_shared_by_a_membership_is_committed_without_one(node: Node,
     if how == "assigned":
         node.steps.assigned = (A0,)
     if how == "locks":
-        node.steps.locks = QueueLocks("g", lambda: node.member.state.key, node.world.now_s)
+        node.steps = ConsumerSteps(ConsumerOptions(group="g", lock_queues=True), node.world.now_s, member=node.member)
     if how == "no member":
         node.steps = ConsumerSteps(ConsumerOptions(group="g"), node.world.now_s)
     if how == "another topic":
@@ -100,6 +99,15 @@ def test_what_is_not_shared_by_a_membership_is_committed_without_one(node: Node,
         node.member.when_asked()
         node.world.driver.run(node.steps.commit({queue: 6}))
         assert commits(node.world)[-1].HasField("member")
+
+
+def test_one_that_locks_its_queues_says_that_its_commits_do_not_name_it(node: Node) -> None:
+    def epoch() -> int:
+        return pb.HoldMembershipRequest.FromString(node.member.state.begin("a", node.world.now_s())[2]).member.member_epoch
+
+    assert epoch() == 1
+    ConsumerSteps(ConsumerOptions(group="g", lock_queues=True), node.world.now_s, member=node.member)
+    assert epoch() == 0
 
 
 @pytest.mark.parametrize("error", [MemberUnknownError("who?"), QueueNotOwnedError("whose?", metadata={"queue_ids": "0"})])

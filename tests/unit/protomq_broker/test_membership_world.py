@@ -55,7 +55,9 @@ SERVICE = membership_service_pb2.DESCRIPTOR.services_by_name["MembershipService"
 class BrokerNode:
     """One broker."""
 
-    def __init__(self, name: str, queues: int, known: tuple[str, ...] = (), start: int = 1) -> None:
+    def __init__(
+        self, name: str, queues: int, known: tuple[str, ...] = (), start: int = 1, takes_commits: bool = True
+    ) -> None:
         self.name = name
         self.clock = ManualClock()
         self.queue_count = queues
@@ -66,6 +68,7 @@ class BrokerNode:
             gap_ms=25_000,
             queue_count=lambda topic: self.queue_count,
             known_groups=known,
+            takes_commits=takes_commits,
         )
         self.service = MembershipService(
             known_members, self.clock, broker_start=start, hold_max_ms=60_000
@@ -241,22 +244,43 @@ def test_a_broker_that_starts_again_takes_no_queue_from_anybody() -> None:
     assert [member.lost_count for member in members] == [0, 0]
 
 
-def test_who_comes_second_to_a_slave_while_the_master_is_away_keeps_its_queues() -> None:
+@pytest.mark.parametrize("meets", ["at the slave", "at the new master", "at the new master, and is there first"])
+def test_who_comes_second_to_a_slave_while_the_master_is_away_keeps_its_queues(meets: str) -> None:
     world = World(BrokerNode("a", 4))
     first, second = world.join("m1"), world.join("m2")
     world.run(1_000)
     before = [set(member.queues) for member in (first, second)]
-    # A slave has run for long: it does not settle. The first member finds nobody else there, and claims all queues.
-    slave = world.brokers["a"] = BrokerNode("a", 4, start=2)
+    # A slave has run for long, and has settled. The first member finds nobody else there, and claims all queues.
+    slave = BrokerNode("a", 4, known=("g",), start=2, takes_commits=False)
+    slave.advance(60_000)
+    world.brokers["a"] = slave
     world.members.remove(second)
     world.run(1_000)
     assert slave.service.counts().ownerless_queues == 0
-    world.members.append(second)
-    for _ in range(100):
+    world.members = [second, first] if meets.endswith("first") else [first, second]
+    if meets != "at the slave":
+        world.brokers["a"] = BrokerNode("a", 4, known=("g",), start=3)
+    for _ in range(300):
         world.run(20)
         assert second.queues == before[1]
     assert first.queues == before[0]
     assert [member.lost_count for member in (first, second)] == [0, 0]
+
+
+def test_who_comes_to_a_broker_that_started_again_after_others_took_its_queues_gives_them_up() -> None:
+    world = World(BrokerNode("a", 4))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    world.brokers["a"] = BrokerNode("a", 4, known=("g",), start=2)
+    world.members.remove(second)  # It cannot reach the broker, or is stopped.
+    world.run(5_000)
+    assert len(first.queues) == 4
+    world.members.append(second)
+    for _ in range(100):
+        world.run(20)
+        assert set(world.owners().values()) <= {0, 1} or not second.lost_count
+    assert second.lost_count == 1
+    assert set(world.owners().values()) == {1}
 
 
 def test_while_a_broker_settles_who_joins_waits() -> None:

@@ -15,7 +15,7 @@ from protomq_runtime.errors import ServiceError
 QUEUES = 4
 
 
-def made(known: tuple[str, ...] = ()) -> Memberships:
+def made(known: tuple[str, ...] = (), *, takes_commits: bool = True) -> Memberships:
     return Memberships(
         0,
         settle_ms=3_000,
@@ -23,6 +23,7 @@ def made(known: tuple[str, ...] = ()) -> Memberships:
         gap_ms=25_000,
         queue_count=lambda topic: QUEUES if topic == "T" else 0,
         known_groups=known,
+        takes_commits=takes_commits,
     )
 
 
@@ -142,11 +143,29 @@ def test_who_has_waited_for_an_owner_in_vain_and_took_its_queue_had_it() -> None
         seen(known, member("a", 0), 60_003, rejoins=True)
 
 
-def test_one_that_comes_to_a_broker_for_the_first_time_since_its_start_keeps_queues_that_others_claim() -> None:
-    known = made()
-    seen(known, member("b", 0))
-    assert seen(known, member("a", 0), 1), "it may have had the queue before the start"
-    assert known.taken("g", ("b", 1)) == {"T": [0]}
+@pytest.mark.parametrize("how", ["settles", "new group", "slave", "names no membership", "is new", "has other queues", "in time"])
+def test_one_that_comes_to_a_broker_that_started_again_is_refused_only_if_others_could_take_its_queues_in_order(how: str) -> None:
+    known = made(() if how == "new group" else ("g",), takes_commits=how != "slave")
+    said = member("a", 1 if how == "has other queues" else 0)
+    said.member_epoch = int(how != "names no membership")
+
+    def comes(now_ms: int) -> bool:
+        return known.seen("g", said, "peer", now_ms, rejoins=False, was_known=how != "is new")
+
+    if how == "in time":
+        comes(1)
+    seen(known, member("b", 0), 2)
+    assert comes(2_999 if how == "settles" else 3_000) is (how != "in time")
+    assert known.taken("g", ("a", 1)) == ({} if how == "has other queues" else {"T": [0]})
+
+
+def test_one_that_comes_to_a_broker_that_started_again_when_that_has_settled_and_others_have_its_queues_is_refused() -> None:
+    known = made(("g",))
+    said = member("a", 0)
+    said.member_epoch = 1
+    seen(known, member("b", 0), 3_000)
+    with pytest.raises(ServiceError, match="Give them up"):
+        known.seen("g", said, "peer", 3_000, rejoins=False, was_known=True)
 
 
 def test_free_queues_whose_last_owner_is_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

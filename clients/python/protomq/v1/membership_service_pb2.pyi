@@ -44,7 +44,7 @@ class GroupMember(_message.Message):
     member_epoch: _builtins.int
     """Which of its memberships at this broker it is, 1 at first. It grows when the member gives all its queues here up because others may have them,
     and joins again. Commits name it (CommittingMember), so those of an earlier membership are refused. A HoldMembership of an earlier one, which
-    arrives late, is answered `is_unchanged` and changes nothing. 0: it does not say.
+    arrives late, is answered `is_unchanged` and changes nothing. 0: its commits do not name it.
     """
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
@@ -130,7 +130,8 @@ class HoldMembershipRequest(_message.Message):
     """`version` of the answer before, from this broker; 0: there was none."""
     broker_start: _builtins.int
     """`broker_start` of that answer. Where it is this start's, a member that the broker does not know any more is refused with MEMBER_UNKNOWN
-    if others have queues of its by now, or had them since; else it joins.
+    if others have queues of its by now, or had them since; else it joins. Where it is another one, the same holds once the list is complete
+    (`settling_ms`), if others have queues of its then, and if its `member_epoch` is not 0. A slave refuses nobody so.
     """
     claims_only: _builtins.bool
     """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
