@@ -460,9 +460,10 @@ class MembershipState:
         return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
 
     def membership(self, queue: MessageQueue) -> Membership | None:
-        """What a commit of the queue names; None: nothing, since a lock protects the queue, it is not shared, or its broker takes no such member.
+        """What a commit of the queue names; None: nothing.
 
-        Ask before `stands`: who is given up between the two names the membership that is over. Any thread, without the lock.
+        It names nothing where a lock protects the queue, where the queue is not shared, and where its broker takes no such member. Ask
+        before `stands`: who is given up between the two names the membership that is over. Any thread, without the lock.
         """
         broker = self._brokers.get(queue.broker_name)
         is_wanted = queue.topic in self._filters or queue.topic in self._going

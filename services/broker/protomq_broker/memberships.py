@@ -9,9 +9,9 @@ Rules:
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   When a member takes a free queue, the version stays: no other member wants it.
 - Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused.
-- After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is refused if
-  others have taken them since, and if his commits name his membership. A slave takes no commits, and refuses nobody: it settled long before members
-  come to it one by one because their master is away.
+- After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is
+  refused if others have taken them since, and if his commits name his membership. A slave takes no commits, and refuses nobody: it
+  settled long before members come to it one by one because their master is away.
 - A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
