@@ -1,6 +1,10 @@
 """Following a topic with a pull consumer: what `consume` does.
 
-What was printed is committed, nothing else: offsets are counted here and committed every second and at the end, whatever ends it.
+- What was printed is committed, nothing else: offsets are counted here and committed every second, when a queue goes, and at the end.
+- Where to begin and to end in each queue is looked up once, for all queues of the topic. A member of a group seeks a queue when it first
+  gets it, which may be after the start.
+- The end is reached when all queues are at theirs. Of a queue of this member its position tells; of one that others have, what the group
+  has committed. That says nothing of a queue that is still to be sought.
 """
 
 from __future__ import annotations
@@ -8,11 +12,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from protomq import QueueListener
+from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError
 from protomq_cli.connection import open_admin, open_consumer
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
@@ -23,113 +29,167 @@ if TYPE_CHECKING:
 
 _POLL_COUNT: Final = 512
 _COMMIT_INTERVAL_S: Final = 1.0
+_OTHERS_INTERVAL_S: Final = 1.0
+_OTHERS_TOLD_S: Final = 3.0
+"""As long as a member usually waits for its first queues, after another one has left."""
 _HOLD_MS: Final = 15_000
 _HOLD_TO_END_MS: Final = 100
 
 
-class Follower:
-    """Reads a topic with a consumer that is open already. `show` is given each message, `flush` ends each batch."""
+class Span(NamedTuple):
+    """What the user wants of one queue, in offsets."""
+
+    begin: int | None
+    """None: where the group is, or where the consumer begins."""
+    end: int | None
+    """Not included; None: no end."""
+    min_offset: int
+    end_offset: int
+    """Of the queue, when it was looked up."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is wanted of the queue."""
+        begin = self.min_offset if self.begin is None else max(self.begin, self.min_offset)
+        return self.end is not None and begin >= self.end
+
+
+class Follower(QueueListener):
+    """Reads a topic. `show` is given each message, `flush` ends each batch. It is the listener of its consumer."""
 
     def __init__(
         self,
-        consumer: PullConsumer,
-        topic: str,
         show: Callable[[Message], None],
         flush: Callable[[], None],
-        *,
-        wanted: OffsetRange | None = None,
-        tags: Sequence[str] = (),
-        sql: str | None = None,
-        exit_at_end: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._consumer = consumer
         self._show = show
         self._flush = flush
+        self._clock = clock
+        self._consumer: PullConsumer
+        self._spans: Mapping[MessageQueue, Span] = {}
+        self._has_end = False
+        self._unsought: set[MessageQueue] = set()
+        self._open: set[MessageQueue] = set()
+        """Queues that are not known to be at their ends."""
         self._printed: dict[MessageQueue, int] = {}
-        self._begins: dict[MessageQueue, int] = {}
-        """Of queues that do not reach to where the user wants to begin: what comes before that is not shown."""
         self._count = 0
-        self.missing = Missing()
-        consumer.subscribe(topic, tags, sql=sql)
-        self._ends = self._seek(wanted, exit_at_end)
+        self._others_s = self._others_told_s = 0.0
+
+    def run(
+        self,
+        consumer: PullConsumer,
+        subscribe: Callable[[], None],
+        spans: Mapping[MessageQueue, Span],
+        *,
+        has_end: bool,
+        count_max: int,
+    ) -> None:
+        """Until `count_max` messages (0: no limit) were shown, or, if `has_end`, until all queues are at their ends."""
+        self._consumer, self._spans, self._has_end = consumer, spans, has_end
+        self._unsought = {queue for queue, span in spans.items() if span.begin is not None}
+        self._open = {queue for queue, span in spans.items() if span.end is not None and not span.is_empty}
         # Where an end is to be seen, positions have to be looked at often.
-        self._poll_s = _HOLD_TO_END_MS / 1000 if self._ends else 1.0
-
-    @property
-    def has_end(self) -> bool:
-        """Whether it ends by itself, where the queues end."""
-        return bool(self._ends)
-
-    def run(self, count_max: int) -> None:
-        """Until `count_max` messages (0: no limit) were shown, or all queues are at their ends, if there are any."""
-        committed_at_s = time.monotonic()
+        poll_s = _HOLD_TO_END_MS / 1000 if has_end else 1.0
+        committed_s = now_s = self._clock()
+        self._others_s, self._others_told_s = now_s + _OTHERS_INTERVAL_S, now_s + _OTHERS_TOLD_S
         try:
-            while not self._at_end() and (self._count < count_max or not count_max):
+            subscribe()
+            while not self._is_at_end() and (self._count < count_max or not count_max):
                 left = count_max - self._count if count_max else _POLL_COUNT
-                for message in self._consumer.poll(self._poll_s, min(left, _POLL_COUNT)):
+                for message in consumer.poll(poll_s, min(left, _POLL_COUNT)):
                     self._take(message)
                 self._flush()
-                if time.monotonic() - committed_at_s >= _COMMIT_INTERVAL_S:
+                if self._clock() - committed_s >= _COMMIT_INTERVAL_S:
                     self._commit_or_later()
-                    committed_at_s = time.monotonic()
+                    committed_s = self._clock()
         finally:
-            self._commit()
+            try:
+                self._commit()
+            finally:
+                self._printed = {}  # The consumer says that its queues go when it closes: there is nothing more to do.
 
-    def _seek(self, wanted: OffsetRange | None, exit_at_end: bool) -> dict[MessageQueue, int]:
-        """Goes where the user wants to begin; the ends of the queues, empty if there are none."""
-        ends: dict[MessageQueue, int] = {}
-        consumer = self._consumer
-        if wanted is None and not exit_at_end:
-            return ends
-        for queue in consumer.assignment():
-            found = self.missing.ask(queue.broker_name, partial(self._look_up, queue, wanted))
-            if found is None:
+    def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
+        """Goes where the user wants to begin, in queues that come for the first time."""
+        for queue in queues:
+            if queue not in self._unsought:
                 continue
-            begin, end, end_now = found
-            if begin is not None:
-                consumer.seek(queue, min(begin, end_now))
-                if begin > end_now and not exit_at_end:
-                    self._begins[queue] = begin
-                    sys.stderr.write(
-                        f"protomq: queue {queue.queue_id} of {queue.topic} at {queue.broker_name} ends at {end_now}: "
-                        f"waiting for offset {begin}\n"
-                    )
-            if exit_at_end:
-                end = end_now if end is None else min(end, end_now)
-            if end is not None:
-                ends[queue] = end
-        if exit_at_end and not ends:
-            self.missing.raise_first()
-        return ends
+            self._unsought.discard(queue)
+            span = self._spans[queue]
+            assert span.begin is not None
+            self._consumer.seek(queue, min(span.begin, span.end_offset))
+            if span.begin > span.end_offset and not span.is_empty:
+                sys.stderr.write(
+                    f"protomq: queue {queue.queue_id} of {queue.topic} at {queue.broker_name} ends at {span.end_offset}: "
+                    f"waiting for offset {span.begin}\n"
+                )
 
-    def _look_up(
-        self, queue: MessageQueue, wanted: OffsetRange | None
-    ) -> tuple[int | None, int | None, int]:
-        """Where to begin in the queue and where to end (None: nothing was said about it), and where the queue ends now."""
-        begin, end = None, None
-        if wanted is not None:
-            begin, end = resolve_in_queue(self._consumer, queue, wanted)
-        return begin, end, self._consumer.end_offset(queue)
+    def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+        """Commits what was printed of them, for the member that gets them now."""
+        try:
+            self._commit()
+        except ProtomqError as error:
+            sys.stderr.write(f"protomq: the next owner of {len(queues)} queues may print messages again: {error}\n")
+        self.on_lost(queues)
+
+    def on_lost(self, queues: Sequence[MessageQueue]) -> None:
+        """They are another member's: nothing more is committed there."""
+        for queue in queues:
+            self._printed.pop(queue, None)
 
     def _take(self, message: Message) -> None:
-        if message.queue_offset < self._begins.get(message.queue, 0):
-            return
-        if message.queue_offset < self._ends.get(message.queue, message.queue_offset + 1):
-            self._show(message)
-            self._count += 1
-            self._printed[message.queue] = message.queue_offset + 1
+        span = self._spans.get(message.queue)
+        if span is not None:
+            # A queue that did not reach to where the user wants to begin is read from its end.
+            if span.begin is not None and message.queue_offset < span.begin:
+                return
+            if span.end is not None and message.queue_offset >= span.end:
+                return
+        self._show(message)
+        self._count += 1
+        self._printed[message.queue] = message.queue_offset + 1
 
-    def _at_end(self) -> bool:
-        return bool(self._ends) and all(
-            self._consumer.position(queue) >= end for queue, end in self._ends.items()
-        )
+    def _is_at_end(self) -> bool:
+        if not self._has_end:
+            return False
+        mine = self._open.intersection(self._consumer.assignment())
+        reached = {queue for queue in mine if self._consumer.position(queue) >= self._end(queue)}
+        self._open -= reached
+        if self._consumer.group and self._open and mine == reached and self._clock() >= self._others_s:
+            self._look_at_others()
+        return not self._open
+
+    def _look_at_others(self) -> None:
+        """Queues that other members have, or that nobody has yet: how far the group is there."""
+        for queue in sorted(self._open - self._unsought):
+            try:
+                committed = self._consumer.committed(queue)
+            except ProtomqError as error:
+                if not error.retriable:
+                    raise
+                break
+            if committed is not None and committed >= self._end(queue):
+                self._open.discard(queue)
+        now_s = self._clock()
+        self._others_s = now_s + _OTHERS_INTERVAL_S
+        if self._open and now_s >= self._others_told_s:
+            self._others_told_s = float("inf")
+            sys.stderr.write(
+                f"protomq: waiting for {len(self._open)} queues, which other members of group {self._consumer.group} have "
+                f"(`protomq group members {self._consumer.group}`)\n"
+            )
+
+    def _end(self, queue: MessageQueue) -> int:
+        end = self._spans[queue].end
+        assert end is not None
+        return end
 
     def _commit_or_later(self) -> None:
         """While a broker is down its offsets wait; the consumer goes on with the others, and the log says it."""
-        from protomq.errors import ProtomqError
-
         try:
             self._commit()
+        except (MemberUnknownError, QueueNotOwnedError):
+            pass  # The process was stopped for long, say. The next poll gives up what it has lost.
         except ProtomqError as error:
             if not error.retriable:
                 raise
@@ -139,6 +199,30 @@ class Follower:
             self._flush()
             self._consumer.commit(self._printed)
             self._printed = {}
+
+
+def find_spans(
+    consumer: PullConsumer,
+    queues: Sequence[MessageQueue],
+    wanted: OffsetRange | None,
+    missing: Missing,
+    *,
+    exit_at_end: bool,
+) -> dict[MessageQueue, Span]:
+    """What the user wants of each queue whose broker answers. Raises the error of the first one if none does."""
+
+    def span(queue: MessageQueue) -> Span:
+        begin, end = (None, None) if wanted is None else resolve_in_queue(consumer, queue, wanted)
+        min_offset, end_offset = consumer.queue_range(queue)
+        if exit_at_end:
+            end = end_offset if end is None else min(end, end_offset)
+        return Span(begin, end, min_offset, end_offset)
+
+    found = {queue: missing.ask(queue.broker_name, partial(span, queue)) for queue in queues}
+    spans = {queue: span for queue, span in found.items() if span is not None}
+    if queues and not spans:
+        missing.raise_first()
+    return spans
 
 
 def follow(
@@ -157,6 +241,8 @@ def follow(
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
+    follower = Follower(show, flush)
+    has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
         _warnings_shown(),
         open_consumer(
@@ -168,6 +254,7 @@ def follow(
             auto_commit=False,
             transport=transport,
             request_timeout_s=timeout_s,
+            listener=follower,
         ) as consumer,
     ):
         # The route of a topic that is not there yet has queues, too. One broker that has it is enough to begin.
@@ -176,20 +263,24 @@ def follow(
             gone = admin.missing_brokers(topic)
         missing.note(gone)
         queues = missing.queues(consumer, topic)
-        if queues and not any(
-            missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues
-        ):
-            missing.raise_first()
-        follower = Follower(
-            consumer, topic, show, flush, wanted=wanted, tags=tags, sql=sql, exit_at_end=exit_at_end
-        )
-        if follower.has_end:
-            follower.missing.note(gone)
+        if wanted is None and not exit_at_end:
+            spans: Mapping[MessageQueue, Span] = {}
+            if queues and not any(missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues):
+                missing.raise_first()
         else:
+            spans = find_spans(consumer, queues, wanted, missing, exit_at_end=exit_at_end)
+        if not has_end:
+            missing = Missing()
             for one in gone:
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
-        follower.run(count_max)
-        follower.missing.check()
+        follower.run(
+            consumer,
+            lambda: consumer.subscribe(topic, tags, sql=sql),
+            spans,
+            has_end=has_end,
+            count_max=count_max,
+        )
+        missing.check()
 
 
 @contextmanager

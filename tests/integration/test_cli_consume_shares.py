@@ -1,0 +1,73 @@
+"""`protomq consume` as a member of a group whose queues another member has: it waits for them, and says so."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from protomq import MessageQueue, PullConsumer
+from protomq.testing import Broker
+from tests.support.cli import PROTOMQ, environment_with, run
+
+
+@pytest.fixture
+def topic(protomq_server: Broker) -> str:
+    """One queue with the messages 0 to 9."""
+    namesrv, name = protomq_server.remoting_address, f"shared-{secrets.token_hex(4)}"
+    run("topic", "create", name, "-q", "1", namesrv=namesrv)
+    run("send", name, namesrv=namesrv, stdin="".join(f"{n}\n" for n in range(10)))
+    return name
+
+
+@contextmanager
+def waiting(namesrv: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`consume` in a process of its own, once it has said that it waits."""
+    with subprocess.Popen(
+        [*PROTOMQ, "consume", *arguments, "-f", "%v"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment_with(namesrv),
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "waiting for 1 queues, which other members of group readers have" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def member(namesrv: str, topic: str) -> Iterator[tuple[PullConsumer, MessageQueue]]:
+    """A member that has the only queue."""
+    with PullConsumer("readers", namesrv=namesrv, auto_commit=False) as consumer:
+        consumer.subscribe(topic)
+        [queue] = consumer.assignment()
+        yield consumer, queue
+
+
+@pytest.mark.parametrize(("offset", "shown"), [([], "56789"), (["-O", "8"], "89"), (["-O", "2:4"], "23")])
+def test_a_member_without_a_queue_goes_on_when_the_other_leaves(
+    protomq_server: Broker, topic: str, offset: list[str], shown: str
+) -> None:
+    namesrv = protomq_server.remoting_address
+    with member(namesrv, topic) as (other, queue):
+        other.commit({queue: 5})
+        with waiting(namesrv, topic, "-G", "readers", "-e", *offset) as process:
+            other.close()
+            assert process.communicate(timeout=60) == (shown, "")
+            assert process.returncode == 0
+
+
+def test_a_member_without_a_queue_ends_when_the_other_has_consumed_all(
+    protomq_server: Broker, topic: str
+) -> None:
+    namesrv = protomq_server.remoting_address
+    with member(namesrv, topic) as (other, queue), waiting(namesrv, topic, "-G", "readers", "-e") as process:
+        other.commit({queue: 10})
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0

@@ -1,0 +1,263 @@
+"""What `consume` does while the queues of its group come and go. The consumer here is a list of what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+import pytest
+
+from protomq import Message, MessageQueue, PullConsumer
+from protomq.errors import InternalError, MemberUnknownError, ProtomqError, TransportError
+from protomq_cli.following import Follower, Span
+
+ONE, OTHER = (MessageQueue("flights", "a", queue_id) for queue_id in (0, 1))
+
+
+class FakeMessage:
+    """As much of a message as `consume` looks at."""
+
+    def __init__(self, queue: MessageQueue, queue_offset: int) -> None:
+        self.queue = queue
+        self.queue_offset = queue_offset
+
+
+class FakeConsumer:
+    """Each poll makes the next thing happen. A poll takes a second."""
+
+    group = "readers"
+
+    def __init__(self, *polls: Callable[[FakeConsumer], None]) -> None:
+        self._polls = list(polls)
+        self.follower: Follower
+        self.positions: dict[MessageQueue, int] = {}
+        self.stored: dict[MessageQueue, int] = {}
+        self.commit_error: ProtomqError | None = None
+        self.look_up_error: ProtomqError | None = None
+        self.now_s = 0.0
+        self._ready: list[FakeMessage] = []
+
+    def come(self, *queues: MessageQueue) -> None:
+        for queue in queues:
+            self.positions[queue] = self.stored.get(queue, 0)
+        self.follower.on_assigned(queues)
+
+    def go(self, *queues: MessageQueue) -> None:
+        self.follower.on_revoked(queues)
+        for queue in queues:
+            del self.positions[queue]
+
+    def lose(self, *queues: MessageQueue) -> None:
+        for queue in queues:
+            del self.positions[queue]
+        self.follower.on_lost(queues)
+
+    def give(self, queue: MessageQueue, count: int) -> None:
+        first = self.positions[queue]
+        self._ready += [FakeMessage(queue, first + i) for i in range(count)]
+        self.positions[queue] += count
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        return tuple(self.positions)
+
+    def position(self, queue: MessageQueue) -> int:
+        return self.positions[queue]
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        self.positions[queue] = queue_offset
+
+    def poll(self, timeout_s: float, max_messages: int) -> Iterable[FakeMessage]:
+        assert self._polls, "it polls though it should have ended"
+        self.now_s += 1.0
+        self._polls.pop(0)(self)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        if self.commit_error is not None:
+            raise self.commit_error
+        self.stored.update(offsets)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        if self.look_up_error is not None:
+            raise self.look_up_error
+        return self.stored.get(queue)
+
+
+def follow(
+    consumer: FakeConsumer, spans: Mapping[MessageQueue, Span], *, has_end: bool = True, count_max: int = 0
+) -> list[tuple[int, int]]:
+    """Runs until it ends. Returns the queue id and offset of each message that was shown."""
+    shown: list[tuple[int, int]] = []
+
+    def show(message: Message) -> None:
+        shown.append((message.queue.queue_id, message.queue_offset))
+
+    follower = consumer.follower = Follower(show, lambda: None, lambda: consumer.now_s)
+    follower.run(
+        cast(PullConsumer, consumer), lambda: None, spans, has_end=has_end, count_max=count_max
+    )
+    return shown
+
+
+def nothing(_: FakeConsumer) -> None:
+    """A poll in which nothing happens."""
+
+
+def up_to(end: int, begin: int | None = None, end_offset: int | None = None) -> Span:
+    return Span(begin, end, 0, end if end_offset is None else end_offset)
+
+
+def test_a_queue_that_comes_late_is_read_to_its_end() -> None:
+    consumer = FakeConsumer(
+        nothing, nothing, lambda it: it.come(ONE), lambda it: it.give(ONE, 3), nothing
+    )
+    assert follow(consumer, {ONE: up_to(3)}) == [(0, 0), (0, 1), (0, 2)]
+    assert consumer.stored == {ONE: 3}
+
+
+def test_a_queue_is_sought_when_it_first_comes_and_not_when_it_comes_back() -> None:
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE),
+        lambda it: it.give(ONE, 1),
+        lambda it: it.come(OTHER),
+        lambda it: it.go(ONE),
+        lambda it: it.come(ONE),
+        lambda it: it.give(ONE, 1),
+        lambda it: it.give(OTHER, 2),
+    )
+    spans = {queue: Span(7, 9, 0, 9) for queue in (ONE, OTHER)}
+    assert follow(consumer, spans) == [(0, 7), (0, 8), (1, 7), (1, 8)]
+
+
+def test_a_queue_of_another_member_is_at_its_end_when_the_group_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def other_commits(it: FakeConsumer) -> None:
+        it.stored[OTHER] = 5
+
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE), lambda it: it.give(ONE, 2), nothing, nothing, other_commits
+    )
+    assert follow(consumer, {ONE: up_to(2), OTHER: up_to(5)}) == [(0, 0), (0, 1)]
+    told = capsys.readouterr().err
+    assert told.count("waiting for 1 queues, which other members of group readers have") == 1
+
+
+def test_what_the_group_has_committed_is_not_the_end_of_a_queue_that_is_still_to_be_sought() -> None:
+    consumer = FakeConsumer(nothing, nothing, lambda it: it.come(ONE), lambda it: it.give(ONE, 1))
+    consumer.stored[ONE] = 10
+    assert follow(consumer, {ONE: Span(8, 9, 0, 10)}) == [(0, 8)]
+
+
+def test_who_waits_for_its_first_queue_for_a_moment_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    consumer = FakeConsumer(nothing, nothing, lambda it: it.come(ONE), lambda it: it.give(ONE, 1))
+    assert follow(consumer, {ONE: up_to(1)}) == [(0, 0)]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broker_that_is_away_is_asked_again_how_far_others_are() -> None:
+    def is_away(it: FakeConsumer) -> None:
+        it.look_up_error = TransportError("it is away")
+
+    def is_back(it: FakeConsumer) -> None:
+        it.look_up_error, it.stored[ONE] = None, 4
+
+    consumer = FakeConsumer(is_away, nothing, is_back)
+    assert follow(consumer, {ONE: up_to(4)}) == []
+    refused = FakeConsumer(nothing)
+    refused.look_up_error = InternalError("it is broken")
+    with pytest.raises(InternalError):
+        follow(refused, {ONE: up_to(4)})
+
+
+def test_without_a_group_a_queue_whose_broker_left_the_route_is_waited_for() -> None:
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE),
+        lambda it: it.go(ONE),
+        nothing,
+        nothing,
+        lambda it: it.come(ONE),
+        lambda it: it.give(ONE, 1),
+    )
+    consumer.group = ""
+    consumer.look_up_error = InternalError("nobody commits anything")
+    assert follow(consumer, {ONE: up_to(1)}) == [(0, 0)]
+    assert consumer.stored == {}
+
+
+def test_what_was_printed_is_committed_before_its_queue_goes() -> None:
+    def go(it: FakeConsumer) -> None:
+        before = dict(it.stored)
+        it.now_s -= 1.0  # The second after which everything is committed is not over.
+        it.go(ONE)
+        assert (before, it.stored) == ({}, {ONE: 2})
+        it.stored[ONE] = 9  # By its next owner.
+
+    def come_and_give(it: FakeConsumer) -> None:
+        it.now_s -= 1.0
+        it.come(ONE)
+        it.give(ONE, 2)
+
+    consumer = FakeConsumer(come_and_give, go, lambda it: it.come(OTHER), lambda it: it.give(OTHER, 1))
+    assert follow(consumer, {}, has_end=False, count_max=3) == [(0, 0), (0, 1), (1, 0)]
+    assert consumer.stored == {ONE: 9, OTHER: 1}
+
+
+def test_nothing_is_committed_for_a_queue_that_was_lost() -> None:
+    def come_and_give(it: FakeConsumer) -> None:
+        it.now_s -= 1.0
+        it.come(ONE, OTHER)
+        it.give(ONE, 2)
+
+    def wake_up(it: FakeConsumer) -> None:
+        it.commit_error = MemberUnknownError("readers: not heard of in time")
+
+    def lose(it: FakeConsumer) -> None:
+        it.commit_error = None
+        it.lose(ONE)
+
+    consumer = FakeConsumer(come_and_give, wake_up, lose, lambda it: it.give(OTHER, 1))
+    assert follow(consumer, {}, has_end=False, count_max=3) == [(0, 0), (0, 1), (1, 0)]
+    assert consumer.stored == {OTHER: 1}
+
+
+def test_a_commit_that_fails_when_a_queue_goes_is_told_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def come_and_give(it: FakeConsumer) -> None:
+        it.now_s -= 1.0
+        it.come(ONE, OTHER)
+        it.give(ONE, 1)
+
+    def go(it: FakeConsumer) -> None:
+        it.commit_error = TransportError("it is away")
+        it.go(ONE)
+        it.commit_error = None
+
+    consumer = FakeConsumer(come_and_give, go, lambda it: it.give(OTHER, 1))
+    assert follow(consumer, {}, has_end=False, count_max=2) == [(0, 0), (1, 0)]
+    assert "may print messages again: it is away" in capsys.readouterr().err
+    assert consumer.stored == {OTHER: 1}
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "is_empty"),
+    [(None, 0, True), (None, 1, False), (2, 4, False), (4, 4, True), (9, 4, True), (9, None, False)],
+)
+def test_what_is_empty_is_at_its_end_at_once(begin: int | None, end: int | None, is_empty: bool) -> None:
+    assert Span(begin, end, 0, 4).is_empty is is_empty
+
+
+def test_nothing_is_waited_for_where_nothing_is_wanted() -> None:
+    assert follow(FakeConsumer(), {ONE: up_to(4, begin=9)}) == []
+
+
+def test_the_user_is_told_where_a_queue_does_not_reach_to_the_first_offset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    consumer = FakeConsumer(lambda it: it.come(ONE), lambda it: it.give(ONE, 5))
+    assert follow(consumer, {ONE: up_to(4, begin=2, end_offset=0)}) == [(0, 2), (0, 3)]
+    assert "queue 0 of flights at a ends at 0: waiting for offset 2" in capsys.readouterr().err
