@@ -1,4 +1,4 @@
-"""Fixtures of the tests with a real Spark (`test_spark_*.py`)."""
+"""Servers that start fast, and fixtures of the tests with a real Spark (`test_spark_*.py`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.warm_servers import warm_servers
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from protomq.testing import Broker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_servers() -> Iterator[None]:
+    """For all tests of this worker."""
+    with warm_servers():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 from protomq import MessageQueue, PullConsumer
 from protomq.testing import Broker
 from tests.support.cli import PROTOMQ, environment_with, run
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def member(namesrv: str, topic: str) -> Iterator[tuple[PullConsumer, MessageQueu
     """A member that has the only queue."""
     with PullConsumer("readers", namesrv=namesrv, auto_commit=False) as consumer:
         consumer.subscribe(topic)
+        wait_for(lambda: bool(consumer.poll(0.1)))
         [queue] = consumer.assignment()
         yield consumer, queue
 

@@ -44,9 +44,10 @@ def read_all(namesrv: str, topic: str, queues: int = 8) -> list[Message]:
                 for i in range(queues)
             ]
         )
+        ends = {queue: consumer.end_offset(queue) for queue in consumer.assignment()}
         messages: list[Message] = []
-        while batch := consumer.poll(0.2):
-            messages.extend(batch)
+        while any(consumer.position(queue) < end for queue, end in ends.items()):
+            messages.extend(consumer.poll(0.2))
         return messages
 
 

@@ -21,6 +21,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 
 from .waiting import PATIENCE_S, wait_for
+from .warm_servers import ServerPopen
 
 NAME = "pair"
 TOPIC = "flights"
@@ -86,7 +87,7 @@ class HaBroker:
         log = self.log_path.open("a")
         command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(file)]
         environment = {**os.environ, **self.environment}
-        self._process = subprocess.Popen(
+        self._process = ServerPopen(
             command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
         )
         log.close()

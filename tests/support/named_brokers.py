@@ -20,6 +20,7 @@ from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 
 from .namesrv import Namesrv
 from .waiting import PATIENCE_S
+from .warm_servers import ServerPopen
 
 NAME = "twice"
 REFUSED = 6
@@ -63,7 +64,7 @@ def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(config))  # which is YAML, too
     command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(file)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return ServerPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def read_ready(process: subprocess.Popen[str]) -> Process | None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from protomq_runtime.addresses import Address, parse_address
 
+from .warm_servers import ServerPopen
+
 # Short, and yet longer than a busy machine may keep a process waiting.
 LIVENESS = {
     "PROTOMQ_LIVENESS_HOLD_MS": "300ms",
@@ -41,7 +43,7 @@ def running_namesrv(
         f"--port={port}",
         f"--remoting-port={remoting_port}",
     ]
-    process = subprocess.Popen(
+    process = ServerPopen(
         command,
         env={**os.environ, **LIVENESS, **environment},
         stdout=subprocess.PIPE,

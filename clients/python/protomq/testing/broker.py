@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -36,6 +36,9 @@ class Broker:
     `data_dir`: kept if given, else temporary and removed by `stop`. `arguments`: more for the command line, `environment`: more
     variables (PROTOMQ_SECTION_FIELD sets a configuration value).
     """
+
+    _popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
+    """What starts the child; protomq's own tests have another one."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class Broker:
             "--port", ports["grpc"], "--remoting-port", ports["remoting"], *self._arguments,
         ]  # fmt: skip
         with open(self._log_path(), "ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
