@@ -79,6 +79,7 @@ def test_help_loads_neither_grpc_nor_protobuf_nor_the_sdk() -> None:
 def test_a_server_that_is_not_there_is_exit_code_3(command: list[str]) -> None:
     finished = run(*command, "--namesrv", "127.0.0.1:1", "--timeout", "1s", code=3)
     assert len(finished.stderr.splitlines()) == 1
+    assert "start one with `protomq standalone`, or give its address by --namesrv" in finished.stderr
 
 
 @pytest.mark.parametrize(
