@@ -114,11 +114,11 @@ def gives_away_without_a_commit() -> Any:
 
 
 def goes_on_after_a_stop() -> Any:
-    """A member that wakes up trusts that it still has what it had."""
+    """A member that wakes up trusts that it still has what it had; no broker refuses its commits, which would tell it."""
     from protomq._membership_logic import MembershipState, _Broker
 
-    patch = mock.patch.object(MembershipState, "stands", return_value=True)
-    patch.__enter__()
+    does_not_look_whose_commit_it_is().__enter__()
+    mock.patch.object(MembershipState, "stands", return_value=True).__enter__()
     return mock.patch.object(_Broker, "is_late", return_value=False)
 
 
