@@ -119,7 +119,7 @@ def translate(error: BaseException) -> CliError | None:
             message = f"broker {broker} does not answer: {message}"
         if reason != "TOPIC_NOT_FOUND" or _can_be_created(error.metadata.get("topic", "")):
             message = with_hint(reason, message)
-        if reason == "NO_ROUTE" and "namesrv" in error.metadata:
+        if reason == "NO_ROUTE" and message.startswith("no name server answers"):
             message += "; start one with `protomq standalone`, or give its address by --namesrv or PROTOMQ_NAMESRV_ADDR"
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")

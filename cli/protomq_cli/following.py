@@ -1,10 +1,10 @@
 """Following a topic with a pull consumer: what `consume` does.
 
-- What was printed is committed, nothing else: offsets are counted here and committed every second, when a queue goes, and at the end.
-- Where to begin and to end in each queue is looked up once, for all queues of the topic. A member of a group seeks a queue when it first
-  gets it, which may be after the start.
+- What was printed is committed, and what a filter left out; nothing else: every second, when a queue goes, and at the end.
+- Where to begin and to end in each queue is looked up once, for all queues of the topic. A member of a group seeks the queues of its first
+  share, which may come long after the start. Where later ones are the group has said since.
 - The end is reached when all queues are at theirs. Of a queue of this member its position tells; of one that others have, what the group
-  has committed. That says nothing of a queue that is still to be sought.
+  has committed. That says nothing of a queue that may still come and be sought.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _COMMIT_INTERVAL_S: Final = 1.0
 _OTHERS_INTERVAL_S: Final = 1.0
 _OTHERS_TOLD_S: Final = 3.0
 """As long as a member usually waits for its first queues, after another one has left."""
+_SHARE_S: Final = 3.0
+"""As long as the queues of its first share may come after the first of them: other members give them up one by one."""
+_POSITIONS_PAUSE_S: Final = 10.0
 _HOLD_MS: Final = 15_000
 _HOLD_TO_END_MS: Final = 100
 
@@ -61,20 +64,28 @@ class Follower(QueueListener):
         self,
         show: Callable[[Message], None],
         flush: Callable[[], None],
+        *,
+        is_filtered: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._show = show
         self._flush = flush
+        self._is_filtered = is_filtered
         self._clock = clock
         self._consumer: PullConsumer
         self._spans: Mapping[MessageQueue, Span] = {}
         self._has_end = False
         self._unsought: set[MessageQueue] = set()
+        self._share_until_s: float | None = None
+        """When all queues of the first share are here; None: none has come yet."""
         self._open: set[MessageQueue] = set()
         """Queues that are not known to be at their ends."""
         self._printed: dict[MessageQueue, int] = {}
+        self._committed: dict[MessageQueue, int] = {}
+        self._has_shown_all = True
+        """Whether nothing of the last poll is left to be shown."""
         self._count = 0
-        self._others_s = self._others_told_s = 0.0
+        self._others_s = self._others_told_s = self._positions_s = 0.0
 
     def run(
         self,
@@ -97,9 +108,12 @@ class Follower(QueueListener):
             subscribe()
             while not self._is_at_end() and (self._count < count_max or not count_max):
                 left = count_max - self._count if count_max else _POLL_COUNT
-                for message in consumer.poll(poll_s, min(left, _POLL_COUNT)):
+                messages = consumer.poll(poll_s, min(left, _POLL_COUNT))
+                self._has_shown_all = False
+                for message in messages:
                     self._take(message)
                 self._flush()
+                self._has_shown_all = True
                 if self._clock() - committed_s >= _COMMIT_INTERVAL_S:
                     self._commit_or_later()
                     committed_s = self._clock()
@@ -107,10 +121,14 @@ class Follower(QueueListener):
             try:
                 self._commit()
             finally:
-                self._printed = {}  # The consumer says that its queues go when it closes: there is nothing more to do.
+                # The consumer says that its queues go when it closes: there is nothing more to do.
+                self._printed, self._has_shown_all = {}, False
 
     def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
-        """Goes where the user wants to begin, in queues that come for the first time."""
+        """Goes where the user wants to begin, in queues of the first share."""
+        if self._share_until_s is None:
+            self._share_until_s = self._clock() + _SHARE_S
+        self._end_first_share()
         for queue in queues:
             if queue not in self._unsought:
                 continue
@@ -136,6 +154,11 @@ class Follower(QueueListener):
         """They are another member's: nothing more is committed there."""
         for queue in queues:
             self._printed.pop(queue, None)
+            self._committed.pop(queue, None)
+
+    def _end_first_share(self) -> None:
+        if self._share_until_s is not None and self._clock() >= self._share_until_s:
+            self._unsought.clear()
 
     def _take(self, message: Message) -> None:
         span = self._spans.get(message.queue)
@@ -152,6 +175,7 @@ class Follower(QueueListener):
     def _is_at_end(self) -> bool:
         if not self._has_end:
             return False
+        self._end_first_share()
         mine = self._open.intersection(self._consumer.assignment())
         reached = {queue for queue in mine if self._consumer.position(queue) >= self._end(queue)}
         self._open -= reached
@@ -161,13 +185,17 @@ class Follower(QueueListener):
 
     def _look_at_others(self) -> None:
         """Queues that other members have, or that nobody has yet: how far the group is there."""
+        silent: set[str] = set()
         for queue in sorted(self._open - self._unsought):
+            if queue.broker_name in silent:
+                continue
             try:
                 committed = self._consumer.committed(queue)
             except ProtomqError as error:
                 if not error.retriable:
                     raise
-                break
+                silent.add(queue.broker_name)
+                continue
             if committed is not None and committed >= self._end(queue):
                 self._open.discard(queue)
         now_s = self._clock()
@@ -175,8 +203,8 @@ class Follower(QueueListener):
         if self._open and now_s >= self._others_told_s:
             self._others_told_s = float("inf")
             sys.stderr.write(
-                f"protomq: waiting for {len(self._open)} queues, which other members of group {self._consumer.group} have "
-                f"(`protomq group members {self._consumer.group}`)\n"
+                f"protomq: waiting for {len(self._open)} queues that this member of group {self._consumer.group} does not have "
+                f"(`protomq group members {self._consumer.group}` shows who has them)\n"
             )
 
     def _end(self, queue: MessageQueue) -> int:
@@ -195,10 +223,29 @@ class Follower(QueueListener):
                 raise
 
     def _commit(self) -> None:
-        if self._printed and self._consumer.group:
+        if not self._consumer.group:
+            return
+        offsets = self._printed | self._positions()
+        changed = {queue: offset for queue, offset in offsets.items() if self._committed.get(queue) != offset}
+        if changed:
             self._flush()
-            self._consumer.commit(self._printed)
-            self._printed = {}
+            self._consumer.commit(changed)
+            self._committed |= changed
+        self._printed = {}
+
+    def _positions(self) -> dict[MessageQueue, int]:
+        """Where a filter has left out what comes last; nothing if a message is still to be shown, or while a broker is away."""
+        if not self._is_filtered or not self._has_shown_all or self._clock() < self._positions_s:
+            return {}
+        try:
+            found = {queue: self._consumer.position(queue) for queue in self._consumer.assignment()}
+        except ProtomqError as error:
+            if not error.retriable:
+                raise
+            self._positions_s = self._clock() + _POSITIONS_PAUSE_S
+            return {}
+        ends = {queue: span.end for queue, span in self._spans.items() if span.end is not None}
+        return {queue: min(offset, ends.get(queue, offset)) for queue, offset in found.items() if offset}
 
 
 def find_spans(
@@ -212,8 +259,10 @@ def find_spans(
     """What the user wants of each queue whose broker answers. Raises the error of the first one if none does."""
 
     def span(queue: MessageQueue) -> Span:
-        begin, end = (None, None) if wanted is None else resolve_in_queue(consumer, queue, wanted)
-        min_offset, end_offset = consumer.queue_range(queue)
+        begin, end = None, None
+        min_offset, end_offset = queue_range = consumer.queue_range(queue)
+        if wanted is not None:
+            begin, end = resolve_in_queue(consumer, queue, wanted, queue_range)
         if exit_at_end:
             end = end_offset if end is None else min(end, end_offset)
         return Span(begin, end, min_offset, end_offset)
@@ -241,7 +290,7 @@ def follow(
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
-    follower = Follower(show, flush)
+    follower = Follower(show, flush, is_filtered=bool(tags) or sql is not None)
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
         _warnings_shown(),
@@ -270,7 +319,7 @@ def follow(
         else:
             spans = find_spans(consumer, queues, wanted, missing, exit_at_end=exit_at_end)
         if not has_end:
-            missing = Missing()
+            missing.forget(gone)
             for one in gone:
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
         follower.run(

@@ -168,9 +168,9 @@ def consume(
     """Print messages as they arrive, until Ctrl-C.
 
     With --group it goes on where the group has committed, else at the
-    start, and commits what was printed. --offset seeks each queue when it
-    first gets it. Without a group it starts at the end (--offset start: at
-    the start), and nothing is committed.
+    start, and commits what was printed. --offset seeks its first queues.
+    Without a group it starts at the end (--offset start: at the start), and
+    nothing is committed.
     """
     from protomq_cli.following import follow
 

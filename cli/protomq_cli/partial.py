@@ -28,6 +28,11 @@ class Missing:
         """Brokers that cannot even be asked: the name server has them no more."""
         self._failures |= {gone.broker.broker_name: gone.error for gone in brokers}
 
+    def forget(self, brokers: Iterable[MissingBroker]) -> None:
+        """Nothing is missing of these: what they have comes when they are back."""
+        for gone in brokers:
+            self._failures.pop(gone.broker.broker_name, None)
+
     def take(self, call: Callable[[], T]) -> T:
         """What a call says, even if it is a part of the whole."""
         from protomq.errors import PartialResultError

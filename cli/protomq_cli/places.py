@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from protomq_cli.offsets import OffsetRange, resolve
 
 if TYPE_CHECKING:
-    from protomq import MessageQueue, PullConsumer
+    from protomq import MessageQueue, PullConsumer, QueueRange
 
 
 def resolve_in_queue(
-    consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange
+    consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange, queue_range: QueueRange | None = None
 ) -> tuple[int, int | None]:
-    """[begin, end) of a range in one queue; the end is None where the range has none."""
-    min_offset, end_offset = consumer.queue_range(queue)
+    """[begin, end) of a range in one queue; the end is None where the range has none. `queue_range`: of the queue, if it is known."""
+    min_offset, end_offset = queue_range or consumer.queue_range(queue)
 
     def at_time(time_ms: int) -> int:
         return consumer.offset_for_time(queue, datetime.fromtimestamp(time_ms / 1000, UTC))

@@ -36,7 +36,7 @@ def waiting(namesrv: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         try:
             assert process.stderr is not None
-            assert "waiting for 1 queues, which other members of group readers have" in process.stderr.readline()
+            assert "waiting for 1 queues that this member of group readers does not have" in process.stderr.readline()
             yield process
         finally:
             process.kill()
@@ -73,3 +73,37 @@ def test_a_member_without_a_queue_ends_when_the_other_has_consumed_all(
         other.commit({queue: 10})
         assert process.communicate(timeout=60) == ("", "")
         assert process.returncode == 0
+
+
+def test_two_members_with_a_filter_and_an_end_both_end(protomq_server: Broker) -> None:
+    namesrv, name = protomq_server.remoting_address, f"shared-{secrets.token_hex(4)}"
+    run("topic", "create", name, "-q", "2", namesrv=namesrv)
+    for queue in ("0", "1"):
+        run("send", name, "--queue", queue, "--tag", "a", namesrv=namesrv, stdin="1\n2\n3\n")
+        run("send", name, "--queue", queue, "--tag", "b", namesrv=namesrv, stdin="x\n")
+    command = [*PROTOMQ, "consume", name, "-G", "readers", "-e", "-g", "a", "-f", "%v"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_with(namesrv)) for _ in range(2)
+    ]
+    try:
+        shown = "".join(process.communicate(timeout=60)[0] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    assert sorted(shown) == list("112233")
+
+
+def test_a_member_that_was_sent_to_an_offset_follows_a_reset_of_its_group(
+    protomq_server: Broker, topic: str
+) -> None:
+    namesrv = protomq_server.remoting_address
+    command = [*PROTOMQ, "consume", topic, "-G", "reset-later", "-O", "start", "-c", "13", "-f", "%v\n"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_with(namesrv)) as process:
+        try:
+            assert process.stdout is not None
+            shown = [process.stdout.readline() for _ in range(10)]
+            run("group", "reset", "reset-later", topic, "--to", "7", namesrv=namesrv)
+            shown += process.stdout.read().splitlines(keepends=True)
+        finally:
+            process.kill()
+    assert "".join(shown).split() == [*"0123456789", *"789"]

@@ -57,6 +57,10 @@ class FakeConsumer:
         self._ready += [FakeMessage(queue, first + i) for i in range(count)]
         self.positions[queue] += count
 
+    def pass_over(self, queue: MessageQueue, count: int) -> None:
+        """Messages that the filter leaves out."""
+        self.positions[queue] += count
+
     def assignment(self) -> tuple[MessageQueue, ...]:
         return tuple(self.positions)
 
@@ -85,7 +89,12 @@ class FakeConsumer:
 
 
 def follow(
-    consumer: FakeConsumer, spans: Mapping[MessageQueue, Span], *, has_end: bool = True, count_max: int = 0
+    consumer: FakeConsumer,
+    spans: Mapping[MessageQueue, Span],
+    *,
+    has_end: bool = True,
+    count_max: int = 0,
+    is_filtered: bool = False,
 ) -> list[tuple[int, int]]:
     """Runs until it ends. Returns the queue id and offset of each message that was shown."""
     shown: list[tuple[int, int]] = []
@@ -93,7 +102,9 @@ def follow(
     def show(message: Message) -> None:
         shown.append((message.queue.queue_id, message.queue_offset))
 
-    follower = consumer.follower = Follower(show, lambda: None, lambda: consumer.now_s)
+    follower = consumer.follower = Follower(
+        show, lambda: None, is_filtered=is_filtered, clock=lambda: consumer.now_s
+    )
     follower.run(
         cast(PullConsumer, consumer), lambda: None, spans, has_end=has_end, count_max=count_max
     )
@@ -130,6 +141,53 @@ def test_a_queue_is_sought_when_it_first_comes_and_not_when_it_comes_back() -> N
     assert follow(consumer, spans) == [(0, 7), (0, 8), (1, 7), (1, 8)]
 
 
+def test_a_queue_that_comes_after_the_first_share_goes_on_where_the_group_is() -> None:
+    def come_late(it: FakeConsumer) -> None:
+        it.now_s += 1.0
+        it.stored[OTHER] = 8
+        it.come(OTHER)
+
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE), lambda it: it.give(ONE, 2), come_late, lambda it: it.give(OTHER, 1), nothing
+    )
+    spans = {queue: Span(7, 9, 0, 9) for queue in (ONE, OTHER)}
+    assert follow(consumer, spans) == [(0, 7), (0, 8), (1, 8)]
+
+
+def test_after_its_first_share_a_member_does_not_wait_for_queues_that_others_keep_at_their_ends() -> None:
+    consumer = FakeConsumer(lambda it: it.come(ONE), lambda it: it.give(ONE, 2), nothing, nothing)
+    consumer.stored[OTHER] = 9
+    spans = {queue: Span(7, 9, 0, 9) for queue in (ONE, OTHER)}
+    assert follow(consumer, spans) == [(0, 7), (0, 8)]
+
+
+def test_what_a_filter_leaves_out_is_committed_but_nothing_behind_the_end() -> None:
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE),
+        lambda it: it.give(ONE, 1),
+        lambda it: it.pass_over(ONE, 9),
+    )
+    assert follow(consumer, {ONE: up_to(5, end_offset=10)}, is_filtered=True) == [(0, 0)]
+    assert consumer.stored == {ONE: 5}
+
+
+def test_what_is_left_of_a_batch_when_printing_fails_is_not_committed() -> None:
+    def show(message: Message) -> None:
+        if message.queue_offset == 2:
+            raise BrokenPipeError
+
+    def come_and_give(it: FakeConsumer) -> None:
+        it.come(ONE)
+        it.give(ONE, 5)
+
+    consumer = FakeConsumer(come_and_give)
+    follower = consumer.follower = Follower(show, lambda: None, is_filtered=True, clock=lambda: consumer.now_s)
+    with pytest.raises(BrokenPipeError):
+        follower.run(cast(PullConsumer, consumer), lambda: None, {}, has_end=False, count_max=0)
+    consumer.go(ONE)  # As `close` does.
+    assert consumer.stored == {ONE: 2}
+
+
 def test_a_queue_of_another_member_is_at_its_end_when_the_group_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -141,7 +199,7 @@ def test_a_queue_of_another_member_is_at_its_end_when_the_group_is(
     )
     assert follow(consumer, {ONE: up_to(2), OTHER: up_to(5)}) == [(0, 0), (0, 1)]
     told = capsys.readouterr().err
-    assert told.count("waiting for 1 queues, which other members of group readers have") == 1
+    assert told.count("waiting for 1 queues that this member of group readers does not have") == 1
 
 
 def test_what_the_group_has_committed_is_not_the_end_of_a_queue_that_is_still_to_be_sought() -> None:
