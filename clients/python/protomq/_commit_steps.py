@@ -163,19 +163,21 @@ class CommitSteps:
         limits: Limits,
         by_calls: bool,
     ) -> Steps[None]:
-        """Commits; once more if the broker did not know the membership, and does now."""
+        """Commits; once more if the broker did not know the membership, and does now. All within the time-out."""
+        ends_s = self._clock() + limits.timeout_s
         try:
             yield from self._commit_part(topic, broker_name, part, limits, member)
         except (MemberUnknownError, QueueNotOwnedError) as refusal:
             if member is None:
                 raise
             try:
-                yield from self._rejoin(topic, broker_name, limits.timeout_s)
+                yield from self._rejoin(topic, broker_name, share_s(ends_s, 2, self._clock()))
             except ProtomqError as error:
                 raise refusal from error
             if any(self._membership(queue) != member or not self._stands(queue, by_calls) for queue in part):
                 raise
-            yield from self._commit_part(topic, broker_name, part, limits, member)
+            within = limits._replace(timeout_s=share_s(ends_s, 1, self._clock()))
+            yield from self._commit_part(topic, broker_name, part, within, member)
 
     def _commit_part(
         self,

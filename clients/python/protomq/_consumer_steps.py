@@ -252,7 +252,13 @@ class ConsumerSteps:
                     break
         finally:
             self._is_changing = False
-        return [queue for queue in dict.fromkeys(added) if self.state.lacks_position(queue)]
+        return [queue for queue in dict.fromkeys(added) if self._is_to_be_looked_up(queue)]
+
+    def _is_to_be_looked_up(self, queue: MessageQueue) -> bool:
+        """Whether it is not known where to begin, or, where the listener has decided that, what the group's last reset is."""
+        if self.state.lacks_position(queue):
+            return True
+        return bool(self.options.group) and queue in self.state.queues and self.state.reset_epoch(queue) is None
 
     def _wanted_queues(self) -> list[MessageQueue]:
         share = self._share

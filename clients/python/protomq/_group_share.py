@@ -93,11 +93,12 @@ class GroupShare:
 
     def rejoin(self, topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
         """Calls a broker that has refused a commit, and waits for its answer: it may have just started, and not know the member yet."""
+        ends_s = self._clock() + timeout_s
         route: Route = yield GetRoute(topic, timeout_s, may_be_old=True)
         address = broker_of(route, broker_name)
         with self.member.lock:
             self.member.state.ask(broker_name, address)
-        yield Tell(partial(self.member.wait_answered, broker_name, timeout_s))
+        yield Tell(partial(self.member.wait_answered, broker_name, max(ends_s - self._clock(), 0.0)))
 
     def doubtful_routes(self, routes: Mapping[str, Route]) -> list[str]:
         """Topics that are to be looked up again now."""
