@@ -10,8 +10,8 @@ Rules:
   When a member takes a free queue, the version stays: no other member wants it.
 - Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused.
 - After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is
-  refused if others have taken them since, and if his commits name his membership. A slave takes no commits, and refuses nobody: it
-  settled long before members come to it one by one because their master is away.
+  refused if others have them, or had them since, and if his commits name his membership. A slave refuses nobody, since it takes no commits.
+  Nor could it: it settled long before its master was away and members came to it, one by one.
 - A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
@@ -148,7 +148,7 @@ class Memberships:
             is_over = self._have_others(name, queues) or self._had_others(name, key, queues)
         elif member is None and was_known and said.member_epoch and self._takes_commits:
             has_settled = name in self._known_groups and now_ms >= self._settled_ms
-            is_over = has_settled and self._have_others(name, queues)
+            is_over = has_settled and (self._have_others(name, queues) or self._had_others(name, key, queues))
         if is_over:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,

@@ -230,7 +230,7 @@ MEMBERS: Final = Table(
         ),
         Metric(
             "protomq.member.commits_refused", "{commit}", "commits refused",
-            "Commits of members that were given up, or that this broker does not know yet, since the start", Kind.COUNTER,
+            "Commits that named a membership that is over or not known yet, or another's queue, since the start", Kind.COUNTER,
         ),
     ),
 )  # fmt: skip

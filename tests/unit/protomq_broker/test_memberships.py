@@ -168,6 +168,19 @@ def test_one_that_comes_to_a_broker_that_started_again_when_that_has_settled_and
         known.seen("g", said, "peer", 3_000, rejoins=False, was_known=True)
 
 
+def test_one_that_comes_to_a_broker_that_started_again_is_refused_though_the_next_owner_has_left() -> None:
+    known = made(("g",))
+    said = member("a", 0)
+    said.member_epoch = 1
+    seen(known, member("b", 0), 3_000)
+    known.left("g", ("b", 1), 3_001)
+    with pytest.raises(ServiceError, match="Give them up"):
+        known.seen("g", said, "peer", 3_002, rejoins=False, was_known=True)
+    said = member("a", 1)
+    said.member_epoch = 1
+    assert known.seen("g", said, "peer", 3_003, rejoins=False, was_known=True), "queue 1 was nobody's"
+
+
 def test_free_queues_whose_last_owner_is_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAST_OWNERS_MAX", 2)
     known = made()

@@ -131,7 +131,7 @@ class HoldMembershipRequest(_message.Message):
     broker_start: _builtins.int
     """`broker_start` of that answer. Where it is this start's, a member that the broker does not know any more is refused with MEMBER_UNKNOWN
     if others have queues of its by now, or had them since; else it joins. Where it is another one, the same holds once the list is complete
-    (`settling_ms`), if others have queues of its then, and if its `member_epoch` is not 0. A slave refuses nobody so.
+    (`settling_ms`), if others have queues of its then or had them since, and if its `member_epoch` is not 0. A slave refuses nobody so.
     """
     claims_only: _builtins.bool
     """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
