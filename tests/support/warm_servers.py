@@ -2,7 +2,8 @@
 
 The imports of a broker are half a second of CPU, and the tests start hundreds of brokers: it was a ninth of `make test`. The fork is a
 process as any other: a child of the test's process, with its own streams, environment, signals and end. `ServerPopen` starts the real
-Python where that would make a difference, and where no `warm_servers` runs. What tests start by other means is never warm: the
+Python where that would make a difference, and where no `warm_servers` runs. Limits of resources and a terminal's Ctrl-C it has from the
+process with the imports. What tests start by other means is never warm: the
 command line, the examples, and the brokers of `make chaos`.
 """
 
@@ -30,6 +31,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = (("protomq",), ("protomq_cli", "broker"), ("protomq_cli", "standalone"), ("protomq_namesrv",))
 """What servers are started by, after `python -m`."""
 _WARM: Final = ("protomq_broker.main", "protomq_cli.main", "protomq_cli.standalone", "protomq_namesrv.main")
+_OURS: Final = ("PROTOMQ_", "PYTEST_CURRENT_TEST", "NOTIFY_SOCKET")
+"""Variables that nothing reads while it is imported."""
 _REQUEST_SIZE_MAX_BYTES: Final = 1 << 17
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -42,6 +45,8 @@ class _Parent:
         self._lock = threading.Lock()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._network = _network()
+        self.environment = dict(os.environ)
+        """What the imports have seen."""
 
     @property
     def is_beside(self) -> bool:
@@ -80,7 +85,7 @@ class ServerPopen(subprocess.Popen[AnyStr]):
     def _execute_child(self, *arguments: Any) -> None:
         names = inspect.signature(subprocess.Popen._execute_child).parameters  # type: ignore[attr-defined]
         given = dict(zip(list(names)[1:], arguments, strict=True))
-        if _parent is None or not _parent.is_beside or not _is_plain(given):
+        if _parent is None or not _parent.is_beside or not _is_plain(given, _parent.environment):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -95,7 +100,7 @@ def _environment(given: Mapping[str, Any]) -> Mapping[str, str]:
     return os.environ if given["env"] is None else given["env"]
 
 
-def _is_plain(given: Mapping[str, Any]) -> bool:
+def _is_plain(given: Mapping[str, Any], seen: Mapping[str, str]) -> bool:
     """Whether a fork does as well as a new interpreter."""
     args = given["args"]
     if not isinstance(args, list) or args[:2] != [sys.executable, "-m"]:
@@ -103,8 +108,8 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
     if not any(tuple(args[2 : 2 + len(program)]) == program for program in PROGRAMS):
         return False
     # What a library or the interpreter reads before the program begins cannot be changed any more.
-    changed = {name for name, _ in set(_environment(given).items()) ^ set(os.environ.items())}
-    if not all(name.startswith("PROTOMQ_") for name in changed):
+    changed = {name for name, _ in set(_environment(given).items()) ^ set(seen.items())}
+    if not all(name.startswith(_OURS) for name in changed):
         return False
     usual = {
         "executable": None, "preexec_fn": None, "pass_fds": (), "cwd": None, "shell": False, "gid": None, "gids": None, "uid": None,
