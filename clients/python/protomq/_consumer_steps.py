@@ -502,7 +502,7 @@ class ConsumerSteps:
                 )
                 if not self._resume:
                     committed = {}
-            rest = [queue for queue in queues if queue.queue_id not in committed]
+            rest = [queue for queue in queues if queue.queue_id not in committed and self.state.lacks_position(queue)]
             if isinstance(begin, datetime):
                 for queue in rest:
                     starts[queue], incarnation = yield from self._calls.offset_for_time(

@@ -105,7 +105,9 @@ def test_a_seek_in_on_assigned_decides_where_a_queue_begins(world: FakeWorld) ->
     steps = steps_of(world, Seeks())
     assign(world, steps, Q0)
     assert steps.state.position(Q0) == 42
-    assert world.calls == []
+    # A reset from now on is followed; where the queue begins is not asked.
+    assert [method for _, method, _, _ in world.calls] == [GET_OFFSETS]
+    assert steps.state.reset_epoch(Q0) == 0
 
 
 def test_a_listener_that_raises_is_logged_and_the_change_goes_on(
