@@ -1,6 +1,7 @@
 """Following a topic with a pull consumer: what `consume` does.
 
-- What was printed is committed, and what a filter left out; nothing else: every second, when a queue goes, and at the end.
+- What was printed is committed, where the user wanted to begin, and what a filter left out. That is done every second, when a queue goes,
+  and at the end.
 - Where to begin and to end in each queue is looked up once, for all queues of the topic. A member of a group seeks the queues of its first
   share, which may come long after the start. Where later ones are the group has said since.
 - The end is reached when all queues are at theirs. Of a queue of this member its position tells; of one that others have, what the group
@@ -10,12 +11,16 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import typer
 
 from protomq import QueueListener
 from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError
@@ -35,6 +40,8 @@ _OTHERS_TOLD_S: Final = 3.0
 _SHARE_S: Final = 3.0
 """As long as the queues of its first share may come after the first of them: other members give them up one by one."""
 _POSITIONS_PAUSE_S: Final = 10.0
+_SIGNALLED: Final = 128
+"""A shell's exit code is this and the number of the signal."""
 _HOLD_MS: Final = 15_000
 _HOLD_TO_END_MS: Final = 100
 
@@ -81,7 +88,6 @@ class Follower(QueueListener):
         self._open: set[MessageQueue] = set()
         """Queues that are not known to be at their ends."""
         self._printed: dict[MessageQueue, int] = {}
-        self._committed: dict[MessageQueue, int] = {}
         self._has_shown_all = True
         """Whether nothing of the last poll is left to be shown."""
         self._count = 0
@@ -135,7 +141,9 @@ class Follower(QueueListener):
             self._unsought.discard(queue)
             span = self._spans[queue]
             assert span.begin is not None
-            self._consumer.seek(queue, min(span.begin, span.end_offset))
+            begin = min(span.begin, span.end_offset)
+            self._consumer.seek(queue, begin)
+            self._printed[queue] = begin
             if span.begin > span.end_offset and not span.is_empty:
                 sys.stderr.write(
                     f"protomq: queue {queue.queue_id} of {queue.topic} at {queue.broker_name} ends at {span.end_offset}: "
@@ -147,14 +155,13 @@ class Follower(QueueListener):
         try:
             self._commit()
         except ProtomqError as error:
-            sys.stderr.write(f"protomq: the next owner of {len(queues)} queues may print messages again: {error}\n")
+            sys.stderr.write(f"protomq: the next owner of {_queues(len(queues))} may print messages again: {error}\n")
         self.on_lost(queues)
 
     def on_lost(self, queues: Sequence[MessageQueue]) -> None:
         """They are another member's: nothing more is committed there."""
         for queue in queues:
             self._printed.pop(queue, None)
-            self._committed.pop(queue, None)
 
     def _end_first_share(self) -> None:
         if self._share_until_s is not None and self._clock() >= self._share_until_s:
@@ -203,7 +210,7 @@ class Follower(QueueListener):
         if self._open and now_s >= self._others_told_s:
             self._others_told_s = float("inf")
             sys.stderr.write(
-                f"protomq: waiting for {len(self._open)} queues that this member of group {self._consumer.group} does not have "
+                f"protomq: waiting for {_queues(len(self._open))} that this member of group {self._consumer.group} does not have "
                 f"(`protomq group members {self._consumer.group}` shows who has them)\n"
             )
 
@@ -225,12 +232,11 @@ class Follower(QueueListener):
     def _commit(self) -> None:
         if not self._consumer.group:
             return
+        # Also what was committed before: an operator may have reset it since.
         offsets = self._printed | self._positions()
-        changed = {queue: offset for queue, offset in offsets.items() if self._committed.get(queue) != offset}
-        if changed:
+        if offsets:
             self._flush()
-            self._consumer.commit(changed)
-            self._committed |= changed
+            self._consumer.commit(offsets)
         self._printed = {}
 
     def _positions(self) -> dict[MessageQueue, int]:
@@ -246,6 +252,10 @@ class Follower(QueueListener):
             return {}
         ends = {queue: span.end for queue, span in self._spans.items() if span.end is not None}
         return {queue: min(offset, ends.get(queue, offset)) for queue, offset in found.items() if offset}
+
+
+def _queues(count: int) -> str:
+    return "1 queue" if count == 1 else f"{count} queues"
 
 
 def find_spans(
@@ -293,6 +303,7 @@ def follow(
     follower = Follower(show, flush, is_filtered=bool(tags) or sql is not None)
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
+        _ended_by_sigterm(),
         _warnings_shown(),
         open_consumer(
             namesrv,
@@ -330,6 +341,29 @@ def follow(
             count_max=count_max,
         )
         missing.check()
+
+
+class _Terminated(KeyboardInterrupt):
+    """By SIGTERM. What lets Ctrl-C through lets this through."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, once what was printed is committed; only the exit code differs."""
+
+    def end(_: int, __: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except _Terminated:
+        raise typer.Exit(_SIGNALLED + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

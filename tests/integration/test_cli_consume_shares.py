@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def waiting(namesrv: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         try:
             assert process.stderr is not None
-            assert "waiting for 1 queues that this member of group readers does not have" in process.stderr.readline()
+            assert "waiting for 1 queue that this member of group readers does not have" in process.stderr.readline()
             yield process
         finally:
             process.kill()
@@ -107,3 +108,21 @@ def test_a_member_that_was_sent_to_an_offset_follows_a_reset_of_its_group(
         finally:
             process.kill()
     assert "".join(shown).split() == [*"0123456789", *"789"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_was_printed_before_a_signal_is_committed(
+    protomq_server: Broker, topic: str, number: signal.Signals, code: int
+) -> None:
+    namesrv, group = protomq_server.remoting_address, f"signal-{number}"
+    command = [*PROTOMQ, "consume", topic, "-G", group, "-f", "%v\n"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_with(namesrv)) as process:
+        try:
+            assert process.stdout is not None
+            shown = [process.stdout.readline() for _ in range(10)]
+            process.send_signal(number)
+            assert process.wait(60) == code
+        finally:
+            process.kill()
+    assert "".join(shown).split() == list("0123456789")
+    assert run("consume", topic, "-G", group, "-e", namesrv=namesrv).stdout == ""

@@ -171,6 +171,27 @@ def test_what_a_filter_leaves_out_is_committed_but_nothing_behind_the_end() -> N
     assert consumer.stored == {ONE: 5}
 
 
+def test_what_is_printed_again_after_a_reset_is_committed_again() -> None:
+    def reset(it: FakeConsumer) -> None:
+        assert it.stored == {ONE: 2}
+        it.stored[ONE] = it.positions[ONE] = 0
+        it.give(ONE, 2)
+
+    consumer = FakeConsumer(lambda it: it.come(ONE), lambda it: it.give(ONE, 2), reset)
+    assert follow(consumer, {}, has_end=False, count_max=4) == [(0, 0), (0, 1)] * 2
+    assert consumer.stored == {ONE: 2}
+
+
+def test_where_the_user_wants_to_begin_is_committed_though_nothing_comes() -> None:
+    def interrupt(_: FakeConsumer) -> None:
+        raise KeyboardInterrupt
+
+    consumer = FakeConsumer(lambda it: it.come(ONE), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        follow(consumer, {ONE: Span(9, None, 0, 10), OTHER: Span(10, None, 0, 10)}, has_end=False)
+    assert consumer.stored == {ONE: 9}
+
+
 def test_what_is_left_of_a_batch_when_printing_fails_is_not_committed() -> None:
     def show(message: Message) -> None:
         if message.queue_offset == 2:
@@ -199,7 +220,7 @@ def test_a_queue_of_another_member_is_at_its_end_when_the_group_is(
     )
     assert follow(consumer, {ONE: up_to(2), OTHER: up_to(5)}) == [(0, 0), (0, 1)]
     told = capsys.readouterr().err
-    assert told.count("waiting for 1 queues that this member of group readers does not have") == 1
+    assert told.count("waiting for 1 queue that this member of group readers does not have") == 1
 
 
 def test_what_the_group_has_committed_is_not_the_end_of_a_queue_that_is_still_to_be_sought() -> None:
