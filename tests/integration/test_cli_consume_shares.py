@@ -116,7 +116,9 @@ def test_what_was_printed_before_a_signal_is_committed(
 ) -> None:
     namesrv, group = protomq_server.remoting_address, f"signal-{number}"
     command = [*PROTOMQ, "consume", topic, "-G", group, "-f", "%v\n"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment_with(namesrv)) as process:
+    # Else a line can be read before it counts as printed.
+    environment = {name: value for name, value in environment_with(namesrv).items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             shown = [process.stdout.readline() for _ in range(10)]
