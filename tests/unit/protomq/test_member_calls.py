@@ -99,6 +99,7 @@ def test_a_thread_goes_on_whatever_a_call_ends_with(calls: type[FakeCalls], outc
     member.poke()
     wait_for(member.state.is_known_everywhere, PATIENCE_S, pause_s=0.001)
     wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
+    assert not calls.outcomes, "no call ended so"
     member.abandon()
 
 
@@ -192,6 +193,8 @@ def test_tasks_go_on_too(outcome: bytes | Exception) -> None:
     outcomes: deque[bytes | Exception] = deque([outcome, b""])
     is_asked_again = asyncio.Event()
     asyncio.run(run())
+    assert is_asked_again.is_set()
+    assert not outcomes
 
 
 def test_a_connection_that_no_thread_could_open_is_opened_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
