@@ -6,11 +6,9 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from protomq import Admin, AsyncPullConsumer, MessageQueue, Producer, PullConsum
 from protomq.allocation import Circle
 from protomq.testing import Broker
 from tests.support.cli import jsonl, run
+from tests.support.member_processes import member_process, read_until
 from tests.support.waiting import PATIENCE_S, async_wait_for
 
 MEMBER = """
@@ -35,29 +34,6 @@ with PullConsumer("g", namesrv=sys.argv[1], auto_commit_interval_s=0.1) as membe
         for message in messages:
             print("got", message.body.decode(), flush=True)
 """
-
-
-@contextmanager
-def member_process(broker: Broker) -> Iterator[subprocess.Popen[str]]:
-    """A member of g in a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MEMBER, broker.namesrv], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
-    for found in process.stdout:
-        if found.strip() == line:
-            return
-    raise AssertionError(f"the member ended without {line!r}")
 
 
 @pytest.fixture
@@ -109,7 +85,7 @@ def test_members_share_and_the_rest_take_over_from_one_that_leaves(
 
 
 def test_the_queues_of_a_member_that_was_killed_are_taken_over_at_once(broker: Broker) -> None:
-    with member_process(broker) as victim, PullConsumer("g", namesrv=broker.namesrv) as survivor:
+    with member_process(MEMBER, broker) as victim, PullConsumer("g", namesrv=broker.namesrv) as survivor:
         read_until(victim, "has 4")
         survivor.subscribe("t")
         poll_until(lambda: counts(survivor) == [2], survivor)
@@ -151,7 +127,7 @@ def test_a_join_repeats_nothing_that_was_committed_and_loses_nothing(broker: Bro
 def test_one_that_was_stopped_past_its_time_gives_up_its_queues_when_it_wakes() -> None:
     with Broker(environment={"PROTOMQ_MEMBER_GAP_MS": "5000"}) as broker:
         make_topic(broker)
-        with member_process(broker) as stopped, PullConsumer("g", namesrv=broker.namesrv) as other:
+        with member_process(MEMBER, broker) as stopped, PullConsumer("g", namesrv=broker.namesrv) as other:
             read_until(stopped, "has 4")
             other.subscribe("t")
             poll_until(lambda: counts(other) == [2], other)

@@ -6,11 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ import pytest
 from protomq import Admin, AsyncPullConsumer, Producer, PullConsumer
 from protomq.errors import QueueNotOwnedError, TransportError
 from protomq.testing import Broker
+from tests.support.member_processes import member_process, read_until
 from tests.support.waiting import PATIENCE_S, wait_for
 
 # It stops itself on the way from the checks of a commit to its socket, once it has a message.
@@ -51,26 +48,6 @@ with PullConsumer("g", namesrv=sys.argv[1], auto_commit_interval_s=0.1) as membe
 """
 
 
-@contextmanager
-def member_process(broker: Broker) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", MEMBER, broker.namesrv], stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
-    for found in process.stdout:
-        if found.strip() == line:
-            return
-    raise AssertionError(f"the member ended without {line!r}")
-
-
 def make_topic(broker: Broker, sends: int) -> None:
     with Admin(namesrv=broker.namesrv) as admin:
         admin.create_topic("t", write_queues=1, read_queues=1)
@@ -87,7 +64,7 @@ def committed(broker: Broker) -> list[int | None]:
 def test_the_commit_that_a_stopped_member_was_sending_does_not_take_back_the_next_owners() -> None:
     with Broker(environment={"PROTOMQ_MEMBER_GAP_MS": "3000"}) as broker:
         make_topic(broker, 10)
-        with member_process(broker) as stopped, PullConsumer("g", namesrv=broker.namesrv) as other:
+        with member_process(MEMBER, broker) as stopped, PullConsumer("g", namesrv=broker.namesrv) as other:
             read_until(stopped, "got")
             read_until(stopped, "stops")
             other.subscribe("t")
