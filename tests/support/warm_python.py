@@ -17,7 +17,6 @@ import gc
 import importlib
 import io
 import os
-import runpy
 import select
 import shlex
 import signal
@@ -28,6 +27,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.forked_python import run_only, take_streams
 
 ROOT = Path(__file__).resolve().parents[2]
 _WARM = (
@@ -116,9 +117,7 @@ def become(connection: socket.socket) -> None:
     """Runs the module that is asked for; whoever asked waits for the end of the connection, which is that of this process."""
     request, streams, *_ = socket.recv_fds(connection, _REQUEST_SIZE_MAX_BYTES, 3)
     (_, module, *arguments), environment, folder = ast.literal_eval(request.decode())
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    take_streams(streams)
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(write_through=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -126,11 +125,7 @@ def become(connection: socket.socket) -> None:
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    run_only(module, arguments, environment, folder)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import ctypes
 import importlib
 import inspect
 import os
-import runpy
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any, AnyStr, Final
 
 from protomq.testing import Broker
 from protomq_cli.importing import uncollected
+from tests.support.forked_python import run_only, take_streams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = (("protomq",), ("protomq_cli", "broker"), ("protomq_cli", "standalone"), ("protomq_namesrv",))
@@ -167,20 +167,14 @@ def serve(channel: socket.socket) -> tuple[bytes, list[int]] | None:
 def become(request: bytes, streams: Sequence[int]) -> None:
     """Runs the module that is asked for, as its only program."""
     (module, *arguments), environment, folder, leads = ast.literal_eval(request.decode())
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    take_streams(streams)
     # Python's own are of the files that the process before had.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     if leads:
         os.setsid()
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    run_only(module, arguments, environment, folder)
 
 
 if __name__ == "__main__":
