@@ -227,6 +227,52 @@ def test_one_by_one_gives_the_copies_of_the_batch(
         data, twice = bytes(together.data), True
 
 
+class Failed(NamedTuple):
+    """How the deliveries of a message failed; `was_moved`: it was moved before."""
+
+    message: Message
+    was_moved: bool
+    attempts: int
+    error: str | None
+
+
+SMALL_MESSAGES = MESSAGES.filter(lambda m: len(m.body) < 200)
+FAILED = st.builds(Failed, SMALL_MESSAGES, st.booleans(), st.integers(0, 2), st.none() | st.sampled_from(["", "why", "ä" * 300]))
+FAILED_ALIKE = st.tuples(FAILED, st.integers(2, 5)).map(lambda m: [m[0]] * m[1])
+
+
+@given(st.lists(FAILED, min_size=2, max_size=5) | FAILED_ALIKE, TOPICS, TOPICS, st.booleans())
+def test_each_copy_of_a_batch_says_what_happened_to_its_own_message(
+    failed: list[Failed], topic: str, target: str, says_errors: bool
+) -> None:
+    fields = []
+    for one in failed:
+        field = stored([one.message], topic, 0, 0)
+        if one.was_moved:
+            region = move_record(field, "between", attempts=1, last_error="the first")
+            stamp_region(region, 1, 88, 20, 2000)
+            field = bytes(region.data)
+        fields.append(field)
+    data = b"".join(fields)
+    attempts = [one.attempts for one in failed]
+    errors = [one.error for one in failed] if says_errors else None
+    starts, sizes = places(data)
+    together = move_records(data, starts, sizes, target, attempts=attempts, last_errors=errors)
+    alone = [
+        move_record(field, target, attempts=one.attempts, last_error=one.error if says_errors else None)
+        for field, one in zip(fields, failed, strict=True)
+    ]
+    assert together.data == b"".join(region.data for region in alone)
+    for region in (together, *alone):
+        stamp_region(region, 3, 88, 5, 3000)
+    for one, record in zip(failed, records_of(together), strict=True):
+        wanted = one.error if says_errors and one.error is not None else "the first" if one.was_moved else ""
+        assert record.transit.last_error == wanted.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
+        assert record.transit.attempt == one.attempts + one.was_moved
+        assert record.transit.origin_topic == topic
+    assert {record.queue_offset for record in records_of(together)} == {5 + row for row in range(len(failed))}
+
+
 FIRST_MOVES = MESSAGES.map(lambda m: m._replace(keys=m.keys[:1], due_time_ms=None))
 
 

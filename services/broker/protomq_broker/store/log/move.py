@@ -27,8 +27,9 @@ from protomq.wire.varint_arrays import read_lengths
 from .append import MoreKey, RecordRegion
 from .move_one import move_one
 from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
+from .record_region import steps
 from .record_scan import hashes_of_more_keys, record_head
-from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, opened_transit, transit_head
+from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, raised_transit, transit_head, transit_tail
 
 ReadRecords = Callable[
     [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
@@ -89,102 +90,126 @@ def move_records(
     if (octets[topic_starts] != layout.TOPIC_TAG).any() or (topic_ends >= ends).any():
         raise ValueError("a record without its topic")
     tails = _tails(topic, trailers, due_times_ms, kind)
-    origin = _origins(trailers)
-    opened = bool(attempts) or last_errors is not None or bool(replayed_group)
-    if not opened and not len(moved_before):
-        alike = _alike(data, front_starts, front_ends, topic_starts, topic_ends, origin, tails)
-        if alike is not None:
-            more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], alike.starts)
-            return _region(topic, alike, trailers, more_keys, due_times_ms, kind)
-    pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
-    more = [attempts] * len(starts) if isinstance(attempts, int) else attempts
-    origins = _columns_of_origins(trailers) if opened else []
-    carried = set(moved_before.tolist())
-    spans = zip(
-        front_starts.tolist(),
-        front_ends.tolist(),
-        topic_starts.tolist(),
-        topic_ends.tolist(),
-        strict=True,
+    is_opened = bool(attempts) or last_errors is not None or bool(replayed_group)
+    count = len(starts)
+    more = [attempts] * count if isinstance(attempts, int) else attempts
+    errors = [None] * count if last_errors is None else last_errors
+    added = (
+        [transit_tail(more[row], errors[row], replayed_group) for row in range(count)]
+        if is_opened
+        else [b""] * count
     )
-    for row, (front_start, front_end, topic_start, topic_end) in enumerate(spans):
-        transit: bytes | None = None
-        origin_topic = data[topic_start + 2 : topic_end]
-        if opened:
-            last = last_errors[row] if last_errors is not None else None
-            written = data[front_end:topic_start] if row in carried else b""
-            transit = opened_transit(
-                written, origin_topic, origins[row], more[row], last, replayed_group
+    joined = None
+    if not len(moved_before):
+        origins = _origins(trailers)
+        if len(set(added)) == 1:
+            joined = _first_moves_alike(
+                data, front_starts, front_ends, topic_starts, topic_ends, origins, added[0], tails
             )
-        elif row in carried:
-            transit = data[front_end:topic_start]
-        pieces.add(row, front_start, front_end, transit, origin_topic)
-    joined = pieces.joined()
+    elif len(moved_before) == count and not is_opened:
+        joined = _alike(data, front_starts, topic_starts, [], tails)
+    if joined is None:
+        pieces = _Pieces(data, tails)
+        carried = set(moved_before.tolist())
+        origin_octets = _origins(trailers).tobytes() if len(carried) < count else b""
+        spans = zip(
+            front_starts.tolist(),
+            front_ends.tolist(),
+            topic_starts.tolist(),
+            topic_ends.tolist(),
+            strict=True,
+        )
+        for row, (front_start, front_end, topic_start, topic_end) in enumerate(spans):
+            if row in carried:
+                transit = data[front_end:topic_start]
+                if more[row] or errors[row] is not None or replayed_group:
+                    transit = raised_transit(transit, more[row], errors[row], replayed_group)
+            else:
+                tail, at = added[row], row * ORIGIN.itemsize
+                transit = transit_head(data[topic_start + 2 : topic_end], len(tail))
+                transit += origin_octets[at : at + ORIGIN.itemsize] + tail
+            pieces.add(row, front_start, front_end, transit)
+        joined = pieces.joined()
     more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], joined.starts)
     return _region(topic, joined, trailers, more_keys, due_times_ms, kind)
 
 
 class _Joined(NamedTuple):
-    """The octets of all copies, and where each begins and how long it is."""
+    """The octets of all copies, and where each begins and how long it is. `stride`: their size if all have the same, else 0."""
 
     data: bytearray
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    stride: int = 0
 
 
-def _alike(
+def _first_moves_alike(
     data: bytes,
     front_starts: NDArray[np.int64],
     front_ends: NDArray[np.int64],
     topic_starts: NDArray[np.int64],
     topic_ends: NDArray[np.int64],
     origins: NDArray[np.void],
+    added: bytes,
     tails: NDArray[np.void],
 ) -> _Joined | None:
-    """Copies of records that were never moved, as rows of one array; None unless their fronts are equally long and of one topic."""
-    front_size = int(front_ends[0] - front_starts[0])
+    """Copies of records that were never moved; None unless their fronts are equally long and of one topic. `added`: behind each origin."""
     topic_size = int(topic_ends[0] - topic_starts[0])
-    if (front_ends - front_starts != front_size).any() or (topic_ends - topic_starts != topic_size).any():
+    if (topic_ends - topic_starts != topic_size).any():
         return None
-    count = len(front_starts)
-    topics = windows(data, opaque(topic_size))[topic_starts].view(np.uint8).reshape(count, topic_size)
+    topics = windows(data, opaque(topic_size))[topic_starts].view(np.uint8).reshape(-1, topic_size)
     if (topics != topics[0]).any():
         return None
-    transit = transit_head(topics[0, 2:].tobytes())
-    head = record_head(front_size + len(transit) + ORIGIN.itemsize + tails.itemsize)
+    head = transit_head(topics[0, 2:].tobytes(), len(added))
+    between = [np.frombuffer(head, np.uint8), _octets(origins), np.frombuffer(added, np.uint8)]
+    return _alike(data, front_starts, front_ends, between, tails)
+
+
+def _alike(
+    data: bytes,
+    kept_starts: NDArray[np.int64],
+    kept_ends: NDArray[np.int64],
+    between: Sequence[NDArray[np.uint8]],
+    tails: NDArray[np.void],
+) -> _Joined | None:
+    """Copies as rows of one array; None unless what is kept of the records is equally long. `between`: what comes before the tails,
+    of all or of each.
+    """
+    kept_size = int(kept_ends[0] - kept_starts[0])
+    if (kept_ends - kept_starts != kept_size).any():
+        return None
+    count = len(kept_starts)
+    head = record_head(kept_size + sum(part.shape[-1] for part in between) + tails.itemsize)
     columns: list[NDArray[np.uint8]] = [np.frombuffer(head, np.uint8)]
-    if front_size:
-        columns.append(windows(data, opaque(front_size))[front_starts].view(np.uint8).reshape(count, front_size))
-    columns.append(np.frombuffer(transit, np.uint8))
-    columns += (part.view(np.uint8).reshape(count, part.itemsize) for part in (origins, tails))
+    if kept_size:
+        columns.append(windows(data, opaque(kept_size))[kept_starts].view(np.uint8).reshape(count, kept_size))
+    columns += (*between, _octets(tails))
     size = sum(column.shape[-1] for column in columns)
     joined = bytearray(count * size)
     rows, at = np.frombuffer(joined, np.uint8).reshape(count, size), 0
     for column in columns:
         rows[:, at : at + column.shape[-1]] = column
         at += column.shape[-1]
-    return _Joined(joined, np.arange(count, dtype=np.int64) * size, np.full(count, size, np.int64))
+    return _Joined(joined, *steps(size, count), size)
+
+
+def _octets(values: NDArray[np.void]) -> NDArray[np.uint8]:
+    return values.view(np.uint8).reshape(len(values), values.itemsize)
 
 
 class _Pieces:
     """What the copies are put together from: few slices for each, joined once."""
 
-    def __init__(self, data: bytes, origins: bytes, tails: bytes, count: int) -> None:
+    def __init__(self, data: bytes, tails: NDArray[np.void]) -> None:
         self.parts: list[Any] = []
         self.sizes: list[int] = []
         self._data = memoryview(data)
-        self._origins = origins
-        self._tails = tails
-        self._tail_size = len(tails) // count
+        self._tails = tails.tobytes()
+        self._tail_size = tails.itemsize
 
-    def add(
-        self, row: int, front_start: int, front_end: int, transit: bytes | None, origin_topic: bytes
-    ) -> None:
-        """The next copy; without `transit` the message has not been moved before."""
+    def add(self, row: int, front_start: int, front_end: int, transit: bytes) -> None:
+        """The next copy."""
         tail_size = self._tail_size
-        if transit is None:
-            at = row * ORIGIN.itemsize
-            transit = transit_head(origin_topic) + self._origins[at : at + ORIGIN.itemsize]
         size = front_end - front_start + len(transit) + tail_size
         head = record_head(size)
         self.parts += (
@@ -228,7 +253,7 @@ def _region(
     kind: int,
 ) -> RecordRegion:
     count = len(trailers)
-    octets, starts, sizes = joined
+    octets, starts, sizes, stride = joined
     identities = np.empty((count, 3), np.uint64)
     for place, name in enumerate(("producer_id", "producer_epoch", "sequence")):
         identities[:, place] = trailers[name]
@@ -245,6 +270,7 @@ def _region(
         producer_id=0,
         producer_epoch=0,
         first_sequence=0,
+        stride=stride,
         due_times_ms=due_times_ms,
         more_keys=more_keys,
         flags=kind | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
@@ -298,9 +324,3 @@ def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
     for name in ("queue_id", "queue_offset", "store_time_ms"):
         origins[name] = trailers[name]
     return origins
-
-
-def _columns_of_origins(trailers: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Queue, queue offset and store time of each: a field of one item of an array costs as much as a column of them."""
-    columns = (trailers[name].tolist() for name in ("queue_id", "queue_offset", "store_time_ms"))
-    return list(zip(*columns, strict=True))

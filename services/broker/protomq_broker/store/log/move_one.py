@@ -18,7 +18,7 @@ from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from .append import MoreKey, RecordRegion
 from .record_arrays import TAGS, topic_field_of
 from .record_scan import hashes_of_more_keys, record_head
-from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, opened_transit, transit_head
+from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, raised_transit, transit_head, transit_tail
 
 _ORIGIN: Final = struct.Struct("<BIBQBQ")
 assert _ORIGIN.size == ORIGIN.itemsize
@@ -55,14 +55,16 @@ def move_one(
     front = field[front_start:front_end]
     written, origin_topic = field[front_end:topic_start], field[topic_start + 2 : topic_end]
     origin = values[_QUEUE_ID], values[_QUEUE_OFFSET], values[_STORE_TIME_MS]
-    if attempts or last_error is not None or replayed_group:
-        transit = opened_transit(written, origin_topic, origin, attempts, last_error, replayed_group)
-    elif written:
-        transit = written
-    else:
-        transit = transit_head(origin_topic) + _ORIGIN.pack(
+    is_opened = bool(attempts) or last_error is not None or bool(replayed_group)
+    if not written:
+        tail = transit_tail(attempts, last_error, replayed_group) if is_opened else b""
+        transit = transit_head(origin_topic, len(tail)) + _ORIGIN.pack(
             _QUEUE_ID_TAG, origin[0], _QUEUE_OFFSET_TAG, origin[1], _STORE_TIME_TAG, origin[2]
-        )
+        ) + tail
+    elif is_opened:
+        transit = raised_transit(written, attempts, last_error, replayed_group)
+    else:
+        transit = written
     flags = flags & KEPT_FLAGS | kind | layout.FLAG_TRANSIT
     due_time = b""
     if due_time_ms is not None:

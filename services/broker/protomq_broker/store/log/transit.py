@@ -14,6 +14,10 @@ from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512
 """In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
+_SURELY_SHORT: Final = LAST_ERROR_SIZE_MAX_BYTES // 4
+"""No character has more than four octets."""
+ATTEMPT_MAX: Final = 0xFFFFFFFF
+"""Attempts are counted up to here."""
 
 KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
 """What of a record's flags stays when it moves."""
@@ -27,7 +31,7 @@ ORIGIN: Final = np.dtype(
         ("store_time_ms", "<u8"),
     ]
 )
-"""Transit behind its first field, of a message that is moved for the first time before anybody got it; zeros are written too."""
+"""Transit behind its first field, of a message that is moved for the first time; zeros are written too."""
 ORIGIN_TAGS: Final = {
     "queue_id_tag": 0x15,
     "queue_offset_tag": 0x19,
@@ -35,34 +39,18 @@ ORIGIN_TAGS: Final = {
 }
 
 
-def opened_transit(
-    written: bytes,
-    topic: bytes,
-    origin: tuple[int, int, int],
-    attempts: int,
-    last_error: str | None,
-    replayed_group: str,
+def raised_transit(
+    written: bytes, attempts: int, last_error: str | None, replayed_group: str
 ) -> bytes:
-    """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move.
-
-    `origin`: queue, queue offset and store time, for the first move.
-    """
-    if written:
-        _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
-        try:
-            transit = Transit.FromString(written[at:])
-        except DecodeError as error:
-            raise ValueError("a record whose transit does not parse") from error
-    else:
-        transit = Transit(
-            origin_topic=topic.decode(),
-            origin_queue_id=origin[0],
-            origin_queue_offset=origin[1],
-            first_store_time_ms=origin[2],
-        )
+    """The field `transit` of a copy of a message that was moved before. `written`: the field as it stands. Raises ValueError."""
+    _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
+    try:
+        transit = Transit.FromString(written[at:])
+    except DecodeError as error:
+        raise ValueError("a record whose transit does not parse") from error
     if replayed_group:
         transit.replayed_group, transit.attempt = replayed_group, 0
-    transit.attempt = min(transit.attempt + attempts, 0xFFFFFFFF)
+    transit.attempt = min(transit.attempt + attempts, ATTEMPT_MAX)
     if last_error is not None:
         transit.last_error = cut_error(last_error)
     octets = transit.SerializeToString()
@@ -71,12 +59,26 @@ def opened_transit(
 
 def cut_error(text: str) -> str:
     """As much of it as is kept."""
+    if len(text) <= _SURELY_SHORT:
+        return text
     return text.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
 
 
 @lru_cache(maxsize=256)
-def transit_head(topic: bytes) -> bytes:
-    """The field `transit` of a first move up to where `ORIGIN` begins."""
+def transit_head(topic: bytes, tail_size: int = 0) -> bytes:
+    """The field `transit` of a first move up to where `ORIGIN` begins. `tail_size`: of the `transit_tail` behind that."""
     first = b"\x0a" + layout.encode_varint(len(topic)) + topic
-    size = len(first) + ORIGIN.itemsize
+    size = len(first) + ORIGIN.itemsize + tail_size
     return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(size) + first
+
+
+def transit_tail(attempts: int, last_error: str | None, replayed_group: str) -> bytes:
+    """What a first move writes behind `ORIGIN`: how deliveries failed. Equal bytes are one object while the cache has them."""
+    return _transit_tail(attempts, cut_error(last_error or ""), replayed_group)
+
+
+@lru_cache(maxsize=256)
+def _transit_tail(attempts: int, last_error: str, replayed_group: str) -> bytes:
+    return Transit(
+        attempt=min(attempts, ATTEMPT_MAX), last_error=last_error, replayed_group=replayed_group
+    ).SerializeToString()
