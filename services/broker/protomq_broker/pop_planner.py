@@ -26,7 +26,7 @@ from protomq.wire.topics import dead_letter_topic
 from protomq_runtime.errors import too_many
 
 from .pop_orders import Part, PopAnswer, PopOrder
-from .pop_reading import SCAN_S, Limits, PopReader, octets_of
+from .pop_reading import SCAN_S, Limits, PopReader
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
@@ -397,7 +397,7 @@ class PopPlanner:
                 starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
                 topic = dead_letter_topic(key.group)
                 region = move_records(
-                    octets_of(result), starts, sizes, topic,
+                    result.octets(), starts, sizes, topic,
                     attempts=attempt, last_errors=[errors[offset] for offset in given],
                 )  # fmt: skip
                 plan.copies.append(AppendRequest(region, 0))

@@ -160,7 +160,7 @@ class PopReader:
             found.next_offset = result.next_offset
             if result.status is not ReadStatus.FOUND:
                 continue
-            data, sizes = octets_of(result), result.sizes.tolist()
+            data, sizes = result.octets(), result.sizes.tolist()
             matching: Sequence[int] = range(len(sizes))
             if filter_ is not None:
                 matching = _matching(filter_, data, result)
@@ -236,7 +236,7 @@ class PopReader:
                 if result.status is ReadStatus.FOUND:
                     result = _within(result, end)
                     if filter_ is not None and result.record_count:
-                        result = choose(result, _matching(filter_, octets_of(result), result))
+                        result = choose(result, _matching(filter_, result.octets(), result))
                     if result.record_count:
                         found.results.append(([offset + shift for offset in offsets_of(result)], result))
                         count -= result.record_count
@@ -339,12 +339,6 @@ def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
         regions,
         total,
     )
-
-
-def octets_of(result: ReadResult) -> bytes:
-    """The bytes of the regions, joined."""
-    regions = result.regions
-    return b"".join([region.file.read(region.offset, region.size_bytes) for region in regions])
 
 
 def _within(result: ReadResult, end: int) -> ReadResult:

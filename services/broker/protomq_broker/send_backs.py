@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -37,7 +38,7 @@ from protomq.wire.topics import (
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .delays import illegal_delay
-from .failed_messages import FoundMessage, copies_for, find_messages
+from .failed_messages import Place, RetryPlan, copies_for, find_messages, place_of
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
 from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, due_of_level
@@ -76,11 +77,18 @@ class RetryCounts:
 
 
 class _Asked(NamedTuple):
-    """A request that was read. `key`: the request's identity; 0 if a repeat must be done again."""
+    """A request that was read.
+
+    Attributes:
+        key: the request's identity; 0 if a repeat must be done again.
+        messages, places: what it names, and where each was pulled.
+    """
 
     call: Call
     request: SendBackRequest
     key: int
+    messages: Sequence[FailedMessage]
+    places: Sequence[Place]
 
 
 class _Prepared(NamedTuple):
@@ -133,13 +141,15 @@ class SendBacks:
         for call in calls:
             try:
                 request = SendBackRequest.FromString(bytes(call.payload))
-                _check(request)
+                messages = list(request.messages)
+                places = list(map(place_of, messages))
+                _check(request, places)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.SendBackRequest"))
             except Exception as error:
                 call.fail(to_service_error(error))
             else:
-                asked = _Asked(call, request, _key_of(request, call))
+                asked = _Asked(call, request, _key_of(request, call), messages, places)
                 groups.setdefault(request.consumer_group, []).append(asked)
         for group in groups.values():
             for together in _bundles(group):
@@ -170,10 +180,11 @@ class SendBacks:
     def _prepare(self, asked: Sequence[_Asked]) -> _Prepared:
         """Makes the copies for these requests. Raises ServiceError, StoreError."""
         group = asked[0].request.consumer_group
-        messages = [message for each in asked for message in each.request.messages]
-        found, incarnations = find_messages(self._store, messages)
-        size_bytes = sum(each.size_bytes for each in found)
-        if size_bytes > (SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES) and len(found) > 1:
+        messages = [message for each in asked for message in each.messages]
+        places = [place for each in asked for place in each.places]
+        found, incarnations = find_messages(self._store, messages, places)
+        size_bytes = found.size_bytes
+        if size_bytes > (SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES) and len(messages) > 1:
             raise ServiceError(
                 Code.INVALID_ARGUMENT,
                 "MESSAGE_TOO_LARGE",
@@ -186,49 +197,66 @@ class SendBacks:
             )
         settings = self._store.groups.find(group)
         now_ms = self._log_time.now_ms()
-        records = iter(found)
-        responses = [
-            SendBackResponse(
-                results=[
-                    self._plan(settings, number, message, next(records), now_ms)
-                    for number, message in enumerate(each.request.messages)
-                ]
-            )
-            for each in asked
-        ]
+        plans = self._plan(settings, asked, found.attempts, now_ms)
         copies = copies_for(
             found,
             [each.error for each in messages],
-            [result for response in responses for result in response.results],
+            plans,
             retry_topic(group),
             dead_letter_topic(group),
             now_ms,
         )
+        results = map(_sent_back, plans)
+        responses = [SendBackResponse(results=islice(results, len(each.messages))) for each in asked]
         return _Prepared(asked, incarnations, copies, responses)
 
     def _plan(
         self,
         settings: GroupSettings,
+        asked: Sequence[_Asked],
+        attempts: Sequence[int],
+        now_ms: int,
+    ) -> list[RetryPlan]:
+        """What becomes of each message. Those that ask for the same share one plan. `attempts`: how often each was handed out before."""
+        plans: dict[tuple[object, ...], RetryPlan] = {}
+        found = []
+        attempts_left = iter(attempts)
+        for each in asked:
+            for number, message in enumerate(each.messages):
+                attempt = next(attempts_left)
+                delay = message.WhichOneof("delay")
+                wanted = (
+                    attempt,
+                    message.attempt if message.HasField("attempt") else None,
+                    delay,
+                    getattr(message, delay) if delay else None,
+                )
+                plan = plans.get(wanted)
+                if plan is None:
+                    plan = plans[wanted] = self._plan_one(settings, number, message, attempt, now_ms)
+                found.append(plan)
+        return found
+
+    def _plan_one(
+        self,
+        settings: GroupSettings,
         number: int,
         message: FailedMessage,
-        record: FoundMessage,
+        attempt: int,
         now_ms: int,
-    ) -> SentBack:
-        attempt = record.attempt
+    ) -> RetryPlan:
         if message.HasField("attempt"):
-            attempt = message.attempt
-            if not record.attempt <= attempt <= ATTEMPT_MAX:
+            if not attempt <= message.attempt <= ATTEMPT_MAX:
                 raise invalid_argument(
                     f"messages[{number}].attempt",
-                    f"is {attempt}, the message was handed out {record.attempt} times before: give that or more",
+                    f"is {message.attempt}, the message was handed out {attempt} times before: give that or more",
                 )
+            attempt = message.attempt
         delay_ms = None
         if message.WhichOneof("delay") != "dead_letter" or not message.dead_letter:
             asked_ms = self._asked_delay_ms(message)
             delay_ms = plan_retry(settings, self._levels_ms, attempt + 1, asked_ms)
-        if delay_ms is None:
-            return SentBack(attempt=attempt + 1, dead_letter=True)
-        return SentBack(attempt=attempt + 1, due_time_ms=now_ms + delay_ms)
+        return RetryPlan(attempt + 1, None if delay_ms is None else now_ms + delay_ms)
 
     def _asked_delay_ms(self, message: FailedMessage) -> int | None:
         asked = message.WhichOneof("delay")
@@ -312,7 +340,7 @@ class _Together:
         """Adds requests. A single request that was done before is added without its copies. Raises ServiceError if they cannot be done any
         more, _NotTogetherError if one of several was done before.
         """
-        known = [key for _, _, key in prepared.asked if key and self._is_known(key)]
+        known = [each.key for each in prepared.asked if each.key and self._is_known(each.key)]
         if known and len(prepared.asked) > 1:
             raise _NotTogetherError
         if known:
@@ -328,7 +356,7 @@ class _Together:
             if copy.region.due_times_ms is not None:
                 self._delays.check(copy.region)
                 self._delays.check_room()
-        self._keys.update(key for _, _, key in prepared.asked if key)
+        self._keys.update(each.key for each in prepared.asked if each.key)
         self.taken.append(prepared)
         self.size_bytes += prepared.size_bytes
 
@@ -342,28 +370,33 @@ class _Together:
         if copies:
             topics = dict.fromkeys(copy.region.topic for copy in copies)
             self._store.topics.add([topic_of_broker(name) for name in topics])
-            keys = [key for each in new for _, _, key in each.asked if key]
+            keys = [asked.key for each in new for asked in each.asked if asked.key]
             record = GroupsRecord(sent_back=keys, sent_back_times_ms=[now_ms] * len(keys))
             states = [(GROUPS_TOPIC, [record.SerializeToString()])] if keys else []
             writer.append_moved(copies, states)
         return self._store.appended_position
 
 
-def _check(request: SendBackRequest) -> None:
+def _check(request: SendBackRequest, places: Sequence[Place]) -> None:
     """Raises ServiceError for a request that is wrong in any state of the broker."""
     group = request.consumer_group
     check_group_name(group)
-    messages = request.messages
-    if not 1 <= len(messages) <= MESSAGES_MAX:
-        raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(messages)}")
-    places = {(each.topic, each.queue_id, each.queue_offset) for each in messages}
-    if len(places) < len(messages):
+    if not 1 <= len(places) <= MESSAGES_MAX:
+        raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(places)}")
+    if len(set(places)) < len(places):
         raise invalid_argument("messages", "names a message twice; name each once")
-    for number, message in enumerate(messages):
-        if class_of(message.topic) is TopicClass.RETRY and group_of(message.topic) != group:
+    for topic in dict.fromkeys(topic for topic, _, _ in places):
+        if class_of(topic) is TopicClass.RETRY and group_of(topic) != group:
+            number = next(number for number, place in enumerate(places) if place[0] == topic)
             raise invalid_argument(
-                f"messages[{number}].topic", f"{message.topic!r} has the retries of another group than {group!r}"
+                f"messages[{number}].topic", f"{topic!r} has the retries of another group than {group!r}"
             )
+
+
+def _sent_back(plan: RetryPlan) -> SentBack:
+    if plan.due_time_ms is None:
+        return SentBack(attempt=plan.attempt, dead_letter=True)
+    return SentBack(attempt=plan.attempt, due_time_ms=plan.due_time_ms)
 
 
 def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
@@ -372,12 +405,12 @@ def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
     keys: set[int] = set()
     count = 0
     for each in asked:
-        if bundle and (count + len(each.request.messages) > MESSAGES_MAX or (each.key and each.key in keys)):
+        if bundle and (count + len(each.messages) > MESSAGES_MAX or (each.key and each.key in keys)):
             yield bundle
             bundle, keys, count = [], set(), 0
         bundle.append(each)
         keys.add(each.key)
-        count += len(each.request.messages)
+        count += len(each.messages)
     if bundle:
         yield bundle
 
@@ -394,8 +427,8 @@ def _answer(prepared: _Prepared, error: Exception | None) -> None:
 
 
 def _answer_here(prepared: _Prepared, error: Exception | None) -> None:
-    for (call, _, _), response in zip(prepared.asked, prepared.responses, strict=True):
+    for asked, response in zip(prepared.asked, prepared.responses, strict=True):
         if error is not None:
-            call.fail(to_service_error(error))
+            asked.call.fail(to_service_error(error))
         else:
-            call.answer(response.SerializeToString())
+            asked.call.answer(response.SerializeToString())

@@ -64,9 +64,13 @@ class ReadResult:
         """Number of records found."""
         return len(self.sizes)
 
+    def octets(self) -> bytes:
+        """The bytes of the regions, joined: in them the records begin at `starts`."""
+        return b"".join([each.file.read(each.offset, each.size_bytes) for each in self.regions])
+
     def record_fields(self) -> list[bytes]:
         """The record fields found, with tag and length. A seal may stand between two of them in a region: it is left out."""
-        data = b"".join(each.file.read(each.offset, each.size_bytes) for each in self.regions)
+        data = self.octets()
         spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return [data[start : start + size] for start, size in spans]
 
