@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from protomq import Producer
 from protomq.testing import Broker, BrokerStartError, FakeClock, FaultProxy
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -143,6 +145,19 @@ def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() 
     assert not directory.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
+
+
+def test_a_broker_waits_for_a_port_that_somebody_else_has_for_a_moment() -> None:
+    with Broker() as broker:
+        address = broker.remoting_address
+        broker.kill()
+        host, _, port = address.rpartition(":")
+        with socket.create_server((host, int(port))) as other, ThreadPoolExecutor() as pool:
+            restart = pool.submit(broker.restart)
+            wait_for(lambda: f"{port} is taken" in broker.log_text(), PATIENCE_S)
+            other.close()
+            restart.result()
+        assert broker.remoting_address == address
 
 
 async def test_a_broker_is_an_async_context_too() -> None:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,10 +25,15 @@ from typing import IO, ClassVar
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+PORT_RETRY_INTERVAL_S = 0.2
 
 
 class BrokerStartError(Exception):
     """The child process did not become ready; the message holds what it wrote."""
+
+
+class _PortTakenError(BrokerStartError):
+    """Somebody else has a port that the broker had before."""
 
 
 class Broker:
@@ -102,12 +108,25 @@ class Broker:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> Broker:
-        """Starts the child and waits until it is ready. Raises BrokerStartError."""
+        """Starts the child and waits until it is ready. While somebody else has one of its former ports, it tries again.
+
+        Raises BrokerStartError.
+        """
         if self.running:
             return self
         if self._given_data_dir is None and self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="protomq-test-"))
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        deadline_s = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                return self._start_once()
+            except _PortTakenError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(PORT_RETRY_INTERVAL_S)
+
+    def _start_once(self) -> Broker:
         # After a restart clients shall find it where it was.
         ports = {
             name: self._addresses.get(name, ":0").rpartition(":")[2]
@@ -118,6 +137,7 @@ class Broker:
             "--port", ports["grpc"], "--remoting-port", ports["remoting"], *self._arguments,
         ]  # fmt: skip
         with open(self._log_path(), "ab") as log:
+            log_start = log.tell()
             self._process = self._popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -135,7 +155,9 @@ class Broker:
         except ValueError:
             code = self._process.poll()
             self._end(signal.SIGKILL)
-            raise BrokerStartError(
+            written = self._log_path().read_bytes()[log_start:].decode(errors="replace")
+            is_taken = bool(self._addresses) and " is taken; " in written
+            raise (_PortTakenError if is_taken else BrokerStartError)(
                 f"`{' '.join(command)}` did not become ready within {self._start_timeout_s:.0f} s"
                 f" (exit code {code}, printed {line!r}):\n{self.log_text()[-4000:]}"
             ) from None
