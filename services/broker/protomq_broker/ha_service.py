@@ -1,7 +1,7 @@
 """HaService on a master: gives its log to the slaves that fetch it, and takes what they acknowledge.
 
-A fetch that finds nothing new is held: an entry in a deque, not a thread. The service answers it when the log grows, when the confirmed
-position or the start of the log has moved, and at the heartbeat. `protomq_ha.replicas` decides who is in sync.
+A fetch that finds nothing new is held: an entry in a deque, not a thread. The service answers it when the log grows (a little later where
+nobody waits for slaves), when the confirmed position or the start of the log has moved, and at the heartbeat. `protomq_ha.replicas` decides who is in sync.
 
 Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `signal`, `kept_position`, `views` and `verdict`.
 """
@@ -66,6 +66,12 @@ NEWS_DELAY_MS: Final = 20
 """How long a slave may wait for news: a later confirmed position, or a later start of the log. An append in that time carries the news with
 it.
 """
+GATHER_MS: Final = 20
+"""Where nobody waits for slaves, a slave gets what is appended within this time in one answer, which costs the master as much as some sends.
+An answer that comes later than this after the one before goes at once. RocketMQ's asynchronous master looks each 100 ms (HAConnection).
+"""
+GATHER_SIZE_MAX_BYTES: Final = 1 << 20
+"""As much of the log does not wait."""
 ENDED_MAX: Final = 64
 """Slaves of which the master remembers how far their last session came."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
@@ -88,7 +94,7 @@ class _Fetch(NamedTuple):
 class _Feed:
     """State of a slave's session on this master."""
 
-    __slots__ = ("begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
+    __slots__ = ("answered_ms", "begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
 
     def __init__(self, session: int, call: Call, slave: tuple[int, int], begun_position: int) -> None:
         """`slave`: its id and its store's."""
@@ -99,6 +105,8 @@ class _Feed:
         self.last_call = call
         """The last fetch, answered or not. On the remoting port its connection tells whether the slave is there."""
         self.held: deque[_Fetch] = deque()
+        self.answered_ms = -GATHER_MS
+        """When the slave was last given a part of the log."""
         self.told = (-1, -1)
         """The last (confirmed position, first position) that the slave was told."""
 
@@ -147,7 +155,9 @@ class HaService:
         self._counts_flushed = config.store.sync_flush
         self._feeds: dict[int, _Feed] = {}
         self._lane: CallLane | None = None
-        self._is_posted = self._is_news_due = self._stopping = False
+        self._is_posted = self._is_news_due = self._is_gathering = self._stopping = False
+        self._wake_position = 0
+        """An append that ends before this position wakes nobody: what is gathered goes soon."""
         self._held_count = 0
         self._ended: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         """Where the last session of a slave began, and up to where it has sent the log."""
@@ -182,9 +192,14 @@ class HaService:
         if self._lane is not None and not self._stopping:
             self._lane.post(self._look)
 
-    def signal(self, _: int) -> None:
-        """Called when a position of the log has moved. Any thread; costs nothing while no fetch is held."""
-        if self._held_count and not self._is_posted and self._lane is not None:
+    def signal(self, position: int) -> None:
+        """Called when a position of the log has moved. Any thread; costs nothing while no fetch is held, or while the log is gathered."""
+        if (
+            self._held_count
+            and position >= self._wake_position
+            and not self._is_posted
+            and self._lane is not None
+        ):
             self._is_posted = True
             self._lane.post(self._wake)
 
@@ -400,7 +415,7 @@ class HaService:
         if len(feed.held) >= FETCHES_MAX:
             message = f"{FETCHES_MAX} fetches of this session are held already"
             raise too_many("held fetches of a session", FETCHES_MAX, message, retry_delay_ms=TICK_MS)
-        if not feed.held and (self._has_more(feed) or self._stopping):
+        if not feed.held and (self._stopping or (self._has_more(feed) and not self._gather_ms(feed))):
             self._answer(call, feed, request.size_max_bytes)
             return
         self._hold(call, feed, request)
@@ -488,13 +503,41 @@ class HaService:
         return fetch
 
     def _give(self, feed: _Feed) -> None:
-        """Answers held fetches as far as there is more log, and schedules the news."""
+        """Answers held fetches as far as there is more log, and schedules what is gathered, and the news."""
         while feed.held and self._has_more(feed):
+            wait_ms = self._gather_ms(feed)
+            if wait_ms:
+                self._gather(feed, wait_ms)
+                break
             fetch = self._take(feed)
             self._answer(fetch.call, feed, fetch.size_max_bytes)
         if feed.held and feed.told != self._news() and not self._is_news_due:
             self._is_news_due = True
             feed.held[0].call.lane.call_later(NEWS_DELAY_MS, self._tell_news)
+
+    def _gather_ms(self, feed: _Feed) -> int:
+        """How long the slave waits for its next part of the log."""
+        if (
+            self._positions.waits_for_replicas
+            or self._positions.appended - feed.sent_position >= GATHER_SIZE_MAX_BYTES
+        ):
+            return 0
+        return max(feed.answered_ms + GATHER_MS - self._now_ms(), 0)
+
+    def _gather(self, feed: _Feed, wait_ms: int) -> None:
+        """Gives the slave its next part in `wait_ms`, or when it is large."""
+        wake_position = feed.sent_position + GATHER_SIZE_MAX_BYTES
+        if self._is_gathering:
+            self._wake_position = min(self._wake_position, wake_position)
+            return
+        self._is_gathering, self._wake_position = True, wake_position
+        feed.held[0].call.lane.call_later(wait_ms, self._end_gathering)
+
+    def _end_gathering(self) -> None:
+        self._is_gathering, self._wake_position = False, 0
+        for feed in self._feeds.values():
+            feed.answered_ms = -GATHER_MS
+        self._wake()
 
     def _tell_news(self) -> None:
         self._is_news_due = False
@@ -553,7 +596,7 @@ class HaService:
         header = fields.SerializeToString()
         if end > start:
             self._table.note_sent(feed.session, end, log_end, self._now_ms())
-            feed.sent_position = end
+            feed.sent_position, feed.answered_ms = end, self._now_ms()
             header += _LOG_TAG + encode_varint(end - start)
         # The store's regions have the same three fields as the runtime's.
         call.answer(header, cast("list[Region]", regions), end - start)

@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
+from protomq_broker import ha_service
 from protomq_broker.config import BrokerConfig
-from protomq_broker.ha_service import TICK_MS, HaService
+from protomq_broker.ha_service import GATHER_MS, TICK_MS, HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.leadership_driver import (
     OrderPendingError,
@@ -133,6 +134,7 @@ class _Slave:
         while True:
             call = FakeCall(self._lane, self._bound, request)
             self._service.fetch(call)
+            self._lane.advance(GATHER_MS)
             if call.error is not None:
                 return call.error.reason
             if not call.answered:
@@ -143,7 +145,7 @@ class _Slave:
             except LogForkError:
                 call.hang_up()
                 return "refused"
-            request, begins = session.fetch_request(1), False
+            request, begins = session.fetch_request(10 * GATHER_MS), False
 
 
 def test_damage_that_only_a_slave_notices_goes_into_quarantine_and_holds_it_up_no_longer_than_it_lasts() -> None:
@@ -177,3 +179,58 @@ def test_a_connection_that_breaks_makes_no_damage() -> None:
         assert slave.follow() == slave.follow() == "refused"
     assert slave.follow() == ""
     assert not leader.damaged_ranges
+
+
+@pytest.mark.parametrize(("role", "is_gathered"), [("ASYNC_MASTER", True), ("SYNC_MASTER", False)])
+def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
+    role: str, is_gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ha_service, "GATHER_SIZE_MAX_BYTES", 3_000)
+    leader = open_store(SimDisk())
+    leader.positions.wait_for_replicas(not is_gathered)
+    config = BrokerConfig(broker_name="b", broker_role=role)
+    service = HaService(leader, config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    lane = FakeLane()
+    service.begin(lane)
+    lane.run()
+
+    def fetch(session: int) -> FakeCall:
+        end = leader.appended_position
+        request = ha.FetchRequest(broker_name="b", broker_id=1, store_id=9)
+        if session:
+            request = ha.FetchRequest(session=session, written_position=end, flushed_position=end)
+        call = FakeCall(lane, bound, request)
+        service.fetch(call)
+        return call
+
+    def append(size_bytes: int) -> None:
+        leader.append([make_request([bytes(size_bytes)])])
+        lane.run()
+
+    append(100)
+    assert fetch(0).answered, "the first answer has what is there"
+    held = fetch(7)
+    append(100)
+    assert held.answered is not is_gathered
+    if is_gathered:
+        append(100)
+        assert not lane.posted, "an append that is gathered wakes nobody"
+        lane.advance(GATHER_MS - 1)
+        assert not held.answered
+        lane.advance(1)
+        assert held.answered
+    held = fetch(7)
+    assert not held.answered
+    append(100)
+    assert held.answered is not is_gathered
+    append(3_000)
+    assert held.answered, "much does not wait"
+    if is_gathered:
+        held = fetch(7)
+        lane.advance(GATHER_MS)
+        assert not held.answered
+        append(100)
+        assert held.answered, "after a pause nothing is gathered"
