@@ -1,7 +1,8 @@
 """HaService on a master: gives its log to the slaves that fetch it, and takes what they acknowledge.
 
-A fetch that finds nothing new is held: an entry in a deque, not a thread. The service answers it when the log grows (a little later where
-nobody waits for slaves), when the confirmed position or the start of the log has moved, and at the heartbeat. `protomq_ha.replicas` decides who is in sync.
+A fetch that finds nothing new is held: an entry in a deque, not a thread. The service answers it when the log grows, when the confirmed
+position or the start of the log has moved, and at the heartbeat. Where nobody waits for slaves, the log is gathered for some milliseconds.
+`protomq_ha.replicas` decides who is in sync.
 
 Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `signal`, `kept_position`, `views` and `verdict`.
 """
@@ -67,11 +68,12 @@ NEWS_DELAY_MS: Final = 20
 it.
 """
 GATHER_MS: Final = 20
-"""Where nobody waits for slaves, a slave gets what is appended within this time in one answer, which costs the master as much as some sends.
-An answer that comes later than this after the one before goes at once. RocketMQ's asynchronous master looks each 100 ms (HAConnection).
+"""How long the log is gathered for a slave where nobody waits for slaves: an answer costs the master as much as some sends.
+
+An answer goes at once if the one before is older than this. RocketMQ's asynchronous master looks each 100 ms (HAConnection).
 """
 GATHER_SIZE_MAX_BYTES: Final = 1 << 20
-"""As much of the log does not wait."""
+"""If this much of the log is there, it does not wait."""
 ENDED_MAX: Final = 64
 """Slaves of which the master remembers how far their last session came."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
