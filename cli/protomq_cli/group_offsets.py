@@ -51,7 +51,9 @@ def lag(
     """Show how far a group is behind, in messages and in seconds.
 
     DELAY-S is how long ago the first message was stored that the group has
-    not consumed. With --topic, queues without an offset are there too.
+    not consumed. With --topic, queues without an offset are there too. Of a
+    group that pops, LAG counts messages that were never handed out, and those
+    that are not acknowledged; COMMITTED-OFFSET does not count.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
@@ -81,8 +83,10 @@ def reset(
     """Have a group go on elsewhere; --to end skips what has piled up.
 
     Each broker takes it for all queues or for none. Consumers of the group
-    that are running go on there, too. A group that has committed nothing, was
-    never set up and has no members is refused, unless with --create.
+    that are running go on there, too. If the group pops, so do its next pops,
+    and what members hold now is theirs no more: their acknowledgements are
+    refused. A group that has committed and popped nothing, was never set up
+    and has no members is refused, unless with --create.
     """
     missing = Missing()
     brokers = None if broker is None else [broker]
@@ -111,7 +115,11 @@ def clone(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:  # fmt: skip
-    """Have a group go on where another one is."""
+    """Have a group go on where another one is.
+
+    It is a reset of GROUP. If SOURCE pops, GROUP gets everything that SOURCE
+    has not acknowledged, and what lies behind the first such message.
+    """
     missing = Missing()
     brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
@@ -122,7 +130,7 @@ def clone(
 
 
 def _is_known(admin: Admin, group: str, missing: Missing) -> bool:
-    """Whether it has committed, was set up, or has members: a mistyped name has none of them."""
+    """Whether it has committed or popped, was set up, or has members: a mistyped name has none of them."""
     return (
         any(group == one.name for one in missing.take(admin.list_groups))
         or group in missing.take(admin.list_group_settings)

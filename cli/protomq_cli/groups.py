@@ -58,7 +58,7 @@ def list_groups(
         str | None,
         typer.Option(
             "--topic", "-t", metavar="TOPIC", autocompletion=completion.complete_topics, show_default="all",
-            help="Only groups that have committed in this topic.",
+            help="Only groups that have committed or popped in this topic.",
         ),
     ] = None,
     namesrv: Namesrv = None,
@@ -67,7 +67,9 @@ def list_groups(
 ) -> None:  # fmt: skip
     """List consumer groups with their lag in each topic.
 
-    Those that have committed offsets: no others are known. A queue without a committed offset lags by all that is stored.
+    Those that have committed offsets or popped: no others are known. A queue
+    without a committed offset lags by all that is stored; of a group that
+    pops, `protomq group lag` shows the lag.
     """
     rows = []
     missing = Missing()
@@ -94,7 +96,8 @@ def offsets(
 ) -> None:
     """Show offsets and lag of a group in a topic.
 
-    A queue without a committed offset lags by all that is stored.
+    A queue without a committed offset lags by all that is stored. Of a group
+    that pops, `protomq group lag` shows the lag.
     """
     missing = _missing(namesrv, timeout, topic)
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:

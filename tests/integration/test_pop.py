@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from protomq.errors import (
 )
 from protomq.testing import Broker
 from tests.chaos.pop_rounds import pop_rounds
+from tests.support.cli import run
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,40 @@ def test_messages_are_received_acknowledged_and_given_back(broker: Broker, trans
             consumer.change_invisible(other, 10)
     with pytest.raises(ClosedError):
         consumer.receive(topic)
+
+
+def test_a_group_that_pops_goes_on_where_it_is_reset_and_a_kill_changes_nothing(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path) as broker, SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+        fill(broker, "moved", 10)
+
+        def lag_after(*command: str) -> int:
+            said = run("group", *command, "-o", "json", namesrv=broker.namesrv).stdout
+            (row,) = json.loads(said)
+            assert row["committed_offset"] is None
+            return int(row["lag"])
+
+        assert len(consumer.receive("moved", 6)) == 6
+        held = consumer.receive("moved", 1)
+        assert lag_after("reset", "group", "moved", "--to", "8") == 2
+        broker.kill()
+        broker.restart()
+        with pytest.raises(StaleReceiptError):
+            consumer.ack(held)
+        fresh = consumer.receive("moved", 10)
+        assert [(message.body, attempt_of(message)) for message in fresh] == [(b"8", 1), (b"9", 1)]
+        assert lag_after("lag", "group") == 2
+        assert lag_after("reset", "group", "moved", "--to", "end") == 0
+        with pytest.raises(StaleReceiptError):
+            consumer.ack(fresh)
+        assert consumer.receive("moved", hold_s=0) == []
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(consumer.receive, "moved", 10, hold_s=60)
+            lag_after("reset", "group", "moved", "--to", "start")
+            assert len(waiting.result(30)) == 10
+        with SimpleConsumer("other", namesrv=broker.namesrv) as other:
+            other.ack(other.receive("moved", 7))
+        assert lag_after("clone", "other", "group", "--topic", "moved") == 3
+        assert [message.body for message in consumer.receive("moved", 10)] == [b"7", b"8", b"9"]
 
 
 def test_what_is_not_acknowledged_comes_again_and_wakes_who_waits(broker: Broker) -> None:

@@ -150,16 +150,16 @@ class Admin(AdminCalls):
     # -- groups ----------------------------------------------------------------------------------------------------------
 
     def list_groups(self, topic: str = "") -> list[ConsumerGroup]:
-        """The consumer groups that have committed offsets at any broker, by name; `topic`: only in that one.
+        """The consumer groups that have committed offsets or popped at any broker, by name; `topic`: only in that one.
 
-        Brokers do not list a group that has never committed. Raises TopicNotFoundError.
+        Brokers do not list a group that has done neither. Raises TopicNotFoundError.
         """
         return whole(*list_groups(self, topic))
 
     def group_lag(
         self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[GroupLag]:
-        """Returns the lag of a group by queue: in all topics in which it has committed, or in all queues of one topic.
+        """Returns the lag of a group by queue: in all topics in which it has committed or popped, or in all queues of one topic.
 
         Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
         """
@@ -198,14 +198,16 @@ class Admin(AdminCalls):
         offset. Returns the brokers that did it. Each broker does it for all queues or for none.
 
         Running members go on there within seconds. They drop messages that they have pulled and not handed out, and may finish their
-        present ones.
+        present ones. If the group pops, so do its next pops. Messages that its members hold are theirs no more (StaleReceiptError).
         """
         return whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
 
     def clone_offsets(
         self, source: str, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[str]:
-        """Makes a group go on at the offsets of another one, in all its topics or in one. Returns the brokers that did it. Raises
+        """Makes a group go on where another one is, in all its topics or in one. Returns the brokers that did it.
+
+        It is a reset. If the other group pops, the group begins at the first message that is not acknowledged there. Raises
         GroupNotFoundError.
         """
         return whole(*clone_offsets(self, source, group, topic, brokers))

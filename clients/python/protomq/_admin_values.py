@@ -161,7 +161,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """A consumer group and, by name, the topics in which it has committed offsets."""
+    """A consumer group and, by name, the topics in which it has committed offsets or popped."""
 
     name: str
     topics: tuple[str, ...]

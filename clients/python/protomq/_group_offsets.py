@@ -22,8 +22,9 @@ Place = Literal["earliest", "latest"] | datetime | int
 class GroupLag:
     """How far a group is behind in one queue.
 
-    `committed_offset` is None where it has committed nothing there. `lag` counts readable messages that it has not consumed; `delay_s` is
-    how long ago the first of them was stored, 0 if there is none.
+    `committed_offset` is None where it has committed nothing there; where the group pops it does not count. `lag` counts readable messages
+    that it has not consumed; of a group that pops, those never handed out and those not acknowledged. `delay_s` is how long ago the first
+    of them was stored, 0 if there is none.
     """
 
     queue: MessageQueue

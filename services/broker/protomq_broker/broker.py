@@ -253,7 +253,7 @@ class Broker:
         )
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(self.store, config, self._commits, modules, clock)
-        self._commits.listen_for_resets(self._pull.signal_reset)
+        self._commits.listen_for_resets(self._signal_reset)
         self._pop = PopService(
             self.store,
             config,
@@ -520,6 +520,10 @@ class Broker:
     def _signal_deleted(self, topic: str) -> None:
         self._pull.signal_deleted(topic)
         self._pop.signal_deleted(topic)
+
+    def _signal_reset(self, group: str) -> None:
+        self._pull.signal_reset(group)
+        self._pop.signal_group(group)
 
     def _signal_group(self, group: str) -> None:
         self._pull.signal_group(group)

@@ -27,7 +27,7 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .forks import settle_commit
-from .group_lag import lag_of
+from .group_lag import lag_of, place_of
 from .request_times import time_ms_of
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
@@ -195,12 +195,12 @@ class ConsumerService:
 
     @raw
     def reset_offsets(self, call: Call) -> None:
-        """Commits an offset that the caller chooses for a group."""
+        """Has a group go on at an offset that the caller chooses."""
         self._commit_made(call, ResetOffsetsRequest, self._reset)
 
     @raw
     def clone_offsets(self, call: Call) -> None:
-        """Commits for one group the offsets of another group."""
+        """Has a group go on where another one is."""
         self._commit_made(call, CloneOffsetsRequest, self._clone)
 
     def _commit_made(
@@ -258,10 +258,12 @@ class ConsumerService:
             if topic is None or request.topic not in ("", name):
                 continue
             committed = self._store.offsets.of_topic(request.source_group, name, topic.incarnation)
-            for queue_id, offset in sorted(committed.items()):
-                if queue_id < topic.read_queues:
+            for queue_id in range(topic.read_queues):
+                queue = QueueOfGroup(request.source_group, name, queue_id)
+                place = place_of(self._store, queue, topic.incarnation, committed.get(queue_id))
+                if place is not None:
                     commit.offsets.add(
-                        topic=name, queue_id=queue_id, queue_offset=offset, topic_incarnation=topic.incarnation
+                        topic=name, queue_id=queue_id, queue_offset=place.low_offset, topic_incarnation=topic.incarnation
                     )
         return commit
 

@@ -1,4 +1,4 @@
-"""How far groups are behind: in messages, and in time. Reads the store; any thread."""
+"""How far groups are behind, in messages and in time, and where they go on. Reads the store; any thread."""
 
 from __future__ import annotations
 
@@ -25,23 +25,40 @@ class Lag(NamedTuple):
     delay_ms: int
 
 
+class Place(NamedTuple):
+    """How far a group is in one queue.
+
+    Attributes:
+        low_offset: everything below was consumed.
+        next_offset: nobody of the group has had a message from here on.
+        open_count: messages that members hold, or that come again.
+    """
+
+    low_offset: int
+    next_offset: int
+    open_count: int
+
+
+def place_of(store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None) -> Place | None:
+    """Returns where the group is, by what it has committed and popped; None if it has done neither."""
+    with store.popped.lock:
+        popped = store.popped.find(queue, incarnation)
+        if popped is not None:
+            # A group that has changed from pops to pulls goes on at its committed offset.
+            next_offset = max(committed or 0, popped.next_offset)
+            return Place(min(popped.open, default=next_offset), next_offset, len(popped.open))
+    return None if committed is None else Place(committed, committed, 0)
+
+
 def lag_of(
     store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None, now_ms: int
 ) -> Lag:
     """Returns the lag. Raises StoreError while the queue is being healed, or if the message stands in a damaged part of the log."""
     _, topic, queue_id = queue
-    next_offset = low_offset = committed or 0
-    open_count = 0
-    with store.popped.lock:
-        popped = store.popped.find(queue, incarnation)
-        if popped is not None:
-            # A group that has changed from pops to pulls goes on at its committed offset.
-            next_offset = max(next_offset, popped.next_offset)
-            open_count = len(popped.open)
-            low_offset = min(popped.open, default=next_offset)
+    place = place_of(store, queue, incarnation, committed) or Place(0, 0, 0)
     min_offset, end_offset = store.queue_range(topic, queue_id)
-    first = max(low_offset, min_offset)
-    count = max(end_offset - max(next_offset, min_offset), 0) + open_count
+    first = max(place.low_offset, min_offset)
+    count = max(end_offset - max(place.next_offset, min_offset), 0) + place.open_count
     delay_ms = 0
     if count:
         try:

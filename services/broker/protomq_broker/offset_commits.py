@@ -8,6 +8,9 @@ log.
 A reset is a commit with its own epoch, in its own record. A member names the epoch that it knows. It learns of a newer one by its next
 commit, whose offset is refused, or by its pull (`listen_for_resets`).
 
+A queue that the group pops goes on where its pops are, not at a committed offset. So a reset of it is a record of %SYS%POP, in the same
+append: nothing of the queue is open then (`popped_queue.py`). It is a commit as well if the group has committed there before.
+
 While the send lane is blocked, for example by a disk that hangs, waiting commits are limited. Above ARRIVED_SIZE_MAX_BYTES further ones are
 refused (SYSTEM_BUSY). Of offsets that pulls commit, the newest of PASSING_MAX queues are kept.
 """
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
-from protomq.v1.state_pb2 import GroupsRecord, LocksRecord, OffsetsRecord, PopRecord
+from protomq.v1.state_pb2 import GroupsRecord, LocksRecord, OffsetsRecord, PoppedQueue, PopRecord
 from protomq.wire.record import encode_varint
 from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC, POP_TOPIC
 from protomq_runtime.errors import system_busy
@@ -32,6 +35,7 @@ from protomq_runtime.errors import system_busy
 from .queue_locks import not_owned
 from .store.state.locks import LockKey
 from .store.state.offsets import OffsetKey, TooManyGroupsError
+from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
 from .topic_access import check_incarnation, existing_topic, group_not_found
 
@@ -298,6 +302,7 @@ class _Record:
         self._members = members
         self._parts: list[bytes] = []
         self._groups: set[str] = set()
+        self._popped: list[PoppedQueue] = []
         self.commits: list[_Commit] = []
         self.size_bytes = 0
 
@@ -315,6 +320,7 @@ class _Record:
         is_known = group not in self._groups and not commit.is_reset
         resets: list[QueueOffset] = []
         taken: list[QueueOffset] = []
+        popped: list[PoppedQueue] = []
         if not commit.is_reset:
             if request.HasField("member"):
                 self._members.check(request)
@@ -327,6 +333,11 @@ class _Record:
             current = offsets.find(*place)
             epoch = offsets.reset_epoch(*place)
             if commit.is_reset:
+                reset = self._reset_of_popped(group, offset)
+                if reset is not None:
+                    popped.append(reset)
+                    if current is None:
+                        continue
                 offset.reset_epoch = store.appended_position
             elif epoch and offset.HasField("reset_epoch") and offset.reset_epoch != epoch:
                 assert current is not None, "only a committed offset has been reset"
@@ -340,17 +351,18 @@ class _Record:
                 offset.ClearField("reset_epoch")
             taken.append(offset)
             is_known = is_known and offset.queue_offset == current
-        if resets:
+        if len(taken) < len(request.offsets):
             request = CommitOffsetsRequest(consumer_group=group, offsets=taken)
-            commit = commit._replace(request=request, resets=resets)
-        self.commits.append(commit)
-        if is_known or not taken:
-            return  # as it is: the answer waits for the record that said so, if that is not stored yet
-        if group not in self._groups:
+            commit = commit._replace(resets=resets)
+        is_told = is_known or not taken
+        if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
             if not offsets.has_room_for(group, new_count):
-                self.commits.pop()
                 raise TooManyGroupsError
+        self.commits.append(commit)
+        self._popped += popped
+        if is_told:
+            return  # as it is: the answer waits for the record that said so, if that is not stored yet
         # The tokens were needed for the check only.
         for offset in taken:
             offset.lock_token = 0
@@ -358,6 +370,13 @@ class _Record:
         self._groups.add(group)
         self._parts.append(_COMMITS_TAG + encode_varint(len(data)) + data)
         self.size_bytes += len(data)
+
+    def _reset_of_popped(self, group: str, offset: QueueOffset) -> PoppedQueue | None:
+        """What the log says of a reset to this offset; None if the group has never popped the queue."""
+        state = self._store.popped
+        with state.lock:
+            known = state.find(QueueOfGroup(group, offset.topic, offset.queue_id), offset.topic_incarnation)
+            return None if known is None else known.reset_to(offset.queue_offset)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> None:
         """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue."""
@@ -375,9 +394,17 @@ class _Record:
             raise not_owned(group, first.topic, ids, owner.client_id if owner is not None else "")
 
     def append(self, writer: SystemWriter) -> int:
-        """Appends the record if it is not empty. Returns the position up to which the log must be stored before callers are answered."""
-        if self._parts:
-            writer.append(OFFSETS_TOPIC, [b"".join(self._parts)])
+        """Appends the record and that of popped queues in one append, each if it is not empty.
+
+        Returns the position up to which the log must be stored before callers are answered.
+        """
+        body = b"".join(self._parts)
+        if self._popped:
+            states = [(OFFSETS_TOPIC, [body])] if body else []
+            states.append((POP_TOPIC, [PopRecord(queues=self._popped).SerializeToString()]))
+            writer.append_moved((), states)
+        elif body:
+            writer.append(OFFSETS_TOPIC, [body])
         return self._store.appended_position
 
 

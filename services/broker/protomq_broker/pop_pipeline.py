@@ -6,8 +6,8 @@
 Rules:
 - One plan is under way at a time; pops that come meanwhile form the next plan. So no message is planned twice, and a busier broker puts
   more into one record.
-- A plan may be out of date when it reaches the send lane: a topic or group was deleted, or a due message was settled. Then the pop
-  lane rebuilds it.
+- A plan may be out of date when it reaches the send lane. A topic or group was deleted, a queue was reset, or a due message was settled.
+  Then the pop lane rebuilds it.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 
@@ -213,7 +213,7 @@ class PopPipeline:
 
     def _holds(self, plan: Plan) -> bool:
         """Whether everything that the plan has read is unchanged."""
-        state, topics = self._store.popped, self._store.topics
+        state, topics, offsets = self._store.popped, self._store.topics, self._store.offsets
         with state.lock:
             for key, (incarnation, known) in plan.known.items():
                 if state.find(key, incarnation) is not known:
@@ -224,6 +224,9 @@ class PopPipeline:
                     known.open.get(offset) is not holder for offset, holder in holders.items()
                 ):
                     return False
+        for key, committed in plan.committed.items():
+            if offsets.find(key.group, key.topic, plan.known[key][0], key.queue_id) != committed:
+                return False
         for key in plan.queues:
             topic = topics.find(key.topic)
             if topic is None or topic.incarnation != plan.known[key][0]:

@@ -5,7 +5,7 @@
 
 Rules:
 - A plan changes no state, and one plan is under way at a time. Until its record is appended, the last holder of a due message may still
-  settle it (`pop_settling.py`). Then the plan is void.
+  settle it (`pop_settling.py`), and an operator may reset the queue (`offset_commits.py`). Then the plan is void.
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
 - A pop with tags or a filter looks at all due messages, for SCAN_S at most. The next one that wants the same goes on behind them.
 - A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
@@ -61,6 +61,7 @@ class Plan:
         queues: what the record says, by queue.
         copies: dead letters.
         known: each queue's state when the plan read it; None: the queue is new. The plan is void if the state has changed.
+        committed: of each new queue the group's committed offset, where it begins; None: it has none. The plan is void if it has changed.
         due: for each queue the messages of which the plan says something, and their last holders. The plan is void if one of them is
             settled meanwhile.
         again: pops of queues from which another pop of this plan has taken; they come in the next plan.
@@ -71,8 +72,8 @@ class Plan:
     """
 
     __slots__ = (
-        "again", "copied_size_bytes", "copies", "due", "is_time_told", "known", "message_count", "nothing", "pop_answers", "popped",
-        "queues", "time_ms",
+        "again", "committed", "copied_size_bytes", "copies", "due", "is_time_told", "known", "message_count", "nothing", "pop_answers",
+        "popped", "queues", "time_ms",
     )  # fmt: skip
 
     def __init__(self, time_ms: int) -> None:
@@ -80,6 +81,7 @@ class Plan:
         self.queues: dict[QueueOfGroup, PoppedQueue] = {}
         self.copies: list[AppendRequest] = []
         self.known: dict[QueueOfGroup, tuple[int, OpenMessages | None]] = {}
+        self.committed: dict[QueueOfGroup, int | None] = {}
         self.due: dict[QueueOfGroup, dict[int, Holding]] = {}
         self.popped: set[QueueOfGroup] = set()
         self.pop_answers: list[PopAnswer] = []
@@ -214,7 +216,7 @@ class PopPlanner:
                     raise too_many("popped queues", QUEUES_MAX, "delete groups that nobody needs")
                 found, moved = [], {}
                 room, number = OPEN_MAX, 0
-                next_offset = self._first_offset(order, key, incarnation)
+                next_offset = self._first_offset(plan, order, key, incarnation)
             else:
                 is_selective = order.tag_codes or order.filter is not None
                 count = OPEN_MAX if is_selective else limits.record_count
@@ -405,9 +407,10 @@ class PopPlanner:
                 told.dead_runs.extend(runs_of(given))
         return [(offset, holding) for offset, holding in due if holding.attempt < deliveries_max]
 
-    def _first_offset(self, order: PopOrder, key: QueueOfGroup, incarnation: int) -> int:
+    def _first_offset(self, plan: Plan, order: PopOrder, key: QueueOfGroup, incarnation: int) -> int:
         """Returns where a group begins: at its committed offset, or where the pop says."""
         committed = self._store.offsets.find(key.group, key.topic, incarnation, key.queue_id)
+        plan.committed[key] = committed
         min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
         if committed is not None:
             return min(max(committed, min_offset), end_offset)

@@ -155,7 +155,6 @@ class FakeBroker:
         )
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
-        self.commits.listen_for_resets(self.pull.signal_reset)
         self.pop = PopService(
             self.store,
             config,
@@ -168,6 +167,10 @@ class FakeBroker:
             "b",
         )
 
+        def signal_reset(group: str) -> None:
+            self.pull.signal_reset(group)
+            self.pop.signal_group(group)
+
         def signal_deleted(topic: str) -> None:
             self.pull.signal_deleted(topic)
             self.pop.signal_deleted(topic)
@@ -176,6 +179,7 @@ class FakeBroker:
             self.pull.signal_group(group)
             self.pop.signal_group(group)
 
+        self.commits.listen_for_resets(signal_reset)
         self.store.on_topic_deleted = signal_deleted
         groups = GroupService(
             self.store,

@@ -15,6 +15,7 @@ from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.state.popped_queue import QueueOfGroup
 
 from .fake_broker import FakeBroker
+from .test_pop_resets import reset
 from .test_pop_service import Group
 
 KEY = QueueOfGroup("group", "topic", 0)
@@ -165,4 +166,8 @@ def test_a_reset_of_the_group_is_followed() -> None:
     group, other = Group(broker), Group(broker, "other")
     assert [message.offset for message in group.pop(record_count_max=3)] == [0, 1, 2]
     assert [message.offset for message in other.pop(record_count_max=3)] == [0, 1, 2]
-    assert [message.offset for message in group.pop(record_count_max=3)] == [3, 4, 5]
+    reset(broker, queue_offset=9)  # Ahead of what was read.
+    assert [message.offset for message in group.pop(record_count_max=3)] == [9, 10, 11]
+    reset(broker, queue_offset=1)  # Behind it.
+    assert [message.offset for message in group.pop(record_count_max=3)] == [1, 2, 3]
+    assert [message.offset for message in other.pop(record_count_max=3)] == [3, 4, 5]

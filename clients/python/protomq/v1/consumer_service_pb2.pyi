@@ -429,7 +429,7 @@ class QueueLag(_message.Message):
     queue_id: _builtins.int
     """The queue, from 0."""
     committed_offset: _builtins.int
-    """Where the group goes on; -1: it has committed nothing in this queue."""
+    """What the group has committed in this queue, where it goes on unless it pops; -1: nothing."""
     end_offset: _builtins.int
     """One past the last readable offset."""
     lag: _builtins.int
@@ -559,7 +559,7 @@ class CloneOffsetsRequest(_message.Message):
     consumer_group: _builtins.str
     """Who gets them."""
     topic: _builtins.str
-    """The topic; empty: all in which the source has committed."""
+    """The topic; empty: all in which the source has committed or popped."""
     def __init__(
         self,
         *,

@@ -114,14 +114,16 @@ class ConsumerServiceServicer(object):
 
     def ResetOffsets(self, request, context):
         """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
-        name their `reset_epoch` go on there; what others commit later replaces it.
+        name their `reset_epoch` go on there; what others commit later replaces it. In a queue that the group pops, the next pop goes on there.
+        What was handed out before and not acknowledged is forgotten: its receipts are stale.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloneOffsets(self, request, context):
-        """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset.
+        """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
+        place is its first message that is not acknowledged, or else the first that it has not handed out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

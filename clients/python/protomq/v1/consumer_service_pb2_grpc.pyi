@@ -47,10 +47,13 @@ class ConsumerServiceStub:
     """GetLag answers how far a group is behind, in messages and in time."""
     ResetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]
     """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
-    name their `reset_epoch` go on there; what others commit later replaces it.
+    name their `reset_epoch` go on there; what others commit later replaces it. In a queue that the group pops, the next pop goes on there.
+    What was handed out before and not acknowledged is forgotten: its receipts are stale.
     """
     CloneOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]
-    """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
+    """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
+    place is its first message that is not acknowledged, or else the first that it has not handed out.
+    """
 
 @_typing.type_check_only
 class ConsumerServiceAsyncStub(ConsumerServiceStub):
@@ -71,10 +74,13 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     """GetLag answers how far a group is behind, in messages and in time."""
     ResetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
     """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
-    name their `reset_epoch` go on there; what others commit later replaces it.
+    name their `reset_epoch` go on there; what others commit later replaces it. In a queue that the group pops, the next pop goes on there.
+    What was handed out before and not acknowledged is forgotten: its receipts are stale.
     """
     CloneOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]  # type: ignore[assignment]
-    """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
+    """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
+    place is its first message that is not acknowledged, or else the first that it has not handed out.
+    """
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
     """ConsumerService keeps the offsets of consumer groups and answers questions about queues."""
@@ -128,7 +134,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.ResetOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.ResetOffsetsResponse]]:
         """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
-        name their `reset_epoch` go on there; what others commit later replaces it.
+        name their `reset_epoch` go on there; what others commit later replaces it. In a queue that the group pops, the next pop goes on there.
+        What was handed out before and not acknowledged is forgotten: its receipts are stale.
         """
 
     @_abc_1.abstractmethod
@@ -137,6 +144,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.CloneOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CloneOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CloneOffsetsResponse]]:
-        """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
+        """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
+        place is its first message that is not acknowledged, or else the first that it has not handed out.
+        """
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

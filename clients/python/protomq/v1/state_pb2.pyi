@@ -547,7 +547,9 @@ class PoppedQueue(_message.Message):
     queue_id: _builtins.int
     """The queue."""
     whole: _builtins.bool
-    """This says everything that is so at this moment: what earlier records say counts no more."""
+    """This says everything that is so at this moment: what earlier records say counts no more. A reset of the queue says so, too, and nothing is
+    open then.
+    """
     next_offset: _builtins.int
     """Up to there everything was looked at; 0: as before."""
     hand_out_count: _builtins.int

@@ -62,14 +62,14 @@ class PopCarrier:
 
     def move_below(self, cut: int) -> None:
         """Moves the open messages whose record stands before `cut`. Raises what an append raises."""
-        for known in self._popped.queues():
-            while self._is_known(known) and (places := self._places_below(known, cut)):
+        for listed in self._popped.queues():
+            while (known := self._present(listed)) is not None and (places := self._places_below(known, cut)):
                 self._move(known, self._first(places))
 
-    def _is_known(self, known: OpenMessages) -> bool:
-        """Whether its topic and its group still exist."""
+    def _present(self, known: OpenMessages) -> OpenMessages | None:
+        """The queue as it is now: it may have been reset. None if its topic or its group is gone."""
         with self._popped.lock:
-            return self._popped.find(known.key, known.incarnation) is known
+            return self._popped.find(known.key, known.incarnation)
 
     def _places_below(self, known: OpenMessages, cut: int) -> list[_Place]:
         """Where they stand, in the order of the log."""
@@ -106,11 +106,11 @@ class PopCarrier:
     def _append(
         self, known: OpenMessages, copies: Sequence[AppendRequest], kept: Sequence[int], lost: Sequence[int]
     ) -> None:
-        """Appends the copies on the writer thread. If one of the messages was settled meanwhile, appends nothing; the caller prepares them
-        again.
+        """Appends the copies on the writer thread. If one of the messages was settled meanwhile, or the queue was reset, appends nothing;
+        the caller prepares them again.
         """
         group, topic, queue_id = known.key
-        if not self._is_known(known) or any(offset not in known.open for offset in (*kept, *lost)):
+        if self._present(known) is not known or any(offset not in known.open for offset in (*kept, *lost)):
             return
         name = retry_topic(group)
         first = self._queues.end_offset(name, 0)

@@ -6,6 +6,8 @@
 Rules:
 - The records are the truth; the file is a cache. `popped_queue.py` says what one queue of a group is.
 - A queue whose first needed record stands in what is deleted next is said again, whole.
+- A reset says the whole of a queue, too, with nothing open. A queue that was said whole is another object. So whoever planned a hand-out or
+  a copy with the former one sees that the plan is out of date.
 - `time_ms` is the newest pop time that a record tells. Pop time goes on from there when a broker starts. The time in between does not
   count, whatever the wall clock says. So a message is invisible at least for the time that its holder was given.
 - Who plans a hand-out and who appends it are two threads: `lock` is held while a queue is asked, and while a record is applied.
@@ -86,7 +88,11 @@ class PopState:
     def _take(self, told: PoppedQueue, position: int) -> None:
         key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
         known = self._queues.get(key)
-        if known is None or known.incarnation != told.topic_incarnation:
+        if (
+            known is None
+            or known.incarnation != told.topic_incarnation
+            or (told.whole and position >= known.until)
+        ):
             known = self._queues[key] = OpenMessages(key, told.topic_incarnation, position)
         known.take(told, position)
         if not told.whole:

@@ -9,7 +9,9 @@ Rules:
 - An open message is held by a hand-out until its deadline. Behind that it is due: the next pop may have it, and the receipt of the
   hand-out is good until then. A message that waits for its message group is open, too, and was never handed out (attempt 0).
 - Of each message group (sharding hash) only the first open message may be handed out by pops in order.
-- There is no clock here. A message that was due is taken from its holder by the record that hands it out again, and by nothing else.
+- There is no clock here. A message that was due is taken from its holder by the record that hands it out again, or by a reset.
+- A reset is a statement with another `next_offset` and nothing open: what was open is forgotten. Numbers of hand-outs go on, so no
+  receipt from before is good again.
 """
 
 from __future__ import annotations
@@ -316,17 +318,21 @@ class OpenMessages:
         sharding_hash = self._hashes.get(offset)
         return sharding_hash is None or self._groups[sharding_hash][0] == offset
 
-    def statement(self) -> PoppedQueue:
-        """Everything, for a record."""
-        told = PoppedQueue(
+    def reset_to(self, next_offset: int) -> PoppedQueue:
+        """What a record says so that the group goes on at this offset, and nothing is open."""
+        return PoppedQueue(
             consumer_group=self.key.group,
             topic=self.key.topic,
             topic_incarnation=self.incarnation,
             queue_id=self.key.queue_id,
             whole=True,
-            next_offset=self.next_offset,
+            next_offset=next_offset,
             hand_out_count=self.hand_out_count,
         )
+
+    def statement(self) -> PoppedQueue:
+        """Everything, for a record."""
+        told = self.reset_to(self.next_offset)
         by_holding: dict[Holding, list[int]] = {}
         waiting: list[int] = []
         for offset in sorted(self.open):
