@@ -7,11 +7,17 @@ from typing import Any
 from unittest import mock
 
 from protomq.v1.state_pb2 import PoppedQueue
+from protomq_broker import offset_commits
 from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
 from protomq_broker.store.housekeeping.pop_carrying import PopCarrier
 from protomq_broker.store.state.pop import PopState
-from protomq_broker.store.state.popped_queue import OpenMessages, offsets_in, runs_of
+from protomq_broker.store.state.popped_queue import (
+    OpenMessages,
+    QueueOfGroup,
+    offsets_in,
+    runs_of,
+)
 from protomq_broker.waiting_answers import WaitingAnswers
 
 
@@ -63,6 +69,38 @@ def takes_any_receipt() -> Any:
         )
 
     return mock.patch.object(OpenMessages, "held_and_lost", held_and_lost)
+
+
+def resets_under_plans() -> Any:
+    """A hand-out that was planned before a reset is appended behind it."""
+    real = PopState._take
+
+    def take(self: PopState, told: PoppedQueue, position: int) -> None:
+        key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
+        known = self._queues.get(key)
+        real(self, told, position)
+        if told.whole and known is not None and known.incarnation == told.topic_incarnation:
+            known.take(told, position)
+            self._queues[key] = known
+
+    return mock.patch.object(PopState, "_take", take)
+
+
+def resets_leave_messages_open() -> Any:
+    """After a reset what was handed out before comes again, wherever it is."""
+    real = OpenMessages.reset_to
+
+    def reset_to(self: OpenMessages, next_offset: int) -> PoppedQueue:
+        told = real(self, next_offset)
+        told.whole = next_offset == self.next_offset  # as in a statement
+        return told
+
+    return mock.patch.object(OpenMessages, "reset_to", reset_to)
+
+
+def resets_only_what_is_committed() -> Any:
+    """A reset is a commit, which pops do not look at."""
+    return mock.patch.object(offset_commits._Record, "_reset_of_popped", return_value=None)
 
 
 def gives_keys_together() -> Any:

@@ -1,4 +1,5 @@
-"""Pops: members of a group receive, acknowledge, hold for longer and give back; crashes come at any I/O, and the wall clock jumps.
+"""Pops: members of a group receive, acknowledge, hold for longer and give back, and an operator resets it; crashes come at any I/O, and the
+wall clock jumps.
 
     E1   nobody gets a message within the invisible time of another holder, restarts and clock steps included
     E2   what was acknowledged, and answered so, never comes again
@@ -8,6 +9,7 @@
     E6   a receipt settles nothing once somebody else got the message
     E7   in order: a message of a key comes when those before it are acknowledged or dead
     E8   a dead letter says what a holder said last of why it failed
+    E9   what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
 
 The broker is the real one but for its threads: services on fake lanes over a store on a simulated disk. Answers wait for the disk, so
 nothing that was answered may be taken back, not by a power cut either. Time is the checker's own: it passes for everybody, whatever the
@@ -18,10 +20,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
 from protomq.v1.pop_service_pb2 import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq.v1.send_service_pb2 import SendRequest
@@ -29,7 +32,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.testing import FakeCall
-from tests.unit.protomq_broker.fake_broker import POP, SEND, FakeBroker
+from tests.unit.protomq_broker.fake_broker import CONSUMER, POP, SEND, FakeBroker
 
 from .checker import Violation
 
@@ -55,8 +58,19 @@ class _Message:
     receipt: bytes = b""
     is_acked: bool = False
     may_be_acked: bool = False
+    is_skipped: bool = False
+    earlier_deaths: int = 0
+    """Dead letters of it from before it was reset the last time."""
     errors: set[str] = field(default_factory=lambda: {""})
     """What may be known of why it failed: more than one where the outcome of a call is not known."""
+
+    def reset(self, *, is_skipped: bool, deaths: int) -> None:
+        """The group goes on before it, as if it were new, or behind it."""
+        self.attempt = self.held_until_ms = 0
+        self.receipt = b""
+        self.is_acked = self.may_be_acked = False
+        self.is_skipped, self.earlier_deaths = is_skipped, deaths
+        self.errors = {""}
 
 
 @dataclass(slots=True)
@@ -82,9 +96,8 @@ class PopWorld:
         self.held: list[_Held] = []
         self.found: list[Violation] = []
         self.did: Counter[str] = Counter()
-        self.dead: dict[bytes, int] = {}
-        """How often each message was delivered that was seen among the dead letters."""
-        self.dead_errors: dict[bytes, str] = {}
+        self.letters: dict[int, bytes] = {}
+        """The messages that were seen among the dead letters, by offset there."""
         self.broker = self._open(1_700_000_000_000)
         self.broker.store.groups.put(GroupSettings(GROUP, retry_count_max=RETRIES))
         self._settle_disk()
@@ -157,8 +170,7 @@ class PopWorld:
         for record, offset, hand_out in zip(records, answer.queue_offsets, hand_outs, strict=True):
             message = self.messages.get(record.body)
             if message is None:  # its send was not answered
-                message = _Message(record.body, record.attributes.sharding_key, hand_out.queue_id, int(record.body.split()[0]))
-                self.messages[record.body] = message
+                message = self._note(record, hand_out.queue_id)
             self.did["delivered"] += 1
             self._check_delivery(message, hand_out.attempt)
             message.attempt = max(message.attempt, hand_out.attempt)
@@ -166,19 +178,27 @@ class PopWorld:
             message.receipt = hand_out.receipt
             self.held.append(_Held(message, hand_out.receipt, offset))
 
+    def _note(self, record: Record, queue_id: int) -> _Message:
+        number = int(record.body.split()[0])
+        message = self.messages[record.body] = _Message(record.body, record.attributes.sharding_key, queue_id, number)
+        return message
+
     def _check_delivery(self, message: _Message, attempt: int) -> None:
         name = message.body.split()[0].decode()
         if self.passed_ms < message.held_until_ms:
             self.say("E1", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
         if message.is_acked:
             self.say("E2", f"message {name} came after it was acknowledged")
+        if message.is_skipped:
+            self.say("E9", f"message {name} came after a reset had skipped it")
         if not message.attempt < attempt <= RETRIES + 1:
             self.say("E3", f"message {name} came with attempt {attempt} after {message.attempt}")
         if self.fifo and message.key:
-            self.dead |= self.dead_letters()
+            deaths = self.see_dead_letters()
             for other in self.messages.values():
                 is_before = (other.key, other.queue_id) == (message.key, message.queue_id) and other.number < message.number
-                if is_before and not (other.is_acked or other.may_be_acked or other.body in self.dead):
+                is_done = other.is_acked or other.may_be_acked or other.is_skipped or self._is_dead(other, deaths)
+                if is_before and not is_done:
                     self.say("E7", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
 
     def ack(self) -> None:
@@ -248,6 +268,49 @@ class PopWorld:
                 self.say("E6", f"an old receipt settled message {held.message.body.split()[0].decode()}")
         return done
 
+    def reset(self) -> None:
+        """An operator has the group go on elsewhere, and asks until that is answered. A member has begun to receive before that, maybe."""
+        request = ResetOffsetsRequest(consumer_group=GROUP, topic="topic", queue_ids=self.rng.choice(([], [0], [1])))
+        if self.rng.random() < 0.3:
+            request.end = True
+        else:
+            request.queue_offset = self.rng.randrange(self.sent_count // 2 + 1)
+        answered: FakeCall | None = None
+        while answered is None:
+            deaths = self.see_dead_letters()
+            parts = [self._parted(queue_id, request) for queue_id in request.queue_ids or range(2)]
+            call = self._call(CONSUMER + "ResetOffsets", request, waits=False)
+            # Both are on their way to the send lane, the reset in front: what the pop gets, it gets behind the reset.
+            begun = [self._begin_planned_pop()] if call is not None and self.rng.random() < 0.5 else []
+            self._finish()
+            answered = call if call is not None and call.answered else None
+            if answered is not None or any(pop is not None and pop.answered for pop, _ in begun):
+                for skipped, fresh in parts:
+                    self._note_reset(skipped, fresh, deaths)
+                self._take_all(begun)
+            self._come_back()
+        answered.response()
+        self.did["resets"] += 1
+
+    def _parted(self, queue_id: int, request: ResetOffsetsRequest) -> tuple[list[_Message], list[_Message]]:
+        """The messages of a queue: those that the reset skips, and those that come then."""
+        first, end = self.broker.store.queue_range("topic", queue_id)
+        at = end if request.end else min(max(request.queue_offset, first), end)
+        fresh: dict[bytes, _Message] = {}
+        for offset, record in self._read("topic", queue_id):
+            message = self.messages.get(record.body) or self._note(record, queue_id)
+            if offset >= at:
+                fresh[record.body] = message
+        mine = [message for message in self.messages.values() if message.queue_id == queue_id]
+        return [message for message in mine if message.body not in fresh], list(fresh.values())
+
+    def _note_reset(self, skipped: Sequence[_Message], fresh: Sequence[_Message], deaths: Counter[bytes]) -> None:
+        for message in skipped:
+            message.reset(is_skipped=True, deaths=deaths[message.body])
+        for message in fresh:
+            message.reset(is_skipped=False, deaths=deaths[message.body])
+        self.did["skipped"] += len(skipped)
+
     def rest(self) -> None:
         """Time passes."""
         self._pass(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
@@ -284,7 +347,7 @@ class PopWorld:
         try:
             store.checkpoint()
             before = store.min_position
-            self.dead |= self.dead_letters()
+            self.see_dead_letters()
             cut = store.appended_position - self.rng.randrange(3) * SEGMENT_SIZE_BYTES
             store.delete_segments_below(min(cut, self._first_fresh_position()))
             self.did["segments"] += (store.min_position - before) // SEGMENT_SIZE_BYTES
@@ -330,21 +393,43 @@ class PopWorld:
 
     # The end.
 
-    def dead_letters(self) -> dict[bytes, int]:
-        """How often each dead letter was delivered."""
-        found: dict[bytes, int] = {}
-        offset, end = self.broker.store.queue_range(f"%DLQ%{GROUP}", 0)
+    def _read(self, topic: str, queue_id: int) -> Iterator[tuple[int, Record]]:
+        """All that is readable, with its offsets."""
+        offset, end = self.broker.store.queue_range(topic, queue_id)
         while offset < end:
-            result = self.broker.store.read(f"%DLQ%{GROUP}", 0, offset, 16, 1 << 20)
+            result = self.broker.store.read(topic, queue_id, offset, 16, 1 << 20)
             assert result.status is ReadStatus.FOUND
             data = b"".join(r.file.read(r.offset, r.size_bytes) for r in result.regions)
-            for record in RecordBatch.FromString(data).records:
-                if record.body in found:
-                    self.say("E4", f"message {record.body.split()[0].decode()} is dead twice")
-                found[record.body] = record.transit.attempt
-                self.dead_errors[record.body] = record.transit.last_error
+            yield from enumerate(RecordBatch.FromString(data).records, result.first_offset)
             offset = result.next_offset
-        return found
+
+    def see_dead_letters(self) -> Counter[bytes]:
+        """Checks those that are new. Returns how many there have been of each message."""
+        for offset, record in self._read(f"%DLQ%{GROUP}", 0):
+            if offset not in self.letters:
+                self.letters[offset] = record.body
+                self._check_letter(record)
+        return Counter(self.letters.values())
+
+    def _check_letter(self, record: Record) -> None:
+        name = record.body.split()[0].decode()
+        message = self.messages.get(record.body)
+        attempt, error = record.transit.attempt, record.transit.last_error
+        earlier_deaths = message.earlier_deaths if message is not None else 0
+        if Counter(self.letters.values())[record.body] > earlier_deaths + 1:
+            self.say("E4", f"message {name} is dead twice")
+        if attempt != RETRIES + 1:
+            self.say("E4", f"message {name} is dead after {attempt} deliveries")
+        if message is not None and error not in message.errors:
+            self.say("E8", f"message {name} is dead of {error!r}, and failed of {sorted(message.errors)}")
+        if message is not None and message.is_skipped:
+            self.say("E9", f"message {name} is dead, although a reset had skipped it")
+        self.did["dead"] += 1
+        self.did["dead with an error"] += bool(error)
+
+    def _is_dead(self, message: _Message, deaths: Counter[bytes]) -> bool:
+        """Whether it has died since the last reset."""
+        return deaths[message.body] > message.earlier_deaths
 
     def _is_drained(self) -> bool:
         store = self.broker.store
@@ -355,12 +440,6 @@ class PopWorld:
             and known[queue_id].next_offset == store.queue_range("topic", queue_id)[1]
             for queue_id in range(2)
         )
-
-    def _check_error(self, body: bytes, error: str) -> None:
-        message = self.messages.get(body)
-        if message is not None and error not in message.errors:
-            self.say("E8", f"message {body.split()[0].decode()} is dead of {error!r}, and failed of {sorted(message.errors)}")
-        self.did["dead with an error"] += bool(error)
 
     def drain(self) -> None:
         """All that is left is received and acknowledged; then nothing is left."""
@@ -383,19 +462,17 @@ class PopWorld:
                     held.message.is_acked = True
             elif self._is_drained():
                 break
-        self.dead |= self.dead_letters()
-        self.did["dead"] += len(self.dead)
-        for body, attempt in self.dead.items():
-            if attempt != RETRIES + 1:
-                self.say("E4", f"message {body.split()[0].decode()} is dead after {attempt} deliveries")
-            self._check_error(body, self.dead_errors[body])
+        deaths = self.see_dead_letters()
         for message in self.messages.values():
             name = message.body.split()[0].decode()
-            if not message.attempt and message.body not in self.dead:
+            if message.is_skipped:
+                continue
+            is_dead = self._is_dead(message, deaths)
+            if not message.attempt and not is_dead:
                 self.say("E5", f"message {name} was never delivered")
-            if not (message.is_acked or message.may_be_acked or message.body in self.dead):
+            if not (message.is_acked or message.may_be_acked or is_dead):
                 self.say("E5", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
-            if message.is_acked and message.body in self.dead:
+            if message.is_acked and is_dead:
                 self.say("E2", f"message {name} was acknowledged, and is dead")
         left = [known.key for known in self.broker.store.popped.queues() if known.open]
         if left:
@@ -403,10 +480,11 @@ class PopWorld:
 
 
 def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:
-    """Members of a group, kills and power cuts at any I/O, clock steps, retention, lost caches."""
+    """Members of a group, resets, kills and power cuts at any I/O, clock steps, retention, lost caches."""
     world = PopWorld(seed)
     steps: dict[Callable[[], None], int] = {
         world.send: 6, world.pop: 14, world.ack: 5, world.change: 3, world.rest: 12, world.fault: 2, world.restart: 1, world.retain: 3,
+        world.reset: 1,
     }  # fmt: skip
     for _ in range(STEPS):
         world.rng.choices(list(steps), list(steps.values()))[0]()

@@ -81,7 +81,7 @@ def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused(
 
 def test_no_message_that_is_popped_has_two_holders_or_none() -> None:
     tally = store_campaigns.store_pops(range(10))
-    for sign in ("delivered", "acked", "changed", "dead", "segments", "restarts", "torn tail cut"):
+    for sign in ("delivered", "acked", "changed", "dead", "resets", "skipped", "segments", "restarts", "torn tail cut"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
