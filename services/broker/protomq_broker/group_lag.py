@@ -13,13 +13,13 @@ class Lag(NamedTuple):
     """The lag of a group in one queue.
 
     Attributes:
-        committed: the offset at which the group goes on; None: it has committed none.
+        low_offset: everything below was consumed.
         end_offset: one past the last readable offset.
         lag: readable messages that the group has not consumed. If it pops: those never handed out, and those not acknowledged.
         delay_ms: how long ago the first of them was stored; 0 if there is none.
     """
 
-    committed: int | None
+    low_offset: int
     end_offset: int
     lag: int
     delay_ms: int
@@ -66,4 +66,4 @@ def lag_of(
         except KeyError:
             # Retention has deleted the message meanwhile.
             delay_ms = 0
-    return Lag(committed, end_offset, count, delay_ms)
+    return Lag(place.low_offset, end_offset, count, delay_ms)

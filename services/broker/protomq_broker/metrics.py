@@ -17,7 +17,7 @@ from .group_lag import lag_of
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
 from .store.log.durations import DISK_BOUNDS_S, LATE_BOUNDS_S, Durations
-from .store.state.popped_queue import QueueOfGroup
+from .store.state.popped_queue import OpenMessages, QueueOfGroup
 from .store.state.transactions import Ending
 
 if TYPE_CHECKING:
@@ -110,9 +110,12 @@ GROUPS: Final = Table(
     (
         Metric(
             "protomq.group.lag_records", "{record}", "lag",
-            "Readable messages from the group's committed offset on",
+            "Readable messages that the group has not consumed; if it pops: not handed out, or not acknowledged",
         ),
-        Metric("protomq.group.committed_offset", "", "committed", "Offset at which the group continues"),
+        Metric(
+            "protomq.group.committed_offset", "", "committed",
+            "Offset below which the group has consumed everything; if it only pulls: the offset that it has committed",
+        ),
         Metric(
             "protomq.group.delay", "s", "delay (s)",
             "How long ago the first message was stored that the group has not consumed; 0: there is none",
@@ -406,27 +409,27 @@ class BrokerMetrics:
     def _lags(self) -> Iterator[Row]:
         offsets = self._store.offsets
         now_ms = self._now_ms()
-        for group, topics in sorted(offsets.groups().items()):
-            for topic in sorted(topics):
-                config = self._store.topics.find(topic)
-                if config is None:
+        popped: dict[tuple[str, str], list[OpenMessages]] = {
+            (group, topic): [] for group, topics in offsets.groups().items() for topic in topics
+        }
+        for known in self._store.popped.queues():
+            popped.setdefault((known.key.group, known.key.topic), []).append(known)
+        for (group, topic), queues in sorted(popped.items()):
+            config = self._store.topics.find(topic)
+            if config is None:
+                continue
+            committed = offsets.of_topic(group, topic, config.incarnation)
+            queue_ids = {each.key.queue_id for each in queues if each.incarnation == config.incarnation}
+            for queue_id in sorted(committed.keys() | queue_ids):
+                if not self._take(len(GROUPS.metrics)):
                     continue
-                known_offsets = offsets.of_topic(group, topic, config.incarnation)
-                for queue_id, committed in sorted(known_offsets.items()):
-                    if not self._take(len(GROUPS.metrics)):
-                        continue
-                    try:
-                        lag = lag_of(
-                            self._store,
-                            QueueOfGroup(group, topic, queue_id),
-                            config.incarnation,
-                            committed,
-                            now_ms,
-                        )
-                    except StoreError:
-                        # The queue is being healed; the number of damaged files says so.
-                        continue
-                    yield (group, topic, str(queue_id)), (lag.lag, committed, lag.delay_ms / 1_000)
+                queue = QueueOfGroup(group, topic, queue_id)
+                try:
+                    lag = lag_of(self._store, queue, config.incarnation, committed.get(queue_id), now_ms)
+                except StoreError:
+                    # The queue is being healed; the number of damaged files says so.
+                    continue
+                yield (group, topic, str(queue_id)), (lag.lag, lag.low_offset, lag.delay_ms / 1_000)
 
     def _queues(self) -> Iterator[Row]:
         for topic in self._store.topics.all():

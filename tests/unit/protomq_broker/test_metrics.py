@@ -11,6 +11,7 @@ from protomq_broker.log_time import LogTime
 from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
 from protomq_broker.store.log.durations import Durations
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.timer_mover import TimerMover
@@ -20,8 +21,11 @@ from protomq_runtime.metrics import Kind, Numbers
 from protomq_runtime.metrics_page import prometheus_text
 from tools.metrics_docs import PAGE, written_anew
 
+from .fake_broker import FakeBroker
 from .store.log_helpers import ManualClock, make_request
-from .store.store_helpers import open_store
+from .store.store_helpers import commit, open_store
+from .test_pop_resets import reset
+from .test_pop_service import Group
 
 METRICS = [metric for table in TABLES for metric in table.metrics]
 
@@ -52,11 +56,17 @@ def test_what_the_documents_name_is_there() -> None:
 
 
 def read() -> list[Numbers]:
-    """What a broker with one topic and one group says."""
+    """What a broker with one topic says."""
     store = open_store(SimDisk())
     store.topics.create(TopicConfig("topic"))
     store.append([make_request()])
     store.flush()
+    numbers = numbers_of(store, ManualClock())
+    store.close()
+    return numbers
+
+
+def numbers_of(store: Store, clock: ManualClock) -> list[Numbers]:
     holds = Durations(DURATIONS.metrics[2].bounds)
     holds.observe(0.5)
     log_time = LogTime(ManualClock(), 0)
@@ -67,7 +77,7 @@ def read() -> list[Numbers]:
         start_time_ms=5_000,
         series_max=100,
         hold_durations=holds,
-        now_ms=ManualClock().now_ms,
+        now_ms=clock.now_ms,
         mover=mover,
         retries=lambda: (3, 2, 1, 0),
         replies=lambda: (4, 3, 2, 1),
@@ -80,9 +90,7 @@ def read() -> list[Numbers]:
         write_refusal=lambda: "",
         replication=lambda: (1, 2, 4_096, 0),
     )
-    numbers = list(metrics.numbers())
-    store.close()
-    return numbers
+    return list(metrics.numbers())
 
 
 def test_a_broker_says_all_that_the_tables_have() -> None:
@@ -110,3 +118,35 @@ def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:
     late = "protomq_delayed_lateness_seconds"
     found = [samples[f"{late}_bucket", bound] for bound in ("0.01", "0.2", "0.5", "3600.0", "+Inf")]
     assert found == [2, 2, 3, 3, 4]
+
+
+def test_groups_that_pull_and_groups_that_pop_are_behind_in_messages_and_in_seconds() -> None:
+    broker = FakeBroker()
+    for number in range(5):
+        broker.fill([b"%d" % number], queue_id=number % 2)
+        broker.clock.time_ms += 2_000
+    commit(broker.store, "pulls", "topic", 0, 2)
+    pops = Group(broker, "pops", queue_id=None)
+    first = [*pops.pop(), *pops.pop()]
+    pops.ack([message for message in first if message.body != b"2"])
+
+    def groups() -> dict[tuple[str, ...], tuple[float, ...]]:
+        """Lag, offset, delay of each queue of each group, as Prometheus gets them."""
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        for family in text_string_to_metric_families(prometheus_text(numbers_of(broker.store, broker.clock)).decode()):
+            for sample in family.samples:
+                if sample.name.startswith("protomq_group_"):
+                    labels = tuple(sample.labels[name] for name in ("group", "topic", "queue"))
+                    found.setdefault(labels, {})[sample.name.removeprefix("protomq_group_")] = sample.value
+        return {
+            labels: (each["lag_records"], each["committed_offset"], each["delay_seconds"])
+            for labels, each in found.items()
+        }
+
+    assert groups() == {
+        ("pops", "topic", "0"): (1, 1, 6),
+        ("pops", "topic", "1"): (0, 2, 0),
+        ("pulls", "topic", "0"): (1, 2, 2),
+    }
+    reset(broker, "pops", end=True)
+    assert groups()["pops", "topic", "0"] == (0, 3, 0)

@@ -861,6 +861,26 @@ def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
         assert group.pop() == []
 
 
+def test_a_pop_of_one_topic_never_gets_what_comes_again_of_another() -> None:
+    broker = FakeBroker()
+    for topic in ("topic", "other"):
+        broker.fill([topic.encode()] * 3, topic=topic)
+    groups = {topic: Group(broker, topic=topic) for topic in ("topic", "other")}
+    for group in groups.values():
+        assert len(group.pop()) == 3
+    for attempt in (2, 3):  # in place; then from the copies, which stand in one retry topic
+        broker.advance(MINUTE_MS)
+        for topic, group in groups.items():
+            found = [(message.body, message.offset, message.attempt) for message in group.pop()]
+            assert found == [(topic.encode(), offset, attempt) for offset in range(3)]
+        if attempt == 2:
+            while broker.store.appended_position < 3 << 20:
+                broker.fill([bytes(1 << 19)], topic="third")
+            broker.store.checkpoint()
+            broker.store.delete_segments_below(2 << 20)
+            assert broker.store.queue_range("%RETRY%group", 0) == (0, 6)
+
+
 def filled_one_by_one(count: int) -> FakeBroker:
     """Each message is an append of its own, so that each can be damaged alone."""
     broker = FakeBroker()
