@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,7 +15,11 @@ from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, OnBroker, Output, Ti
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
-_COLUMNS = ("name", "broker", "size_bytes", "crc32c")
+if TYPE_CHECKING:
+    from protomq import FilterModule
+
+_COLUMNS: Final = ("name", "broker", "broker_id", "size_bytes", "crc32c", "state")
+_SLAVES: Final = "a slave that is back takes over what its master has, by itself"
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", show_default=False, help="Name of the module.")
@@ -33,6 +38,7 @@ def deploy(
 ) -> None:
     """Deploy a module, in place of one that has the name.
 
+    It goes to masters and their slaves.
     It exports `memory`, `alloc` and `matches`, and imports nothing.
     Consumers name it: subscribe(topic, module="NAME").
     """
@@ -47,9 +53,9 @@ def deploy(
         brokers = missing.take(
             lambda: admin.deploy_filter(name, module, brokers=[broker] if broker else None)
         )
-    rows = [{"name": name, "broker": one, "size_bytes": len(module)} for one in brokers]
-    print_rows(rows, _COLUMNS[:3], output)
-    missing.check()
+    rows = [{"name": name, **_broker(one), "size_bytes": len(module)} for one in brokers]
+    print_rows(rows, _COLUMNS[:4], output)
+    missing.check(of_slaves=_SLAVES)
 
 
 def list_filters(
@@ -57,17 +63,49 @@ def list_filters(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """List the modules of all brokers."""
+    """List the modules of all brokers, slaves too.
+
+    STATE is `missing` where a broker lacks what another one of its name
+    has, and `differs` where it is not the version of the master.
+    """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         found = missing.take(admin.list_filters)
-    rows = [
-        {"name": one.name, "broker": broker, "size_bytes": one.size_bytes, "crc32c": f"{one.crc32c:08x}"}
-        for broker, modules in found.items()
-        for one in modules
-    ]  # fmt: skip
-    print_rows(sorted(rows, key=lambda row: (row["name"], row["broker"])), _COLUMNS, output)
-    missing.check()
+    print_rows(filter_rows(found), _COLUMNS, output)
+    missing.check(of_slaves=_SLAVES)
+
+
+def filter_rows(found: Mapping[str, Sequence[FilterModule]]) -> list[dict[str, Any]]:
+    """A row for each module at each broker of a name that has it, sorted. `found`: as Admin.list_filters returns it."""
+    brokers = {label: {module.name: module for module in modules} for label, modules in found.items()}
+    wanted: dict[str, set[str]] = {}
+    for label, modules in brokers.items():
+        wanted.setdefault(_broker(label)["broker"], set()).update(modules)
+    rows = []
+    for label, modules in brokers.items():
+        broker = _broker(label)
+        of_master = brokers.get(broker["broker"], {})
+        for name in wanted[broker["broker"]]:
+            rows.append({"name": name, **broker, **_version(modules.get(name), of_master.get(name))})
+    return sorted(rows, key=lambda row: (row["name"], row["broker"], row["broker_id"]))
+
+
+def _version(module: FilterModule | None, of_master: FilterModule | None) -> dict[str, Any]:
+    """What is said of a module at a broker, and of that of its master. None: there is none."""
+    if module is None:
+        return {"size_bytes": None, "crc32c": None, "state": "missing"}
+    is_other = of_master is not None and of_master.crc32c != module.crc32c
+    return {
+        "size_bytes": module.size_bytes,
+        "crc32c": f"{module.crc32c:08x}",
+        "state": "differs" if is_other else "",
+    }
+
+
+def _broker(label: str) -> dict[str, Any]:
+    """The columns of a broker's label: a name, of a slave `name/id`."""
+    name, _, broker_id = label.partition("/")
+    return {"broker": name, "broker_id": int(broker_id or 0)}
 
 
 def delete(
@@ -78,7 +116,10 @@ def delete(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Delete a module. Consumers that name it are refused from then on."""
+    """Delete a module, at masters and their slaves.
+
+    Consumers that name it are refused from then on.
+    """
     if not yes:
         ask_to_delete(f"Delete the filter {name}{f' on {broker}' if broker else ''}?")
     missing = Missing()
@@ -87,11 +128,11 @@ def delete(
             lambda: admin.delete_filter(name, brokers=[broker] if broker else None)
         )
     if not brokers:
-        missing.check()
+        missing.check(of_slaves=_SLAVES)
         raise CliError(
             ExitCode.NOT_FOUND,
             "FILTER_NOT_FOUND",
             f"no broker has a filter {name!r}; `protomq filter list` shows all there are",
         )
-    print_rows([{"name": name, "broker": one} for one in brokers], _COLUMNS[:2], output)
-    missing.check()
+    print_rows([{"name": name, **_broker(one)} for one in brokers], _COLUMNS[:3], output)
+    missing.check(of_slaves=_SLAVES)

@@ -74,8 +74,8 @@ class Missing:
         for name, error in self._failures.items():
             raise name_broker(error, name)
 
-    def check(self) -> None:
-        """To be called when all is printed: raises CliError if something is missing."""
+    def check(self, of_slaves: str = "") -> None:
+        """To be called when all is printed: raises CliError if something is missing. `of_slaves`: what is added if one is a slave."""
         if not self._failures:
             return
         why = "; ".join(f"{name} ({error})" for name, error in self._failures.items())
@@ -83,6 +83,8 @@ class Missing:
         hint = "`protomq cluster list` shows the addresses"
         if gone:
             hint = f"start {gone[0]} again, or `protomq cluster forget {gone[0]}` if it will not come back"
+        if of_slaves and any("/" in name for name in self._failures):
+            hint = f"{of_slaves}; {hint}"
         raise CliError(
             ExitCode.PARTIAL, "PARTIAL_RESULT", f"the output is incomplete: no answer from {why}; {hint}"
         )

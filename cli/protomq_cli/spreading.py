@@ -95,8 +95,8 @@ def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> d
 
 
 def _check_filters(admin: Admin, broker: str) -> None:
-    """Consumers whose filter the broker lacks would be refused there."""
-    filters = {name: {module.name for module in found} for name, found in admin.list_filters().items()}
+    """Consumers whose filter the broker lacks would be refused there. Slaves (`name/id`) have what their masters have."""
+    filters = {name: {module.name for module in found} for name, found in admin.list_filters().items() if "/" not in name}
     missing = set().union(*filters.values()) - filters.get(broker, set())
     if missing:
         raise CliError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from protomq.errors import PartialResultError
 from tests.support.cli import jsonl, run
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, TOPIC
 from tests.support.waiting import PATIENCE_S, wait_for
+from tests.support.wasm_modules import LATE
 
 LEASE_S = 3.0
 QUEUE = MessageQueue(TOPIC, NAME, 0)
@@ -80,6 +83,33 @@ def test_kill_of_the_master(cluster: ElectedCluster, producer: CountingProducer)
     old.start()
     assert cluster.wait_leading(3) is new
     assert not producer.failures
+
+
+def module_counts(admin: Admin) -> list[int]:
+    """Of each broker; none while one does not answer, since it opens its store, say."""
+    try:
+        return [len(modules) for modules in admin.list_filters().values()]
+    except PartialResultError:
+        return []
+
+
+def test_filter_modules_are_at_the_next_master(cluster: ElectedCluster) -> None:
+    """They stand in no log: a deployment goes to all three, and a member that lost its folder takes them from the new master."""
+    old = cluster.wait_leading()
+    with Admin(namesrv=cluster.namesrv) as admin:
+        wait_for(lambda: len(admin.cluster_info()) == 3, PATIENCE_S)
+        assert len(admin.deploy_filter("late", LATE)) == 3
+        old.kill()
+        shutil.rmtree(old.folder)
+        new = cluster.wait_leading(2)
+        assert new is not old
+        assert send(cluster.namesrv, b"early", b"late") == {SendStatus.SEND_OK}
+        with PullConsumer(namesrv=cluster.namesrv, begin="earliest") as consumer:
+            consumer.subscribe(TOPIC, module="late")
+            assert [message.body for message in consumer.poll(PATIENCE_S)] == [b"late"]
+        old.start()
+        assert cluster.wait_leading(3) is new
+        wait_for(lambda: module_counts(admin) == [1, 1, 1], PATIENCE_S)
 
 
 @pytest.mark.long

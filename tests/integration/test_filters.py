@@ -34,6 +34,7 @@ from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
 from protomq.wire.hashing import crc32c
 from tests.support.waiting import PATIENCE_S
+from tests.support.wasm_modules import LATE, LATE_TEXT
 
 Transport = Literal["remoting", "grpc"]
 TRANSPORTS = pytest.mark.parametrize("transport", ["remoting", "grpc"])
@@ -296,14 +297,6 @@ def test_a_topic_that_is_deleted_while_a_filter_reads_it(
     puller.close()
 
 
-LATE = """(module
-    (memory (export "memory") 1)
-    (func (export "alloc") (param i32) (result i32) (i32.const 16))
-    (func (export "matches") (param $at i32) (param $size i32) (result i32)
-        ;; The body comes first: 0A, its length, "late" or anything else.
-        (i32.eq (i32.load offset=2 (local.get $at)) (i32.const 0x6574616c))))"""
-
-
 @TRANSPORTS
 def test_a_module_of_a_user_filters(
     protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport
@@ -321,13 +314,12 @@ def test_a_module_of_a_user_filters(
     with Admin(namesrv=protomq_server.namesrv) as admin:
         with pytest.raises(IllegalFilterError, match="no module"):
             found()
-        module = bytes(wasmtime.wat2wasm(LATE))
-        assert len(admin.deploy_filter(name, module)) == 1
+        assert len(admin.deploy_filter(name, LATE)) == 1
         assert found(2) == {b"late 1", b"late 2"}
         (modules,) = admin.list_filters().values()
-        assert FilterModule(name, len(module), crc32c(module)) in modules
+        assert FilterModule(name, len(LATE), crc32c(LATE)) in modules
         # Another one takes its place, and traps.
-        trap = LATE.replace("(i32.eq ", "(unreachable) (i32.eq ")
+        trap = LATE_TEXT.replace("(i32.eq ", "(unreachable) (i32.eq ")
         admin.deploy_filter(name, bytes(wasmtime.wat2wasm(trap)))
         with pytest.raises(IllegalFilterError, match="unreachable"):
             found()
@@ -347,18 +339,17 @@ def test_what_is_no_module_is_not_deployed(protomq_server: Broker) -> None:
         with pytest.raises(IllegalFilterError, match="imports nothing"):
             admin.deploy_filter("wasi", bytes(wasmtime.wat2wasm('(module (import "wasi" "x" (func)))')))
         with pytest.raises(InvalidArgumentError, match="name"):
-            admin.deploy_filter("../topics", bytes(wasmtime.wat2wasm(LATE)))
+            admin.deploy_filter("../topics", LATE)
         assert "text" not in {one.name for (modules,) in [admin.list_filters().values()] for one in modules}
 
 
 def test_a_module_outlives_its_broker(tmp_path: Path) -> None:
-    module = bytes(wasmtime.wat2wasm(LATE))
     with Broker(data_dir=tmp_path) as broker:
         with Admin(namesrv=broker.namesrv) as admin:
-            admin.deploy_filter("late", module)
+            admin.deploy_filter("late", LATE)
         broker.kill()
         broker.restart()
         with Admin(namesrv=broker.namesrv) as admin:
             assert list(admin.list_filters().values()) == [
-                [FilterModule("late", len(module), crc32c(module))]
+                [FilterModule("late", len(LATE), crc32c(LATE))]
             ]

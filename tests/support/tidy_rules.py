@@ -100,6 +100,7 @@ THREADS: Final = {
     "protomq_runtime.telemetry_flush": "exporters that may hang at the end",
     "protomq_broker.filters.filter_book": "filters that are compiled",
     "protomq_broker.elected_broker": "opens and closes stores without holding up the event loop",
+    "protomq_broker.filter_follower": "copies the filter modules of the master",
     "protomq_broker.leadership_driver": "asks etcd, and looks at the clock",
     "protomq_broker.ha_follower": "fetches the log of the master",
     "protomq_broker.replica_healing": "fetches from a replica what is damaged",

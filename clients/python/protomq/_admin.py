@@ -329,19 +329,22 @@ class Admin(AdminCalls):
         self, name: str, module: bytes, *, brokers: Iterable[str] | None = None
     ) -> list[str]:
         """Deploys a WebAssembly module at all brokers or at those named, and replaces one of that name. Returns the brokers that have it
-        now.
+        now: masters by name, then their slaves as `name/id`.
 
-        docs/filters.md says what it must export. Raises IllegalFilterError for an invalid module, InvalidArgumentError, TooManyError,
-        UnsupportedError if a broker is installed without WebAssembly.
+        What a module must export is in docs/filters.md. PartialResultError names a slave that does not answer; it copies the module from
+        its master when it is back. Raises IllegalFilterError for an invalid module, InvalidArgumentError, TooManyError, UnsupportedError if
+        a broker is installed without WebAssembly.
         """
         return whole(*deploy_filter(self, name, module, brokers))
 
     def list_filters(self) -> dict[str, list[FilterModule]]:
-        """The modules of each broker, by name."""
+        """The modules of each broker: of masters by name, of slaves by `name/id`. A broker without modules has an empty list."""
         return whole(*list_filters(self))
 
     def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
-        """Deletes a module. Returns the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
+        """Deletes a module. Returns the brokers that had it, labelled as by `deploy_filter`. Consumers that name it get
+        IllegalFilterError from then on.
+        """
         return whole(*delete_filter(self, name, brokers))
 
     # -- brokers ---------------------------------------------------------------------------------------------------------

@@ -76,12 +76,14 @@ class AdminCalls:
         names: Iterable[str] | None,
         ask: Callable[[BrokerInfo], None],
         topic: str = "",
+        *,
+        with_slaves: bool = False,
     ) -> dict[str, ProtomqError]:
-        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by name. Raises if none could.
+        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by label. Raises if none could.
 
-        `topic`: a broker that is missing counts only if it had this one.
+        `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after the masters.
         """
-        brokers, missing = self._brokers(names, topic)
+        brokers, missing = self._brokers(names, topic, with_slaves=with_slaves)
         failures: dict[str, ProtomqError] = {}
         for broker in brokers:
             try:
@@ -91,16 +93,19 @@ class AdminCalls:
             except ProtomqError as error:
                 if isinstance(error, TransportError):  # A server's metadata are its own.
                     error.metadata = {**error.metadata, "broker_name": broker.broker_name}
-                failures[broker.broker_name] = error
+                failures[broker.label] = error
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
         if len(failures) == len(brokers) + len(missing):
             raise next(iter(failures.values()))
         return failures
 
     def _brokers(
-        self, names: Iterable[str] | None, topic: str = ""
+        self, names: Iterable[str] | None, topic: str = "", *, with_slaves: bool = False
     ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
-        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any)."""
+        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any).
+
+        `with_slaves`: behind the masters their slaves, and those whose master is away.
+        """
         from .v1 import route_service_pb2 as pb
 
         wanted = None if names is None else checked_texts("brokers", names)
@@ -108,20 +113,26 @@ class AdminCalls:
             raise ConfigurationError("brokers names no broker; None stands for all")
         request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
         known, missing = self._cluster(request)
-        masters = {broker.broker_name: broker for broker in known if broker.broker_id == 0}
+        found = {(broker.broker_id, broker.broker_name): broker for broker in known}
+        if not with_slaves:
+            found = {key: broker for key, broker in found.items() if broker.broker_id == 0}
+        registered = {broker.broker_name for broker in found.values()}
         if wanted is not None:
             for gone in missing:
                 if gone.broker.broker_name in wanted:
                     raise gone.error
-            unknown = [name for name in wanted if name not in masters]
+            unknown = [name for name in wanted if name not in registered]
             if unknown:
                 raise BrokerNotFoundError(
                     f"no broker of that name is registered: {', '.join(unknown)}"
                 )
-            return [masters[name] for name in wanted], []
-        if not masters and not missing:
+            return sorted(
+                (broker for broker in found.values() if broker.broker_name in wanted),
+                key=lambda broker: (broker.broker_id, wanted.index(broker.broker_name)),
+            ), []
+        if not found and not missing:
             raise BrokerNotFoundError("no broker is registered at the name server")
-        return [masters[name] for name in sorted(masters)], missing
+        return [found[key] for key in sorted(found)], missing
 
     def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
         from .v1 import route_service_pb2 as pb
@@ -162,9 +173,10 @@ class AdminCalls:
                 return
 
 
-def whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
-    """The result; raises PartialResultError if somebody's part is missing."""
+def whole(result: _R, failures: Mapping[str, ProtomqError], hint: str = "") -> _R:
+    """The result; raises PartialResultError if somebody's part is missing. `hint`: what follows, and what to do."""
     if failures:
         why = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        why += f"; {hint}" if hint else ""
         raise PartialResultError(f"some brokers did not answer: {why}", result, failures)
     return result

@@ -65,6 +65,11 @@ class BrokerInfo:
         """The address that a transport needs."""
         return BrokerAddress(self.broker_name, self.grpc_address, self.remoting_address)
 
+    @property
+    def label(self) -> str:
+        """The name of a master; `name/id` of a slave. No name has a slash."""
+        return f"{self.broker_name}/{self.broker_id}" if self.broker_id else self.broker_name
+
 
 @dataclass(frozen=True, slots=True)
 class MissingBroker:

@@ -1,35 +1,40 @@
-"""Filter modules over all brokers: each has its own copies. Used by Admin."""
+"""Filter modules over all brokers, masters and slaves: each has its own copies. Used by Admin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 
 from . import _methods
 from ._admin_values import BrokerInfo, FilterModule
 from ._checks import check_text
 from ._late_imports import fork_waits
-from .errors import ProtomqError, WrongTypeError
+from .errors import NoRouteError, ProtomqError, WrongTypeError
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
 
 
+_SLAVE_HINT: Final = "a slave that is back takes over what its master has, by itself"
+
+Changed = tuple[list[str], dict[str, ProtomqError], str]
+"""The brokers that were changed, the errors of others, both by label, and what the caller should know of these."""
+
+
 def deploy_filter(
     admin: AdminCalls, name: str, module: bytes, brokers: Iterable[str] | None
-) -> tuple[list[str], dict[str, ProtomqError]]:
+) -> Changed:
     """The brokers that have it now, and those that did not answer."""
     with fork_waits:
         from .v1 import filter_service_pb2 as pb
 
     request = pb.DeployFilterRequest(name=check_text("name", name), module=_checked_module(module))
-    deployed: list[str] = []
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> bool:
         admin._call(broker.address, _methods.DEPLOY_FILTER, request, pb.DeployFilterResponse)
-        deployed.append(broker.broker_name)
+        return True
 
-    return deployed, admin._ask_each(brokers, ask)
+    return _change(admin, brokers, ask)
 
 
 def list_filters(
@@ -45,31 +50,50 @@ def list_filters(
         pages = admin._pages(
             broker, _methods.LIST_FILTERS, pb.ListFiltersRequest(), pb.ListFiltersResponse
         )
-        found[broker.broker_name] = [
+        found[broker.label] = [
             FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules
         ]
 
-    return found, admin._ask_each(None, ask)
+    return found, admin._ask_each(None, ask, with_slaves=True)
 
 
-def delete_filter(
-    admin: AdminCalls, name: str, brokers: Iterable[str] | None
-) -> tuple[list[str], dict[str, ProtomqError]]:
+def delete_filter(admin: AdminCalls, name: str, brokers: Iterable[str] | None) -> Changed:
     """The brokers that had it, and those that did not answer."""
     with fork_waits:
         from .v1 import filter_service_pb2 as pb
 
     request = pb.DeleteFilterRequest(name=check_text("name", name))
-    deleted: list[str] = []
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> bool:
         answer = admin._call(
             broker.address, _methods.DELETE_FILTER, request, pb.DeleteFilterResponse
         )
-        if answer.deleted:
-            deleted.append(broker.broker_name)
+        return answer.deleted
 
-    return deleted, admin._ask_each(brokers, ask)
+    return _change(admin, brokers, ask)
+
+
+def _change(
+    admin: AdminCalls, names: Iterable[str] | None, ask: Callable[[BrokerInfo], bool]
+) -> Changed:
+    """Asks masters, then their slaves. A slave takes over what its master has, so one without a master has changed for now only."""
+    changed: list[str] = []
+    asked: list[BrokerInfo] = []
+
+    def ask_and_note(broker: BrokerInfo) -> None:
+        asked.append(broker)
+        if ask(broker):
+            changed.append(broker.label)
+
+    failures = admin._ask_each(names, ask_and_note, with_slaves=True)
+    led = {broker.broker_name for broker in asked if not broker.broker_id}
+    for name in dict.fromkeys(broker.broker_name for broker in asked):
+        if name not in led:
+            failures[name] = NoRouteError(
+                f"no master of {name} is registered now, and its slaves take over what it has: repeat this when it is"
+            )
+    is_slave_missing = any("/" in label for label in failures)
+    return changed, failures, _SLAVE_HINT if is_slave_missing else ""
 
 
 def _checked_module(module: object) -> bytes:

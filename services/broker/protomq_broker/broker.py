@@ -54,6 +54,8 @@ from .admin_service import AdminService
 from .consumer_service import ConsumerService
 from .dead_letter_service import DeadLetterService
 from .delays import Delays
+from .filter_copies import CopiesFile
+from .filter_follower import FilterClient, FilterFollower
 from .filter_modules import FilterModules
 from .filter_service import FilterService
 from .follower_writer import FollowerWriter
@@ -265,7 +267,8 @@ class Broker:
             PopTime(clock, self.store.popped.time_ms),
             self.name,
         )
-        self._filters = FilterService(modules, self._forget_module)
+        self._filters = FilterService(modules, self._forget_module, self.store.id)
+        self._filter_follower = self._follow_filters(modules)
         self.store.on_topic_deleted = self._signal_deleted
         self._consumer = ConsumerService(self.store, self._commits, clock)
         self._send_backs = SendBacks(
@@ -468,6 +471,8 @@ class Broker:
 
         `keeps_store`: the store stays open, for another broker.
         """
+        if self._filter_follower is not None:
+            self._filter_follower.close()
         self._writer.close()
         self._healing.close()
         self._replication.close(keeps_store=keeps_store)
@@ -528,6 +533,22 @@ class Broker:
     def _signal_group(self, group: str) -> None:
         self._pull.signal_group(group)
         self._pop.signal_group(group)
+
+    def _follow_filters(self, modules: FilterModules) -> FilterFollower | None:
+        """Makes a slave copy the filter modules of its master."""
+        follower = self._replication.follower
+        if follower is None:
+            return None
+        client_id = f"slave {self.config.broker_id} of {self.name}"
+        copies = FilterFollower(
+            modules,
+            CopiesFile(Disk(), self.store.root),
+            self._forget_module,
+            lambda: not follower.view.problem,
+            lambda master: FilterClient(master, client_id),
+        )
+        follower.on_following = copies.begin
+        return copies
 
     def _forget_module(self, name: str) -> None:
         self._pull.forget_module(name)

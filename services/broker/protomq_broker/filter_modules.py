@@ -2,7 +2,8 @@
 
     <root>/config/filters/<name>     "PMQWASM" 01, the module, CRC-32C of both
 
-Modules belong to one broker, as topics do: a user must deploy a module at every broker of the topic. Any thread.
+Modules stand in no log. A user deploys a module at every broker of the topic, and a slave copies those of its master
+(`filter_follower.py`). Any thread.
 """
 
 from __future__ import annotations
@@ -42,16 +43,20 @@ class FilterModules:
         """The modules by name."""
         found = []
         for name in self._names():
-            module = read_state_file(self._disk, self._path(name), _MAGIC)
+            module = self.find(name)
             if module is not None:
                 found.append(ModuleInfo(name, len(module), crc32c(module)))
         return found
 
+    def find(self, name: str) -> bytes | None:
+        """Returns the bytes of a module; None if no module has that name."""
+        if not is_module_name(name):
+            return None
+        return read_state_file(self._disk, self._path(name), _MAGIC)
+
     def read(self, name: str) -> bytes:
         """Returns the bytes of a module. Raises FilterError if no module has that name."""
-        module = None
-        if is_module_name(name):
-            module = read_state_file(self._disk, self._path(name), _MAGIC)
+        module = self.find(name)
         if module is None:
             raise FilterError(f"no module {name[:64]!r} is deployed here; FilterService deploys it")
         return module
@@ -60,23 +65,42 @@ class FilterModules:
         """Stores a module durably. Returns False if the broker already has its maximum of modules."""
         assert is_module_name(name)
         with self._lock:
-            names = self._names()
-            if name not in names and len(names) >= MODULES_MAX:
-                return False
-            if not self._disk.exists(self._folder):
-                self._disk.make_folder(self._folder)
-                sync_names_above(self._disk, self._folder)
-            write_state_file(self._disk, self._path(name), _MAGIC, module)
-            return True
+            return self._write(name, module)
 
     def delete(self, name: str) -> bool:
         """Deletes a module. Returns whether it existed."""
         with self._lock:
-            if name not in self._names():
+            return self._delete(name)
+
+    def swap(self, name: str, expected_crc32c: int | None, module: bytes | None) -> bool:
+        """Replaces a module by another one or by none, if the one that is here has this checksum (None: none is here).
+
+        Returns whether it did.
+        So a copy never takes the place of what a user has deployed since the copy was planned.
+        """
+        assert is_module_name(name)
+        with self._lock:
+            here = self.find(name)
+            if (None if here is None else crc32c(here)) != expected_crc32c:
                 return False
-            self._disk.unlink(self._path(name))
-            self._disk.fsync_dir(self._folder)
-            return True
+            return self._delete(name) if module is None else self._write(name, module)
+
+    def _write(self, name: str, module: bytes) -> bool:
+        names = self._names()
+        if name not in names and len(names) >= MODULES_MAX:
+            return False
+        if not self._disk.exists(self._folder):
+            self._disk.make_folder(self._folder)
+            sync_names_above(self._disk, self._folder)
+        write_state_file(self._disk, self._path(name), _MAGIC, module)
+        return True
+
+    def _delete(self, name: str) -> bool:
+        if name not in self._names():
+            return False
+        self._disk.unlink(self._path(name))
+        self._disk.fsync_dir(self._folder)
+        return True
 
     def _names(self) -> list[str]:
         if not self._disk.exists(self._folder):

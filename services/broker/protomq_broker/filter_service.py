@@ -11,6 +11,8 @@ from protomq.v1.filter_service_pb2 import (
     DeployFilterRequest,
     DeployFilterResponse,
     FilterModule,
+    GetFilterRequest,
+    GetFilterResponse,
     ListFiltersRequest,
     ListFiltersResponse,
 )
@@ -29,11 +31,16 @@ if TYPE_CHECKING:
 
 
 class FilterService:
-    """Implements protomq.v1.FilterService. `changed` is called with the name of a module that was replaced or deleted."""
+    """Implements protomq.v1.FilterService. `changed` is called with the name of a module that was replaced or deleted. `store_id`: of this
+    broker, for slaves that copy its modules.
+    """
 
-    def __init__(self, modules: FilterModules, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, modules: FilterModules, changed: Callable[[str], None], store_id: int
+    ) -> None:
         self._modules = modules
         self._changed = changed
+        self._store_id = store_id
 
     @tells_store_errors
     def deploy_filter(
@@ -61,6 +68,7 @@ class FilterService:
         return ListFiltersResponse(
             modules=[FilterModule(**module._asdict()) for module in modules[:size]],
             next_page_token=modules[size - 1].name if len(modules) > size else "",
+            store_id=self._store_id,
         )
 
     @tells_store_errors
@@ -72,6 +80,12 @@ class FilterService:
         deleted = self._modules.delete(request.name)
         self._changed(request.name)
         return DeleteFilterResponse(deleted=deleted)
+
+    @tells_store_errors
+    def get_filter(self, request: GetFilterRequest, context: CallContext) -> GetFilterResponse:
+        """Returns a module. One that is not there is no error: it may have been deleted since it was listed."""
+        _check_name("name", request.name)
+        return GetFilterResponse(module=self._modules.find(request.name) or b"")
 
 
 def _check_name(field: str, name: str) -> None:

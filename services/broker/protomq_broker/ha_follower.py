@@ -146,6 +146,8 @@ class HaFollower:
         self._complaint = ""
         self._has_disk_failed = False
         self._thread: threading.Thread | None = None
+        self.on_following: Callable[[Address], None] = lambda master: None
+        """Called on the follower's thread when a session with this master has begun. It must not wait."""
         self.view = MasterView()
         """The present view of the master. The follower replaces it, and never changes it in place."""
 
@@ -287,6 +289,7 @@ class HaFollower:
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
         self._heard()
+        self.on_following(client.address)
         hold_ms = self._config.ha.heartbeat_interval_ms
         timeout_s = self._config.ha.timeout_ms / 1_000
         under_way: set[int] = set()

@@ -34,7 +34,11 @@ SERVED: Final = frozenset(
         "GroupService/GetGroup",
         "GroupService/ListGroupSettings",
         "DeadLetterService/ListDeadLetters",
+        # Modules are files of each broker, in no log: a slave has to have them before it leads.
+        "FilterService/DeployFilter",
         "FilterService/ListFilters",
+        "FilterService/DeleteFilter",
+        "FilterService/GetFilter",
         # Members are in memory, not in the log: while the master is away they find each other here.
         "MembershipService/HoldMembership",
         "MembershipService/LeaveGroup",

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotomq/v1/filter_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"@\n\x0c\x46ilterModule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\r\"3\n\x13\x44\x65ployFilterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\x0c\"\x16\n\x14\x44\x65ployFilterResponse\";\n\x12ListFiltersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x13ListFiltersResponse\x12)\n\x07modules\x18\x01 \x03(\x0b\x32\x18.protomq.v1.FilterModule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x44\x65leteFilterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\'\n\x14\x44\x65leteFilterResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x32\xa6\x02\n\rFilterService\x12Z\n\x0c\x44\x65ployFilter\x12\x1f.protomq.v1.DeployFilterRequest\x1a .protomq.v1.DeployFilterResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x18\x12W\n\x0bListFilters\x12\x1e.protomq.v1.ListFiltersRequest\x1a\x1f.protomq.v1.ListFiltersResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x18\x12Z\n\x0c\x44\x65leteFilter\x12\x1f.protomq.v1.DeleteFilterRequest\x1a .protomq.v1.DeleteFilterResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x18\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotomq/v1/filter_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"@\n\x0c\x46ilterModule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\r\"3\n\x13\x44\x65ployFilterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\x0c\"\x16\n\x14\x44\x65ployFilterResponse\";\n\x12ListFiltersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x13ListFiltersResponse\x12)\n\x07modules\x18\x01 \x03(\x0b\x32\x18.protomq.v1.FilterModule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\x03\"#\n\x13\x44\x65leteFilterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\'\n\x14\x44\x65leteFilterResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\" \n\x10GetFilterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"#\n\x11GetFilterResponse\x12\x0e\n\x06module\x18\x01 \x01(\x0c\x32\xf9\x02\n\rFilterService\x12Z\n\x0c\x44\x65ployFilter\x12\x1f.protomq.v1.DeployFilterRequest\x1a .protomq.v1.DeployFilterResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x18\x12W\n\x0bListFilters\x12\x1e.protomq.v1.ListFiltersRequest\x1a\x1f.protomq.v1.ListFiltersResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x18\x12Z\n\x0c\x44\x65leteFilter\x12\x1f.protomq.v1.DeleteFilterRequest\x1a .protomq.v1.DeleteFilterResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x18\x12Q\n\tGetFilter\x12\x1c.protomq.v1.GetFilterRequest\x1a\x1d.protomq.v1.GetFilterResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x18\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILTERSERVICE'].methods_by_name['ListFilters']._serialized_options = b'\212\347\030\003\010\202\030'
   _globals['_FILTERSERVICE'].methods_by_name['DeleteFilter']._loaded_options = None
   _globals['_FILTERSERVICE'].methods_by_name['DeleteFilter']._serialized_options = b'\212\347\030\003\010\203\030'
+  _globals['_FILTERSERVICE'].methods_by_name['GetFilter']._loaded_options = None
+  _globals['_FILTERSERVICE'].methods_by_name['GetFilter']._serialized_options = b'\212\347\030\003\010\204\030'
   _globals['_FILTERMODULE']._serialized_start=73
   _globals['_FILTERMODULE']._serialized_end=137
   _globals['_DEPLOYFILTERREQUEST']._serialized_start=139
@@ -50,11 +52,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTFILTERSREQUEST']._serialized_start=216
   _globals['_LISTFILTERSREQUEST']._serialized_end=275
   _globals['_LISTFILTERSRESPONSE']._serialized_start=277
-  _globals['_LISTFILTERSRESPONSE']._serialized_end=366
-  _globals['_DELETEFILTERREQUEST']._serialized_start=368
-  _globals['_DELETEFILTERREQUEST']._serialized_end=403
-  _globals['_DELETEFILTERRESPONSE']._serialized_start=405
-  _globals['_DELETEFILTERRESPONSE']._serialized_end=444
-  _globals['_FILTERSERVICE']._serialized_start=447
-  _globals['_FILTERSERVICE']._serialized_end=741
+  _globals['_LISTFILTERSRESPONSE']._serialized_end=384
+  _globals['_DELETEFILTERREQUEST']._serialized_start=386
+  _globals['_DELETEFILTERREQUEST']._serialized_end=421
+  _globals['_DELETEFILTERRESPONSE']._serialized_start=423
+  _globals['_DELETEFILTERRESPONSE']._serialized_end=462
+  _globals['_GETFILTERREQUEST']._serialized_start=464
+  _globals['_GETFILTERREQUEST']._serialized_end=496
+  _globals['_GETFILTERRESPONSE']._serialized_start=498
+  _globals['_GETFILTERRESPONSE']._serialized_end=533
+  _globals['_FILTERSERVICE']._serialized_start=536
+  _globals['_FILTERSERVICE']._serialized_end=913
 # @@protoc_insertion_point(module_scope)

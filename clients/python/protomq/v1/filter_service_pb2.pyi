@@ -125,8 +125,11 @@ class ListFiltersResponse(_message.Message):
 
     MODULES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty: this was the last."""
+    store_id: _builtins.int
+    """Random number of the broker's store: whose modules these are. 0: the broker is older than this field."""
     @_builtins.property
     def modules(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilterModule]:
         """The modules."""
@@ -136,10 +139,11 @@ class ListFiltersResponse(_message.Message):
         *,
         modules: _abc.Iterable[Global___FilterModule] | None = ...,
         next_page_token: _builtins.str = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["modules", b"modules", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modules", b"modules", "next_page_token", b"next_page_token", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,3 +192,47 @@ class DeleteFilterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteFilterResponse: _TypeAlias = DeleteFilterResponse  # noqa: Y015
+
+@_typing.final
+class GetFilterRequest(_message.Message):
+    """GetFilterRequest names a module."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFilterRequest: _TypeAlias = GetFilterRequest  # noqa: Y015
+
+@_typing.final
+class GetFilterResponse(_message.Message):
+    """GetFilterResponse carries a module."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    module: _builtins.bytes
+    """The module; empty: this broker has none of that name."""
+    def __init__(
+        self,
+        *,
+        module: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["module", b"module"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFilterResponse: _TypeAlias = GetFilterResponse  # noqa: Y015

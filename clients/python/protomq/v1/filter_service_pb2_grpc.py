@@ -28,6 +28,7 @@ if _version_not_supported:
 class FilterServiceStub(object):
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     def __init__(self, channel):
@@ -51,11 +52,17 @@ class FilterServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_filter__service__pb2.DeleteFilterRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_filter__service__pb2.DeleteFilterResponse.FromString,
                 _registered_method=True)
+        self.GetFilter = channel.unary_unary(
+                '/protomq.v1.FilterService/GetFilter',
+                request_serializer=protomq_dot_v1_dot_filter__service__pb2.GetFilterRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_filter__service__pb2.GetFilterResponse.FromString,
+                _registered_method=True)
 
 
 class FilterServiceServicer(object):
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     def DeployFilter(self, request, context):
@@ -79,6 +86,13 @@ class FilterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFilter(self, request, context):
+        """GetFilter returns a module of this broker. A slave asks its master so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FilterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +111,11 @@ def add_FilterServiceServicer_to_server(servicer, server):
                     request_deserializer=protomq_dot_v1_dot_filter__service__pb2.DeleteFilterRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_filter__service__pb2.DeleteFilterResponse.SerializeToString,
             ),
+            'GetFilter': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFilter,
+                    request_deserializer=protomq_dot_v1_dot_filter__service__pb2.GetFilterRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_filter__service__pb2.GetFilterResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'protomq.v1.FilterService', rpc_method_handlers)
@@ -108,6 +127,7 @@ def add_FilterServiceServicer_to_server(servicer, server):
 class FilterService(object):
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     @staticmethod
@@ -181,6 +201,33 @@ class FilterService(object):
             '/protomq.v1.FilterService/DeleteFilter',
             protomq_dot_v1_dot_filter__service__pb2.DeleteFilterRequest.SerializeToString,
             protomq_dot_v1_dot_filter__service__pb2.DeleteFilterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFilter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.FilterService/GetFilter',
+            protomq_dot_v1_dot_filter__service__pb2.GetFilterRequest.SerializeToString,
+            protomq_dot_v1_dot_filter__service__pb2.GetFilterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,7 @@ GRPC_VERSION: str
 class FilterServiceStub:
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     @_typing.overload
@@ -41,11 +42,14 @@ class FilterServiceStub:
     """ListFilters lists the modules of this broker."""
     DeleteFilter: _grpc.UnaryUnaryMultiCallable[_filter_service_pb2.DeleteFilterRequest, _filter_service_pb2.DeleteFilterResponse]
     """DeleteFilter deletes a module. Pulls that name it are refused from then on."""
+    GetFilter: _grpc.UnaryUnaryMultiCallable[_filter_service_pb2.GetFilterRequest, _filter_service_pb2.GetFilterResponse]
+    """GetFilter returns a module of this broker. A slave asks its master so."""
 
 @_typing.type_check_only
 class FilterServiceAsyncStub(FilterServiceStub):
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -55,10 +59,13 @@ class FilterServiceAsyncStub(FilterServiceStub):
     """ListFilters lists the modules of this broker."""
     DeleteFilter: _aio.UnaryUnaryMultiCallable[_filter_service_pb2.DeleteFilterRequest, _filter_service_pb2.DeleteFilterResponse]  # type: ignore[assignment]
     """DeleteFilter deletes a module. Pulls that name it are refused from then on."""
+    GetFilter: _aio.UnaryUnaryMultiCallable[_filter_service_pb2.GetFilterRequest, _filter_service_pb2.GetFilterResponse]  # type: ignore[assignment]
+    """GetFilter returns a module of this broker. A slave asks its master so."""
 
 class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
     """FilterService keeps the WebAssembly modules by which pulls of this broker can filter (RocketMQ 4: its filter server). A module exports
     `memory`, `alloc(i32) -> i32` and `matches(i32, i32) -> i32`, and imports nothing; docs/filters.md says how it is called.
+    Masters and slaves answer all of it. A slave takes over what its master has: deploy at the master first, then at its slaves.
     """
 
     @_abc_1.abstractmethod
@@ -84,5 +91,13 @@ class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_filter_service_pb2.DeleteFilterResponse, _abc.Awaitable[_filter_service_pb2.DeleteFilterResponse]]:
         """DeleteFilter deletes a module. Pulls that name it are refused from then on."""
+
+    @_abc_1.abstractmethod
+    def GetFilter(
+        self,
+        request: _filter_service_pb2.GetFilterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_filter_service_pb2.GetFilterResponse, _abc.Awaitable[_filter_service_pb2.GetFilterResponse]]:
+        """GetFilter returns a module of this broker. A slave asks its master so."""
 
 def add_FilterServiceServicer_to_server(servicer: FilterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
