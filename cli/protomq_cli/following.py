@@ -296,11 +296,13 @@ def follow(
     exit_at_end: bool,
     tags: Sequence[str],
     sql: str | None,
+    cel: str | None,
+    module: str | None,
     transport: str,
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
-    follower = Follower(show, flush, is_filtered=bool(tags) or sql is not None)
+    follower = Follower(show, flush, is_filtered=bool(tags) or any(each is not None for each in (sql, cel, module)))
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
         _ended_by_sigterm(),
@@ -335,7 +337,7 @@ def follow(
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
         follower.run(
             consumer,
-            lambda: consumer.subscribe(topic, tags, sql=sql),
+            lambda: consumer.subscribe(topic, tags, sql=sql, cel=cel, module=module),
             spans,
             has_end=has_end,
             count_max=count_max,

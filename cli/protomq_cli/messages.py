@@ -71,6 +71,24 @@ Sql = Annotated[
         help="Only messages for which this is true, in SQL92: \"delay > 30 AND TAGS = 'UA'\".",
     ),
 ]
+Cel = Annotated[
+    str | None,
+    typer.Option(
+        "--cel",
+        metavar="CONDITION",
+        show_default="all",
+        help="The same in CEL: \"int(properties.delay) > 30 && TAGS == 'UA'\".",
+    ),
+]
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="NAME",
+        show_default="all",
+        help="Only messages for which this module is true (`protomq filter`).",
+    ),
+]
 Format = Annotated[
     Template | None,
     typer.Option(
@@ -91,6 +109,8 @@ def pull(
     broker: OneBroker = None,
     tag: Tags = None,
     sql: Sql = None,
+    cel: Cel = None,
+    module: Module = None,
     template: Format = None,
     transport: TransportName = "auto",
     namesrv: Namesrv = None,
@@ -123,6 +143,8 @@ def pull(
             queue_ids=queue or (),
             tags=tag or (),
             sql=sql,
+            cel=cel,
+            module=module,
             transport=transport,
             timeout_s=timeout,
         ) as reader,
@@ -135,7 +157,7 @@ def pull(
     reader.check()
     if tag and printer.count == 0 and reader.count:
         sys.stderr.write(f"none of {reader.count:,} messages has the tag {' or '.join(tag)}\n")
-    if sql is not None and printer.count == 0 and reader.count:
+    if any(each is not None for each in (sql, cel, module)) and printer.count == 0 and reader.count:
         sys.stderr.write(f"none of {reader.count:,} messages matches\n")
     if count and printer.count == count < reader.count and sys.stderr.isatty():
         sys.stderr.write(f"{count} of {reader.count:,}; --count 0 shows all\n")
@@ -159,6 +181,8 @@ def consume(
     ] = False,
     tag: Tags = None,
     sql: Sql = None,
+    cel: Cel = None,
+    module: Module = None,
     template: Format = None,
     transport: TransportName = "auto",
     namesrv: Namesrv = None,
@@ -188,6 +212,8 @@ def consume(
             exit_at_end=exit_at_end,
             tags=tag or (),
             sql=sql,
+            cel=cel,
+            module=module,
             transport=transport,
             timeout_s=timeout,
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from protomq_cli.connection import open_simple_consumer
-from protomq_cli.messages import Format, MessagePrinter, Sql, Tags
+from protomq_cli.messages import Cel, Format, MessagePrinter, Module, Sql, Tags
 from protomq_cli.options import (
     Namesrv,
     Output,
@@ -49,6 +49,8 @@ def pop(
     ] = False,
     tag: Tags = None,
     sql: Sql = None,
+    cel: Cel = None,
+    module: Module = None,
     template: Format = None,
     transport: TransportName = "auto",
     namesrv: Namesrv = None,
@@ -75,6 +77,8 @@ def pop(
                 hold_s=min(max(deadline_s - time.monotonic(), 0.0), _HOLD_MAX_S),
                 tags=tag or (),
                 sql=sql,
+                cel=cel,
+                module=module,
                 fifo=fifo,
             )
             for message in messages:

@@ -34,7 +34,7 @@ PULL_COUNT: Final = 1024
 
 
 class TopicReader:
-    """The messages of a topic within a range, with some tags, or of which an SQL92 condition is true. `timeout_s` is for all of it."""
+    """The messages of a topic within a range, with some tags, or those that a filter lets through. `timeout_s` is for all of it."""
 
     def __init__(
         self,
@@ -46,11 +46,13 @@ class TopicReader:
         queue_ids: Sequence[int] = (),
         tags: Sequence[str] = (),
         sql: str | None = None,
+        cel: str | None = None,
+        module: str | None = None,
         transport: str = "auto",
         timeout_s: float = 60.0,
     ) -> None:
         """Looks up what there is. Raises TopicNotFoundError, and CliError for a queue that the topic does not have."""
-        self._selection = Selection.of(tags, sql=sql)
+        self._selection = Selection.of(tags, sql=sql, cel=cel, module=module)
         self._deadline_s = time.monotonic() + timeout_s
         self._calls = open_calls(namesrv, transport)
         self.missing = Missing()

@@ -28,6 +28,7 @@ from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from tests.support.cli import PROTOMQ, Finished, jsonl, run, run_process
 from tests.support.waiting import fastest_s, wait_for
+from tests.support.wasm_modules import LATE
 
 Cli = Callable[..., Finished]
 
@@ -465,6 +466,35 @@ def test_messages_of_which_a_condition_is_true(cli: Cli) -> None:
     assert "none of 4 messages matches" in cli("pull", "cli-sql", "--sql", "n > 5").stderr
     assert "message 3" in cli("consume", "cli-sql", "--exit", "-O", "start", "--sql", "n = 3").stdout
     assert "line 1, column 4" in cli("pull", "cli-sql", "--sql", "n >", code=2).stderr
+
+
+def check_filtered(cli: Cli, topic: str, *filtered: str) -> None:
+    """All three commands print the late ones of four messages, and take one filter at a time."""
+    for number, body in enumerate(("early 0", "early 1", "late 2", "late 3")):
+        cli("send", topic, body, "-p", f"n={number}")
+    for command in (
+        ["pull", topic],
+        ["consume", topic, "--exit", "-O", "start"],
+        ["pop", topic, "-G", f"g-{topic}", "-c", "2", "--hold", "30s"],
+    ):
+        lines = cli(*command, *filtered, "-f", "%v\\n").stdout.splitlines()
+        assert sorted(lines) == ["late 2", "late 3"], command
+        cli(*command, *filtered, "--sql", "n > 1", code=2)
+
+
+def test_messages_that_a_condition_in_cel_lets_through(cli: Cli, protomq_topic: str) -> None:
+    check_filtered(cli, protomq_topic, "--cel", "int(properties.n) > 1")
+    assert "none of 4 messages matches" in cli("pull", protomq_topic, "--cel", "TAGS == 'none'").stderr
+    assert "'nope'" in cli("pull", protomq_topic, "--cel", "nope == 1", code=2).stderr
+
+
+def test_messages_that_a_module_lets_through(cli: Cli, protomq_topic: str, tmp_path: Path) -> None:
+    module = tmp_path / "late.wasm"
+    module.write_bytes(LATE)
+    cli("filter", "deploy", "cli-late", str(module))
+    check_filtered(cli, protomq_topic, "--module", "cli-late")
+    cli("filter", "delete", "cli-late", "--yes")
+    assert "no module 'cli-late'" in cli("pull", protomq_topic, "--module", "cli-late", code=2).stderr
 
 
 @pytest.fixture(scope="module")
