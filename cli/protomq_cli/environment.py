@@ -21,7 +21,9 @@ from protomq_cli.settings import CONFIG_VARIABLE, NAMESRV_VARIABLE
 PREFIX: Final = "PROTOMQ_"
 SHARD_VARIABLE: Final = "PROTOMQ_SHARD"
 """Number of the shard, in the environment of a child of `broker --shards`."""
-OF_COMMANDS: Final = (NAMESRV_VARIABLE, CONFIG_VARIABLE, SHARD_VARIABLE)
+WORKER_PROCESS_VARIABLE: Final = "PROTOMQ_WORKER_PROCESS"
+"""Number of the process, in the environment of those of `worker`: the SDK reads it."""
+OF_COMMANDS: Final = (NAMESRV_VARIABLE, CONFIG_VARIABLE, SHARD_VARIABLE, WORKER_PROCESS_VARIABLE)
 OF_TESTS: Final = "PROTOMQ_CHAOS_"
 _OF_CONTAINERS: Final = re.compile(
     r"PROTOMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)"

@@ -21,6 +21,7 @@ from typing import Annotated, Final
 
 import typer
 
+from protomq_cli.environment import WORKER_PROCESS_VARIABLE
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import Namesrv, duration_option
 from protomq_cli.settings import NAMESRV_VARIABLE, named_namesrv
@@ -40,6 +41,7 @@ class Process:
     def __init__(self, index: int, target: str, environment: dict[str, str]) -> None:
         read, write = os.pipe()
         command = [sys.executable, "-m", "protomq_cli.worker_process", target, str(index), str(write)]
+        environment = {**environment, WORKER_PROCESS_VARIABLE: str(index)}
         try:
             # A session of its own: Ctrl-C in the terminal is for the supervisor, who drains it.
             self.popen = subprocess.Popen(

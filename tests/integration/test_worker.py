@@ -46,6 +46,11 @@ def make():
     made.subscribe({topic!r}, coroutine)
     return made
 
+def make_broadcast():
+    made = PushConsumer({group!r}, namesrv={namesrv!r}, broadcast=True, begin="earliest", offset_folder=str(FOLDER / "offsets"))
+    made.subscribe({topic!r}, listen)
+    return made
+
 nothing = 5
 """
 
@@ -74,6 +79,10 @@ class World:
 
     def bodies(self) -> set[bytes]:
         return {line[2].encode() for line in self.seen()}
+
+    def bodies_of(self, pid: int) -> list[bytes]:
+        """What one process was given, sorted."""
+        return sorted(line[2].encode() for line in self.seen() if line[0] == str(pid))
 
     @contextmanager
     def worker(self, *arguments: str, target: str = "app:consumer") -> Iterator[Worker]:
@@ -155,6 +164,19 @@ def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, p
         assert worker.end() == 0
         assert not any(map(is_alive, again))
     assert committed(world.broker, world.group, world.topic) == 100
+
+
+def test_each_process_of_a_broadcast_gets_all_and_knows_where_it_was(
+    world: World, protomq_producer: Producer
+) -> None:
+    first = 0
+    for _ in range(2):
+        with world.worker("--processes", "2", target="app:make_broadcast") as worker:
+            processes = worker.wait_ready(2)
+            bodies = sorted(send(protomq_producer, world.topic, 10, first=first))
+            wait_for(lambda: all(world.bodies_of(pid) == bodies for pid in processes), PATIENCE_S)  # noqa: B023
+            assert worker.end() == 0
+        first += 10
 
 
 def test_a_stop_lets_a_listener_end_its_message(world: World, protomq_producer: Producer) -> None:

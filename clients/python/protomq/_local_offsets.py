@@ -27,6 +27,8 @@ except ImportError:  # Windows.
 logger = logging.getLogger("protomq")
 
 VERSION: Final = 1
+WORKER_PROCESS_VARIABLE: Final = "PROTOMQ_WORKER_PROCESS"
+"""The number of a process of `protomq worker`, from 0. All of them run the same program, so they give the same `instance`."""
 DEFAULT_FOLDER: Final = "~/.local/state/protomq/offsets"
 
 
@@ -36,6 +38,19 @@ class StoredOffset(NamedTuple):
     queue_offset: int
     incarnation: int
     log_epoch: int = 0
+
+
+def instance_here(instance: str, environment: Mapping[str, str]) -> str:
+    """The instance of a consumer in this process. The first process of a worker has the file that a program alone would have.
+
+    Raises ConfigurationError if the variable is no number.
+    """
+    number = environment.get(WORKER_PROCESS_VARIABLE, "0")
+    if not (number.isascii() and number.isdigit()):
+        raise ConfigurationError(
+            f"{WORKER_PROCESS_VARIABLE} is the number of this process among those that run the same program: 0, 1, 2; not {number!r}"
+        )
+    return f"{instance}#{int(number)}" if int(number) else instance
 
 
 class LocalOffsets:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from ._consumer_steps import ConsumerSteps
 from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter
 from ._late_imports import fork_waits
-from ._local_offsets import LocalOffsets, StoredOffset
+from ._local_offsets import LocalOffsets, StoredOffset, instance_here
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
 from ._pull_logic import PullOptions, PullState
@@ -170,9 +171,8 @@ class PushSteps:
         if not self._wanted:
             raise ConfigurationError("nothing to consume: say on(topic) or subscribe(topic, listener) first")
         if self._options.broadcast:
-            file = LocalOffsets(
-                self._options.offset_folder, self._options.group, self._options.instance
-            )
+            instance = instance_here(self._options.instance, os.environ)
+            file = LocalOffsets(self._options.offset_folder, self._options.group, instance)
             self._stored = yield Block(file.open)
             self._file = file
             if not self._options.resume:

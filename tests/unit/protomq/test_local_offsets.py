@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq._local_offsets import LocalOffsets, StoredOffset, decode, encode
+from protomq._local_offsets import LocalOffsets, StoredOffset, decode, encode, instance_here
 from protomq._types import MessageQueue
 from protomq.errors import ConfigurationError
 
@@ -84,3 +84,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="choose offset_folder"):
         LocalOffsets(str(tmp_path / "file" / "x"), "g").open()
+
+
+def test_processes_of_a_worker_have_instances_of_their_own() -> None:
+    number = "PROTOMQ_WORKER_PROCESS"
+    assert [instance_here("", environment) for environment in ({}, {number: "0"}, {number: "1"}, {number: "12"})] == ["", "", "#1", "#12"]
+    assert [instance_here("mine", {number: text}) for text in ("0", "2")] == ["mine", "mine#2"]
+    for wrong in ("", "x", "-1", "\u0661"):
+        with pytest.raises(ConfigurationError, match="the number of this process"):
+            instance_here("mine", {number: wrong})
