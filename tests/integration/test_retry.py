@@ -212,6 +212,8 @@ def test_dead_letters_are_shown_and_replayed_once(protomq_server: Broker, group:
     assert (row["replayed"], row["known"]) == (0, 4)
     (row,) = jsonl(cli("dlq", "replay", group, "--time", "@-1h", "--again", "-o", "jsonl"))
     assert row["replayed"] == 4
+    (row,) = jsonl(cli("dlq", "replay", group, "--id", ids[1], "--id", ids[3], "--again", "-o", "jsonl"))
+    assert (row["replayed"], row["known"]) == (2, 0)
     assert "say which" in cli("dlq", "replay", group, code=2).stderr
     assert "a time is wanted" in cli("dlq", "replay", group, "--time", "5", code=2).stderr
     cli("dlq", "replay", group, "--id", "0" * 40, code=4)

@@ -161,6 +161,9 @@ def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, p
 
         wait_for(lambda: metrics().count('protomq_worker_up{process="') == 2, PATIENCE_S)
         assert re.search(r'protomq_worker_restarts_total\{process="[01]"\} 1', metrics())
+        # What the killed process had done is in no count any more.
+        done = r'protomq_worker_messages_done_total\{process="[01]"\} (\d+)'
+        wait_for(lambda: sum(map(int, re.findall(done, metrics()))) >= 50, PATIENCE_S)
         assert worker.end() == 0
         assert not any(map(is_alive, again))
     assert committed(world.broker, world.group, world.topic) == 100
