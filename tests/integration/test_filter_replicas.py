@@ -154,5 +154,5 @@ def test_the_command_names_a_slave_that_does_not_answer(brokers: Pair, tmp_path:
 
 def _known(slave: HaBroker) -> str:
     """What the slave knows to be its master's."""
-    file = slave.folder / "config" / "filterCopies.json"
+    file = slave.folder / "config" / "filter_copies.json"
     return file.read_text() if file.exists() else ""

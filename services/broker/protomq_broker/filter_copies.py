@@ -4,7 +4,7 @@
     the master has it                      it is fetched, in place of another version
     the master lacks it                    it is removed if this very version is known to be the master's; else it stays
 
-    config/filterCopies.json    {"store_id": n, "modules": {name: crc32c}}: what this store of a master had, and was here too
+    config/filter_copies.json    {"store_id": n, "modules": {name: crc32c}}: what this store of a master had, and was here too
 
 What is known of one store says nothing of another. So an emptied replica that was promoted takes no module from the others. `filter list`
 shows where they are, and a user deploys them again.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("protomq.broker")
 
-COPIES_NAME: Final = "config/filterCopies.json"
+COPIES_NAME: Final = "config/filter_copies.json"
 
 
 class KnownCopies(NamedTuple):

@@ -76,7 +76,7 @@ def test_a_damaged_file_says_nothing(bit):
     disk = SimDisk()
     disk.make_folder("/s/config")
     made(disk).write(KnownCopies(MASTER, {"late": LATE.crc32c}))
-    disk.flip_bit("/s/config/filterCopies.json", bit)
+    disk.flip_bit("/s/config/filter_copies.json", bit)
     assert made(disk).read() == NOTHING_KNOWN
 
 
@@ -86,6 +86,6 @@ def test_it_is_written_only_if_it_has_changed():
     file = made(disk)
     known = KnownCopies(MASTER, {"late": LATE.crc32c})
     file.write(known)
-    disk.unlink("/s/config/filterCopies.json")
+    disk.unlink("/s/config/filter_copies.json")
     file.write(KnownCopies(MASTER, {"late": LATE.crc32c}))
-    assert not disk.exists("/s/config/filterCopies.json")
+    assert not disk.exists("/s/config/filter_copies.json")

@@ -186,7 +186,7 @@ def test_after_the_end_nothing_is_changed(master: Master, slave: Slave) -> None:
     master.before_get = lambda name: slave.follower.close()
     slave.copy()
     assert slave.has() == {}
-    assert not slave.disk.exists("/s/config/filterCopies.json")
+    assert not slave.disk.exists("/s/config/filter_copies.json")
     slave.follower.begin(ADDRESS)
     assert slave.follower._thread is None
 
