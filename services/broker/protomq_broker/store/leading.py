@@ -126,6 +126,8 @@ class Leadership:
             point = START
         if self._flusher.flush() < point.position:
             raise StoreFailedError(self._log.failure)
+        # The truncation adds a row for the point: it must come behind those that only this process has heard of.
+        self.keep_epochs()
         intend_truncation(self._files.disk, self._files.root, point)
         self._log.fail(f"the log is to be truncated to position {point.position}: open the store again")
         return point

@@ -312,3 +312,20 @@ def test_a_follower_with_damage_at_its_end_is_truncated_to_before_it(is_gone: bo
     assert not follower.has_lost_its_end
     follow(leader, follower)
     assert log_of(disk, 0, end) == log_of(disk_of(leader), 0, end)
+
+
+def test_a_follower_that_is_killed_before_it_is_cut_knows_where_the_epochs_begin() -> None:
+    leader, follower = pair()
+    fill(leader, 6)
+    leader.close()
+    leader = open_store(disk_of(leader))  # in the next epoch
+    fill(leader, 6, 6)
+    follow(leader, follower)
+    point = leader.log_point(leader.appended_position)
+    assert point is not None
+    fill(leader, 6, 12)
+    follow(leader, follower, confirmed=False)
+    follower.truncate_to(point)
+    cut = open_store(disk_of(follower).killed(), follows=True)
+    assert [row[:2] for row in cut.epochs.rows] == [row[:2] for row in leader.epochs.rows]
+    assert cut.epoch_end(1) == leader.epoch_end(1)
