@@ -183,6 +183,50 @@ def test_a_slave_whose_log_is_longer_gives_up_the_rest(tmp_path: Path) -> None:
             new.kill()
 
 
+@pytest.mark.parametrize("right", ["slave", "master"])
+def test_a_slave_keeps_its_copy_if_its_master_comes_back_without_its_log(tmp_path: Path, right: str) -> None:
+    """Until an operator says which of the two logs is the right one."""
+    master, slave = pair(tmp_path)
+    first = [b"%d" % number for number in range(20)]
+    with running(master):
+        master.send_ok(*first)
+        try:
+            follow(slave, master)
+            slave.wait_for_all_of(master)
+            end = slave.status().end_position
+            if right == "master":
+                slave.kill()
+            master.kill()
+            master.folder.rename(tmp_path / "lost")
+            master.start()
+            if right == "master":
+                master.send_ok(b"another past")
+                slave.start()
+            wait_for(lambda: "shares nothing with this one" in slave.status().problem, PATIENCE_S)
+            assert "let this broker lead" in slave.log_text()
+            assert slave.status().end_position == end
+            assert bodies(slave) == first
+            slave.kill()
+            if right == "slave":
+                master.send_ok(b"another past")
+            else:
+                slave.folder.rename(tmp_path / "old")
+                slave.start()
+                slave.wait_for_all_of(master)
+                assert bodies(slave) == [b"another past"]
+        finally:
+            slave.kill()
+    if right == "slave":
+        new, old = HaBroker(tmp_path / "slave", "ASYNC_MASTER", 0), HaBroker(tmp_path / "master", "SLAVE", 1, ha={})
+        with running(new):
+            try:
+                follow(old, new)
+                old.wait_for_all_of(new)
+                assert bodies(old) == bodies(new) == first
+            finally:
+                old.kill()
+
+
 def test_strangers_move_nothing(brokers: tuple[HaBroker, HaBroker]) -> None:
     """Health probes, other names, another store with the slave's id, sessions that are none, positions that were not sent."""
     master, _ = brokers

@@ -1,9 +1,10 @@
-"""Keeps the confirmed position of a slave over restarts, so that the slave can serve readers while its master is away.
+"""Keeps the confirmed position of a slave over restarts. So the slave serves readers while its master is away, and knows what not to drop.
 
     config/confirmed.json    {"position": n}: the master said that its log is confirmed up to there
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
-of the log below the position removes the file, like a snapshot of a state.
+of the log below the position removes the file, like a snapshot of a state. Without the file a slave with a fixed master follows it even if
+that has nothing of its log.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ConfirmedFile:
             return 0
 
     def write(self, position: int) -> None:
-        """Replaces the file durably if the position has changed. A disk error is only logged: the file is not needed for safety."""
+        """Replaces the file durably if the position has changed. A disk error is only logged: what the file has stays true."""
         if position == self._written:
             return
         try:

@@ -1,7 +1,8 @@
 """A slave follows its master: one thread that fetches the log, has each seal checked, and stores the same bytes at the same positions.
 
     find the master    by the configuration, else by the name servers: the broker of the same name with id 0. Where it is elected: as told
-    agree              the master has the point at which our log ends; else we truncate our log to the last point that both have
+    agree              the master has the point at which our log ends; else we truncate our log to the last point that both have. If
+                       they share nothing, and roles are fixed, we drop nothing that was confirmed: the master may have lost its log
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
 
 Any error ends the connection; the thread makes another one after a pause. After a truncation the store must be opened again, so the thread
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_runtime.addresses import Address, parse_address_list
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import RemotingClient
@@ -69,8 +71,12 @@ class TruncatedError(Exception):
     """The store must be opened again: its log was longer than the part that it shares with the master's."""
 
 
+class OtherPastError(Exception):
+    """The master's log shares nothing with this one, of which a part was confirmed: only an operator knows which of them is right."""
+
+
 _EXPECTED: Final = (
-    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, StoreError, DecodeError, ValueError,
+    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, OtherPastError, StoreError, DecodeError, ValueError,
 )  # fmt: skip
 """Errors that end a session without being a defect."""
 
@@ -89,9 +95,10 @@ class MasterView(NamedTuple):
 
 
 class RemoteLog:
-    """The master's log, as `last_agreed` asks about it."""
+    """The master's log, as `last_agreed` asks about it. Attribute: first_position, where it began at the last answer."""
 
     def __init__(self, client: RemotingClient, broker_name: str) -> None:
+        self.first_position = 0
         self._client = client
         self._broker_name = broker_name
 
@@ -110,7 +117,9 @@ class RemoteLog:
 
     def _ask(self, request: ha.CompareLogRequest) -> ha.CompareLogResponse:
         payload = self._client.call(_COMPARE, request.SerializeToString(), CALL_TIMEOUT_S)
-        return ha.CompareLogResponse.FromString(payload)
+        response = ha.CompareLogResponse.FromString(payload)
+        self.first_position = response.first_position
+        return response
 
 
 class HaFollower:
@@ -273,12 +282,29 @@ class HaFollower:
         raise NoMasterError(f"no name server knows the master of {self._broker_name}{why}")
 
     def _truncate(self, client: RemotingClient) -> None:
-        """Truncates the log to the last point that both logs have, then raises TruncatedError."""
+        """Truncates the log to the last point that both logs have, then raises TruncatedError. OtherPastError: nothing is dropped."""
         store = self._store
-        point = last_agreed(store, RemoteLog(client, self._broker_name), store.epoch)
-        kept = self._writer.run(lambda: store.truncate_to(point or START))
+        master = RemoteLog(client, self._broker_name)
+        point = last_agreed(store, master, store.epoch) or START
+        # An elected master has what was confirmed, or an operator has ordered it to lead without that. All logs begin with the same head.
+        if point.position <= SEAL_SIZE_BYTES and self._leadership is None:
+            self._check_may_drop(max(point.position, master.first_position), client.address)
+        kept = self._writer.run(lambda: store.truncate_to(point))
         raise TruncatedError(
             f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
+        )
+
+    def _check_may_drop(self, position: int, address: Address) -> None:
+        """Raises OtherPastError if this log may be the last copy of something that was confirmed at or behind `position`."""
+        store = self._store
+        confirmed = store.positions.confirmed
+        # Retention may have deleted there what both had. A log of which nothing holds is no copy.
+        if confirmed <= position or not _has_sound_part(store):
+            return
+        raise OtherPastError(
+            f"the log of the master at {address} shares nothing with this one, of which {confirmed} bytes were confirmed; nothing is"
+            " dropped. If the master has lost its log, let this broker lead: change broker_role and broker_id of both. Else give this"
+            " broker an empty folder"
         )
 
     # Fetching.
@@ -321,9 +347,11 @@ class HaFollower:
         """Updates the view after an answer of the master."""
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
-        if now_ms >= self._confirmed_due_ms:
+        confirmed = self._store.positions.confirmed
+        # The first one is written at once: a slave that knows of none drops its log for any master.
+        if confirmed and now_ms >= self._confirmed_due_ms:
             self._confirmed_due_ms = now_ms + self._config.ha.heartbeat_interval_ms
-            self._confirmed_file.write(self._store.positions.confirmed)
+            self._confirmed_file.write(confirmed)
 
     def _complain(self, error: BaseException) -> None:
         """Notes what is wrong, and logs a repeated problem once."""
@@ -333,3 +361,12 @@ class HaFollower:
             log.warning("the master of %s is not followed: %s", self._broker_name, text)
             self._complaint = text
 
+
+def _has_sound_part(store: Store) -> bool:
+    """Whether some of the log is not in quarantine."""
+    position = store.min_position
+    for damage in store.damaged_ranges:
+        if damage.start_position > position:
+            return True
+        position = max(position, damage.end_position)
+    return position < store.appended_position

@@ -1,0 +1,156 @@
+"""What a slave does with its log when its master has another one, with stores on simulated disks and no network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq_broker.config import BrokerConfig
+from protomq_broker.confirmed_file import ConfirmedFile
+from protomq_broker.follower_writer import FollowerWriter
+from protomq_broker.ha_follower import HaFollower, OtherPastError, TruncatedError
+from protomq_broker.ha_service import HaService
+from protomq_broker.store.start.truncation import TRUNCATION_NAME
+from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
+from protomq_runtime.addresses import Address
+
+from .store.log_helpers import ManualClock
+from .store.store_helpers import SEGMENT, open_store, read_all
+from .store.test_following import disk_of, fill, follow, log_of, pair
+
+
+class _Line:
+    """A connection to a master that is asked where both logs agree."""
+
+    address = Address("master", 1)
+
+    def __init__(self, master: Store) -> None:
+        config = BrokerConfig(broker_name="b", broker_role="ASYNC_MASTER")
+        self._service = HaService(master, config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+
+    def call(self, method_id: int, payload: bytes, timeout_s: float) -> bytes:
+        request = ha.CompareLogRequest.FromString(payload)
+        return self._service.compare_log(request, None).SerializeToString()  # type: ignore[arg-type]
+
+
+def follower_of(store: Store, *, leadership: Any = None) -> HaFollower:
+    config = BrokerConfig(broker_name="b", broker_role="SLAVE", broker_id=1)
+    confirmed_file = ConfirmedFile(disk_of(store), "/s")
+    return HaFollower(
+        store, config, "b", ManualClock(), FollowerWriter(), confirmed_file, lambda: None, leadership
+    )
+
+
+def drops_its_log_for(master: Store, slave: Store, *, leadership: Any = None) -> bool:
+    """Whether all of the slave's log goes when it comes to this master; else nothing does."""
+    with pytest.raises((TruncatedError, OtherPastError)) as told:
+        follower_of(slave, leadership=leadership)._truncate(_Line(master))  # type: ignore[arg-type]
+    is_intended = disk_of(slave).exists(f"/s/{TRUNCATION_NAME}")
+    assert is_intended is bool(slave.log_failure) is isinstance(told.value, TruncatedError)
+    if is_intended:
+        slave.close()
+        assert open_store(disk_of(slave), follows=True).appended_position == 0, "not even the head of its first segment is left"
+    return is_intended
+
+
+def with_messages(count: int, first: int = 0) -> Store:
+    """A master of its own past."""
+    store = open_store(SimDisk())
+    fill(store, count, first)
+    return store
+
+
+def slave_of(master: Store, *, confirmed: bool = True) -> Store:
+    slave = open_store(SimDisk(), follows=True)
+    follow(master, slave, confirmed=confirmed)
+    return slave
+
+
+def without_its_front(master: Store) -> Store:
+    """Retention has been there."""
+    master.checkpoint()
+    master.delete_segments_below(master.appended_position)
+    assert master.min_position > 0
+    return master
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_a_master_that_has_lost_its_log_makes_no_slave_drop_what_was_confirmed(count: int, starts: int) -> None:
+    """Both logs begin with the same bytes, the head of the first segment."""
+    slave = slave_of(with_messages(20))
+    before = read_all(slave)
+    master = with_messages(0)
+    for _ in range(1, starts):
+        master.close()
+        master = open_store(disk_of(master))
+    fill(master, count, 100)
+    assert not drops_its_log_for(master, slave)
+    assert read_all(slave) == before
+
+
+def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
+    """As when roles have changed: what a master that had lost its log has stored alone before it follows."""
+    assert drops_its_log_for(with_messages(20), slave_of(with_messages(5, 100), confirmed=False))
+
+
+def test_an_elected_master_is_followed_whatever_it_has() -> None:
+    """It has all that was confirmed, or an operator has ordered its unclean promotion."""
+    slave = slave_of(with_messages(20))
+    assert drops_its_log_for(with_messages(5, 100), slave, leadership=SimpleNamespace())
+
+
+def test_a_master_whose_log_begins_behind_what_was_confirmed_is_followed_from_there() -> None:
+    master = with_messages(10)
+    slave = slave_of(master)
+    fill(master, 100, 10)
+    without_its_front(master)
+    assert slave.appended_position < master.min_position
+    assert drops_its_log_for(master, slave)
+
+
+def test_a_master_whose_log_begins_where_the_slaves_ends_is_followed_from_there() -> None:
+    master, slave = pair()
+    fill(master, 100)
+    end = SEGMENT
+    slave.append_verbatim(0, log_of(disk_of(master), 0, end))
+    slave.positions.note_replicated(end)
+    master.checkpoint()
+    master.delete_segments_below(end)
+    assert master.min_position == slave.appended_position == slave.positions.confirmed == end
+    assert drops_its_log_for(master, slave)
+
+
+def test_a_master_of_another_past_whose_log_begins_within_what_was_confirmed_is_not_followed() -> None:
+    slave = slave_of(with_messages(200))
+    master = without_its_front(with_messages(100, 300))
+    assert master.min_position < slave.positions.confirmed
+    assert not drops_its_log_for(master, slave)
+
+
+def test_a_log_of_which_nothing_holds_keeps_no_slave_from_its_master() -> None:
+    master = with_messages(10)
+    slave = slave_of(master)
+    slave.close()
+    disk = disk_of(slave)
+    disk.unlink("/s/commitlog/" + "0" * 20)
+    slave = open_store(disk, follows=True, corruption="quarantine")
+    slave.positions.note_replicated(slave.appended_position)
+    assert slave.positions.confirmed > 0
+    assert drops_its_log_for(master, slave)
+
+
+def test_what_was_confirmed_first_is_written_down_at_once() -> None:
+    master = with_messages(0)
+    slave = open_store(SimDisk(), follows=True)
+    follower = follower_of(slave)
+    session: Any = SimpleNamespace(end_position=0)
+    follower._note(session)
+    fill(master, 5)
+    follow(master, slave)
+    follower._note(session)
+    assert ConfirmedFile(disk_of(slave), "/s").read() == master.appended_position
