@@ -34,6 +34,7 @@ class FollowSession:
         self._session = 0
         self._intake = Intake(0)
         self._heard_ms = 0
+        self._confirmed_position = 0
 
     @property
     def position(self) -> int:
@@ -97,7 +98,9 @@ class FollowSession:
                 intake.stored(end)
             if response.counts_flushed or store.config.sync_flush:
                 store.flush()
-        store.positions.note_replicated(response.confirmed_position)
+        self._confirmed_position = max(self._confirmed_position, response.confirmed_position)
+        # No more than is stored here: behind that, the log of the next master may be another one.
+        store.positions.note_replicated(min(self._confirmed_position, store.appended_position))
         self.end_position = response.end_position
         self._heard_ms = max(self._heard_ms, response.said_ms)
         return True

@@ -53,3 +53,39 @@ def test_who_syncs_has_synced_what_it_acknowledges(
     assert session.began(answer)
     assert store.appended_position == len(log)
     assert store.flushed_position == (len(log) if syncs else 0)
+
+
+def an_answer(position: int, log: bytes, confirmed_position: int) -> ha.FetchResponse:
+    return ha.FetchResponse(
+        status=ha.FETCH_STATUS_OK,
+        session=1,
+        position=position,
+        segment_size_bytes=1 << 20,
+        log=log,
+        confirmed_position=confirmed_position,
+        end_position=confirmed_position,
+    )
+
+
+def test_what_a_master_has_confirmed_beyond_a_slaves_log_is_not_confirmed_when_the_slave_leads() -> None:
+    """An operator lets a slave lead that had not caught up: what it appends then stands at these positions."""
+    store = a_store(follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    assert session.began(an_answer(0, log, 10 * len(log)))
+    assert store.readable_position == store.appended_position == len(log)
+    store.lead(waits_for_replicas=True)
+    store.topics.create(TopicConfig("u"))
+    assert len(log) < store.appended_position < 10 * len(log)
+    assert store.readable_position == len(log)
+
+
+def test_what_is_confirmed_is_known_when_it_is_stored_in_whatever_order_the_answers_come() -> None:
+    store = a_store(follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    assert session.began(an_answer(0, b"", 0))
+    assert session.took(an_answer(100, log[100:], len(log)))
+    assert store.readable_position == 0
+    assert session.took(an_answer(0, log[:100], 0))
+    assert store.readable_position == len(log)
