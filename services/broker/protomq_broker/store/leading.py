@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from protomq.wire.log_walk import Seal
 
@@ -29,6 +30,9 @@ from .queues.reading import LogRegion
 from .start.truncation import intend_truncation
 from .state.log_front import LogFront
 from .store_files import StoreFiles
+
+NEAR_SIZE_BYTES: Final = 1 << 20
+"""So much before a position is walked, where a segment has it: damage there is noticed."""
 
 
 class Leadership:
@@ -201,7 +205,7 @@ class Leadership:
         for damage in ranges:
             if damage.start_position <= base < damage.end_position:
                 head = damage.end_position, damage.previous_crc32c
-        hints = [at for at in self._files.boundaries.read(base) if head[0] < at[0] < position]
+        hints = [at for at in self._checked.boundaries(base) if head[0] < at[0] <= position - NEAR_SIZE_BYTES]
         end = min(base + folder.segment_size_bytes, self._positions.appended)
         starts = [*hints[-1:], head, head]
         while True:
@@ -212,6 +216,8 @@ class Leadership:
             for block in walker:
                 if walker.position >= position:
                     return walker, block.seals
+                # A follower may not wait as long as the walk of a segment takes. When it asks again, it need not.
+                self._checked.note_boundary(base, walker.position, block.seals[-1].crc32c)
             if not starts:
                 return walker, []
 

@@ -515,6 +515,23 @@ def test_boundaries_save_the_walk_from_the_head_of_a_segment() -> None:
     assert len(disk.files("/s/boundaries")) == 4
 
 
+def test_who_asks_again_where_an_append_ends_does_not_wait_for_the_walk_of_a_segment() -> None:
+    """A follower gives up waiting after some seconds; so if each answer took as long as the first, it never followed."""
+    disk, segment = ReadCounter(), 8 << 20
+    store = open_store(disk, segment=segment)
+    ends = [store.append([make_request([bytes(100_000)])]) for _ in range(150)]
+    store.close()
+    disk.remove("/s/boundaries")
+    store = open_store(disk, segment=segment)
+    read = []
+    for end in (ends[70], ends[70], ends[-1]):
+        disk.log_bytes = 0
+        assert store.log_point(end) is not None
+        read.append(disk.log_bytes)
+    assert read[0] > 7_000_000, "nobody has walked the first segment"
+    assert max(read[1:]) <= 3 << 20, "it was walked, and the start has walked the newest one"
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_a_piece_of_which_only_an_earlier_process_has_walked_the_records_is_walked(
     monkeypatch: pytest.MonkeyPatch,

@@ -118,6 +118,23 @@ class CheckedLog:
         with self._lock:
             self._segment_of(walked.start_position).note(walked, PIECE_SIZE_BYTES)
 
+    def boundaries(self, base_position: int) -> list[tuple[int, int]]:
+        """(position, CRC) of the boundaries in a segment, rising, as far as they are known. Waits for no walk. Any thread."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_notes()
+                self._segment_of(base_position)
+            finally:
+                self._lock.release()
+        checked = self._segments.get(base_position)
+        return self._files.read(base_position) if checked is None else checked.boundaries(1 << 63)
+
+    def note_boundary(self, base_position: int, position: int, crc32c: int) -> None:
+        """Somebody has walked a segment up to there. Any thread."""
+        checked = self._segments.get(base_position)
+        if checked is not None:
+            checked.add(position, crc32c)
+
     def save(self, flushed_position: int, *, is_last: bool = False) -> None:
         """Writes the boundaries of segments of which many are new, or, with `is_last`, of all, as far as the log is flushed."""
         with self._lock:
