@@ -36,6 +36,40 @@ with PullConsumer("g", namesrv=sys.argv[1], auto_commit_interval_s=0.1) as membe
 """
 
 
+BEGINS_LATE = """
+import sys, time
+from protomq import PullConsumer
+with PullConsumer("g", namesrv=sys.argv[1], begin="latest", auto_commit_interval_s=600) as member:
+    member.subscribe("t")
+    print("has", len(member.assignment()), flush=True)
+    time.sleep(600)
+"""
+
+BEGINS_LATE_ASYNC = """
+import asyncio, sys
+from protomq import AsyncPullConsumer
+async def main():
+    async with AsyncPullConsumer("g", namesrv=sys.argv[1], begin="latest", auto_commit_interval_s=600) as member:
+        await member.subscribe("t")
+        print("has", len(member.assignment()), flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+FAILS = """
+import sys, threading
+from protomq import PushConsumer, Retry
+member = PushConsumer("g", namesrv=sys.argv[1], begin="latest", commit_interval_s=600)
+@member.on("t")
+def fail(message):
+    print("got", message.attempt, flush=True)
+    return Retry(delay=0 if message.attempt == 0 else 600)
+member.start()
+print("started", flush=True)
+threading.Event().wait()
+"""
+
+
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     with Broker() as made:
@@ -101,6 +135,45 @@ def test_the_queues_of_a_member_that_was_killed_are_taken_over_at_once(broker: B
             found = survivor.poll(PATIENCE_S)
             assert found, "messages of the dead member's queues do not come"
             got.update(message.queue for message in found if message.body == b"last")
+
+
+@pytest.mark.parametrize("program", [BEGINS_LATE, BEGINS_LATE_ASYNC])
+def test_what_comes_after_the_first_member_began_at_the_end_is_nobodys_loss_if_it_is_killed_at_once(
+    broker: Broker, program: str
+) -> None:
+    with Producer(namesrv=broker.namesrv) as producer:
+        for _ in range(8):
+            producer.send("t", b"before")
+        with member_process(program, broker) as victim:
+            read_until(victim, "has 4")
+            victim.kill()
+        for number in range(8):
+            producer.send("t", b"%d" % number)
+    with PullConsumer("g", namesrv=broker.namesrv, begin="latest") as survivor:
+        survivor.subscribe("t")
+        got: list[bytes] = []
+        while len(got) < 8:
+            found = survivor.poll(PATIENCE_S)
+            assert found, got
+            got += [message.body for message in found]
+    assert sorted(got) == [b"%d" % number for number in range(8)]
+
+
+def test_a_retry_that_fell_due_before_the_first_commit_is_not_skipped_by_a_group_that_begins_at_the_end(broker: Broker) -> None:
+    with member_process(FAILS, broker) as victim:
+        read_until(victim, "started")
+        with Producer(namesrv=broker.namesrv) as producer:
+            producer.send("t", b"poison")
+        read_until(victim, "got 1")
+        victim.kill()
+    with PullConsumer("g", namesrv=broker.namesrv, begin="latest") as survivor:
+        survivor.subscribe("t")
+        survivor.subscribe_retries()
+        got: set[str] = set()
+        while got != {"t", "%RETRY%g"}:
+            found = survivor.poll(PATIENCE_S)
+            assert found, got
+            got |= {message.topic for message in found}
 
 
 def test_a_join_repeats_nothing_that_was_committed_and_loses_nothing(broker: Broker) -> None:

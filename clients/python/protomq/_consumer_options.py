@@ -34,8 +34,9 @@ class ConsumerOptions:
       order. All members of the group have to do it.
     - `machine_room`: where it runs, for allocations that look at it.
     - `instance_name`: names the member, "host@instance_name", over restarts; else "host@pid@random", or `client_id`.
-    - `begin`: where a queue without a committed offset begins: "earliest", "latest" or a datetime.
-    - `resume`: False: begin there even if there is a committed offset.
+    - `begin`: where a queue without a committed offset begins: "earliest", "latest" or a datetime. A group's retries begin at their
+      beginning. Where it is not "earliest", the start is committed at once (docs/groups.md).
+    - `resume`: False: begin there even if there is a committed offset. Queues that another member has had since go on at that offset.
     - `auto_commit`: positions are committed inside `poll`, every `auto_commit_interval_s` seconds, and on `close`.
     - `offset_reset`: what to do when the position is outside the queue (its messages expired). Go to the "nearest" valid offset,
       "earliest" or "latest", or raise an "error".

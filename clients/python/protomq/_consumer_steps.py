@@ -53,7 +53,7 @@ from .errors import (
     TopicNotFoundError,
     UnsupportedError,
 )
-from .wire.topics import TopicClass, class_of
+from .wire.topics import TopicClass, class_of, retry_topic
 
 logger = logging.getLogger("protomq")
 
@@ -83,7 +83,8 @@ class ConsumerSteps:
         self.trouble: ProtomqError | None = None
         """What the next `poll` is to raise."""
         self._limits = Limits(options.request_timeout_s)
-        self._resume = options.resume and options.shares
+        self._begun: set[MessageQueue] = set()
+        """Queues of the share that this member has had: one that comes back goes on where the group is, whatever `resume` says."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
@@ -92,6 +93,8 @@ class ConsumerSteps:
         self._share = GroupShare(member, clock) if member is not None else None
         self.locks: QueueLocks | None = None
         """Of a consumer that has its queues to itself."""
+        if member is not None and not options.resume:
+            member.state.remember_others()
         if member is not None and options.lock_queues:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
             member.state.is_named = False
@@ -100,7 +103,7 @@ class ConsumerSteps:
         )
         self._is_changing = False
         self._changes_again = False
-        self._is_committing = False
+        self._committing_count = 0
         self._next_commit_s = clock() + options.auto_commit_interval_s
         self._retry_resolve_s = 0.0
         self._exists: dict[str, bool] = {}
@@ -141,6 +144,7 @@ class ConsumerSteps:
     def unsubscribe(self, topic: str) -> Steps[None]:
         """The topic no more."""
         self.subscriptions.pop(topic, None)
+        self._begun = {queue for queue in self._begun if queue.topic != topic}
         yield from self._reassign()
 
     def assign(
@@ -348,13 +352,9 @@ class ConsumerSteps:
         now_s = self.clock()
         if self._share is not None:
             yield from self._give_up_lost(self._share)
-        if self.options.auto_commits and now_s >= self._next_commit_s and not self._is_committing:
+        if self.options.auto_commits and now_s >= self._next_commit_s and not self._committing_count:
             self._next_commit_s = now_s + self.options.auto_commit_interval_s
-            self._is_committing = True
-            try:
-                yield from self._commits.commit_dealt_with("in poll", IN_POLL)
-            finally:
-                self._is_committing = False
+            yield from self._commit_now("in poll", IN_POLL)
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
@@ -489,8 +489,11 @@ class ConsumerSteps:
         begin: Begin,
         limits: Limits,
     ) -> Steps[bool]:
-        """Finds out where to begin in queues of one broker; whether it has the topic and the queues."""
+        """Finds out where to begin in queues of one broker, and pins that; whether it has the topic and the queues."""
+        if self._is_own_retries(topic):
+            begin = "earliest"
         committed: dict[int, int] = {}
+        ignored: set[MessageQueue] = set()
         # Nobody resets what nobody commits.
         epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
@@ -500,8 +503,9 @@ class ConsumerSteps:
                 committed, incarnation, epochs, log_epoch = yield from self._calls.committed(
                     limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
                 )
-                if not self._resume:
-                    committed = {}
+                ignored = {queue for queue in queues if queue.queue_id in committed and self._begins_afresh(queue)}
+                for queue in ignored:
+                    del committed[queue.queue_id]
             rest = [queue for queue in queues if queue.queue_id not in committed and self.state.lacks_position(queue)]
             if isinstance(begin, datetime):
                 for queue in rest:
@@ -521,8 +525,39 @@ class ConsumerSteps:
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
             is_there = self._exists[topic] = True
+        begun = frozenset(
+            queue for queue in starts if self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
+        )
         self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
+        if self._share is not None:
+            self._begun.update(set(queues).difference(self.assigned))
+        if begun:
+            yield from self._commit_now("where they begin", limits, of=begun)
         return is_there
+
+    def _is_own_retries(self, topic: str) -> bool:
+        """Whether it has what the group gave back. That begins at its beginning, as in RocketMQ: nobody but the group was to get it."""
+        return self.options.shares and topic == retry_topic(self.options.group)
+
+    def _begins_afresh(self, queue: MessageQueue) -> bool:
+        """Whether what is committed does not count. `resume` holds at the consumer's own start: not for what another member had."""
+        if not self.options.shares:
+            return True
+        if self.options.resume or self._is_own_retries(queue.topic):
+            return False
+        if self._share is None or queue in self.assigned:
+            return True
+        return queue not in self._begun and not self._share.was_others(queue)
+
+    def _is_to_be_pinned(self, queue: MessageQueue, is_committed: bool) -> bool:
+        """Whether where it begins is committed at once: else its next owner would begin elsewhere, and skip what came in between.
+
+        A program that commits itself has its offsets left alone, but for the share of a member: there the group has none yet.
+        """
+        options = self.options
+        if not options.shares or self._is_own_retries(queue.topic) or (options.begin == "earliest" and not is_committed):
+            return False
+        return options.auto_commit or not (is_committed or queue in self.assigned)
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 
@@ -597,6 +632,14 @@ class ConsumerSteps:
         errors = yield from self._commits.commit(offsets, self._limits)
         if errors:
             raise combined(errors)
+
+    def _commit_now(self, when: str, limits: Limits, of: frozenset[MessageQueue] | None = None) -> Steps[None]:
+        """Commits what was finished; meanwhile `poll` of another task does not."""
+        self._committing_count += 1
+        try:
+            yield from self._commits.commit_dealt_with(when, limits, of=of)
+        finally:
+            self._committing_count -= 1
 
     def say_goodbye(self) -> Steps[None]:
         """The consumer is being closed: the listener is told that all queues go."""

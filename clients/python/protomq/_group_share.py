@@ -118,3 +118,8 @@ class GroupShare:
     def is_late(self, queue: MessageQueue) -> bool:
         """Whether the topic got the queue after it was subscribed to: nothing of it was there before."""
         return queue not in self._first.get(queue.topic, frozenset((queue,)))
+
+    def was_others(self, queue: MessageQueue) -> bool:
+        """See MembershipState.was_others."""
+        with self.member.lock:
+            return self.member.state.was_others(queue)

@@ -179,6 +179,8 @@ class MembershipState:
         self._dropping: set[str] = set()
         """Of these the consumer knows that they are lost, and has not said yet what it has now."""
         self._told_of: set[str] = set()
+        self._others: set[MessageQueue] | None = None
+        """Queues that other members have had since this one began; None: nobody asks."""
         self.describe: Callable[[bool], pb.MemberDescription] | None = None
         """Says how the member stands; with its stacks, or without. Whoever makes calls calls it."""
 
@@ -192,6 +194,14 @@ class MembershipState:
             drawn = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(4)}"
             self._client_id, self._nonce = self._wanted_id or drawn, secrets.randbits(63) | 1
         return self._client_id, self._nonce
+
+    def remember_others(self) -> None:
+        """From now on `was_others` is asked."""
+        self._others = set()
+
+    def was_others(self, queue: MessageQueue) -> bool:
+        """Whether another member has had the queue since this one began, as far as brokers said."""
+        return self._others is not None and queue in self._others
 
     # -- what it wants -------------------------------------------------------------------------------------------------------
 
@@ -388,6 +398,9 @@ class MembershipState:
             broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
         elif answer.taken:
             broker.taken = self._taken_at(broker).union((one.topic, queue_id) for one in answer.taken for queue_id in one.queue_ids)
+        if self._others is not None:
+            name = ticket.broker_name
+            self._others.update(MessageQueue(topic, name, queue_id) for topic, queue_id in self._taken_at(broker))
         if broker.settled_s > now_s:
             has_judged = self._drop_claims(ticket.broker_name)  # Who has a queue may not have said so yet.
         else:

@@ -58,7 +58,7 @@ class Brokers:
         found = [
             pb.QueueOffset(queue_id=queue.queue_id, queue_offset=offset)
             for queue, offset in self.committed.items()
-            if queue.broker_name == server and queue.queue_id in asked.queue_ids
+            if queue[:2] == (asked.topic, server) and queue.queue_id in asked.queue_ids
         ]
         return pb.GetOffsetsResponse(offsets=found, topic_incarnation=7).SerializeToString()
 
@@ -67,7 +67,7 @@ class Brokers:
         found = [
             pb.QueueRange(queue_id=queue.queue_id, end_offset=end)
             for queue, end in self.ends.items()
-            if queue.broker_name == server and (queue.queue_id in asked.queue_ids or not asked.queue_ids)
+            if queue[:2] == (asked.topic, server) and (queue.queue_id in asked.queue_ids or not asked.queue_ids)
         ]
         return pb.GetQueueRangeResponse(ranges=found, topic_incarnation=7).SerializeToString()
 
@@ -338,6 +338,108 @@ def test_new_queues_of_a_subscribed_topic_are_read_from_their_first_message(
     world.routes["T"] = route_of("T", "a", "b", "c", queues=2)
     brokers.ends.setdefault(MessageQueue("T", "c", 1), 0)
     assert consumer.poll() == [(MessageQueue("T", "c", 0), 0), (MessageQueue("T", "c", 0), 1)]
+
+
+LAST_WEEK = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("begin", "start"), [("latest", 9), (LAST_WEEK, 3)])
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_where_a_queue_begins_is_committed_at_once_so_that_its_next_owner_skips_nothing(
+    world: FakeWorld, brokers: Brokers, begin: object, start: int, auto_commit: bool
+) -> None:
+    brokers.ends |= {A0: 9, A1: 9}
+    brokers.committed |= {A1: 4}
+    Consumer(world, begin=begin, auto_commit=auto_commit).subscribe()
+    assert brokers.committed[A0] == start
+    assert brokers.committed[A1] == 4
+    brokers.ends[A0] = 12
+    successor = Consumer(world, begin=begin, auto_commit=auto_commit)
+    successor.subscribe()
+    assert successor.poll()[0] == (A0, start)
+
+
+def test_the_beginning_of_an_empty_or_new_queue_is_pinned_too(world: FakeWorld, brokers: Brokers) -> None:
+    consumer = Consumer(world, begin="latest")
+    consumer.subscribe()
+    assert brokers.committed[B1] == 0
+    new = MessageQueue("T", "c", 0)
+    brokers.ends[new] = 2
+    world.routes["T"] = route_of("T", "a", "b", "c", queues=1)
+    consumer.poll()
+    assert brokers.committed[new] == 0
+
+
+def test_the_earliest_start_needs_no_commit(world: FakeWorld, brokers: Brokers) -> None:
+    Consumer(world).subscribe()
+    assert calls(world, COMMIT_OFFSETS) == []
+
+
+def test_a_start_that_could_not_be_committed_is_committed_by_the_next_commit(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 9
+    refuse = brokers._commit
+    failures = [SystemBusyError("busy") for _ in range(3)]
+
+    def commit(server: str, request: bytes) -> bytes:
+        if failures:
+            raise failures.pop()
+        return refuse(server, request)
+
+    world.answers[COMMIT_OFFSETS] = commit
+    consumer = Consumer(world, begin="latest")
+    consumer.subscribe()
+    assert A0 not in brokers.committed
+    world.advance(5.0)
+    consumer.poll()
+    assert brokers.committed[A0] == 9
+
+
+def test_a_program_that_commits_the_offsets_of_queues_that_it_assigned_finds_none_of_ours(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    brokers.ends |= {A0: 9}
+    consumer = Consumer(world, begin="latest", auto_commit=False)
+    world.driver.run(consumer.steps.assign((A0,), (), NO_FILTER))
+    assert calls(world, COMMIT_OFFSETS) == []
+    broadcasting = Consumer(world, begin="latest", broadcasting=True)
+    broadcasting.subscribe()
+    assert calls(world, COMMIT_OFFSETS) == []
+
+
+@pytest.mark.parametrize("options", [{"begin": "latest"}, {"begin": LAST_WEEK}, {"begin": "latest", "resume": False}])
+@pytest.mark.parametrize("committed", [None, 2])
+def test_the_retries_of_a_group_begin_at_their_beginning_or_where_the_group_is(
+    world: FakeWorld, brokers: Brokers, options: dict[str, object], committed: int | None
+) -> None:
+    retries = MessageQueue("%RETRY%g", "a", 0)
+    world.routes["%RETRY%g"] = route_of("%RETRY%g", "a")
+    brokers.ends[retries] = 9
+    if committed is not None:
+        brokers.committed[retries] = committed
+    consumer = Consumer(world, auto_commit=False, **options)
+    world.driver.run(consumer.steps.subscribe("%RETRY%g", (), NO_FILTER))
+    assert consumer.steps.state.position(retries) == (committed or 0)
+    assert calls(world, COMMIT_OFFSETS) == []
+
+
+def test_the_retries_of_another_group_begin_where_they_are_wanted(world: FakeWorld, brokers: Brokers) -> None:
+    retries = MessageQueue("%RETRY%other", "a", 0)
+    world.routes["%RETRY%other"] = route_of("%RETRY%other", "a")
+    brokers.ends[retries] = 9
+    consumer = Consumer(world, begin="latest")
+    world.driver.run(consumer.steps.assign((retries,), (), NO_FILTER))
+    assert consumer.steps.state.position(retries) == 9
+
+
+@pytest.mark.parametrize(("auto_commit", "committed"), [(True, 9), (False, 4)])
+def test_a_start_that_passes_over_what_is_committed_is_committed_by_a_consumer_that_commits(
+    world: FakeWorld, brokers: Brokers, auto_commit: bool, committed: int
+) -> None:
+    brokers.ends[A0], brokers.committed[A0] = 9, 4
+    consumer = Consumer(world, begin="latest", resume=False, auto_commit=auto_commit)
+    consumer.subscribe()
+    assert consumer.steps.state.position(A0) == 9
+    assert brokers.committed[A0] == committed
 
 
 FAULTY = (ConnectFailedError, ConnectionLostError, RequestTimeoutError, SystemBusyError, NotPermittedError)
