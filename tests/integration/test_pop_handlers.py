@@ -25,6 +25,7 @@ from protomq import (
 )
 from protomq.errors import ConfigurationError, StaleReceiptError, TopicNotFoundError, WrongTypeError
 from protomq.testing import Broker
+from tests.support.waiting import PATIENCE_S
 
 WAIT_S = 60.0
 
@@ -200,6 +201,28 @@ def test_what_handlers_raise_is_the_error_of_the_dead_letter_and_a_rejected_one_
     with SimpleConsumer(group, namesrv=broker.namesrv) as consumer:
         assert consumer.receive(topic, hold_s=1.5) == []
     assert dead_letters(broker, group) == {b"poison": "ValueError: broken", b"never": "of no use"}
+
+
+def test_the_dead_letter_of_a_rejected_message_says_how_often_it_was_handed_out(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic, group = f"rejected-{abs(hash(request.node.name))}", f"rejecting-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"poison"])
+    attempts: list[int] = []
+
+    def handler(message: Message, consumer: Any) -> object:
+        attempts.append(message.attempt)
+        if len(attempts) < 3:
+            return Retry(delay=0.0)
+        consumer.request_stop()
+        return Reject("of no use")
+
+    assert handle(group, topic, handler) == (0, 3, 0)
+    assert attempts == [0, 1, 2]
+    with PullConsumer(namesrv=broker.namesrv) as reader:
+        reader.assign(reader.queues(f"%DLQ%{group}"))
+        (letter,) = reader.poll(PATIENCE_S)
+    assert (letter.attempt, letter.last_error) == (3, "of no use")
 
 
 def test_a_message_whose_handler_raises_waits_as_its_group_says(broker: Broker, handle: Any, request: pytest.FixtureRequest) -> None:

@@ -14,6 +14,7 @@ from protomq import (
     AsyncPushConsumer,
     Message,
     Producer,
+    PullConsumer,
     PushConsumer,
     Reject,
     Retry,
@@ -217,6 +218,28 @@ def test_orderly_queues_go_on_with_the_message_that_failed(
         assert order == sorted(order)
     assert Counter(body for _, body in seen)[b"10"] == 4
     assert len(seen) == 63
+
+
+def test_the_dead_letter_of_an_orderly_message_says_how_often_it_was_handed_out(
+    push: Push, protomq_server: Broker, protomq_producer: Producer, protomq_topic: str
+) -> None:
+    group = group_of(protomq_server, protomq_topic, 20)
+    send(protomq_producer, protomq_topic, 2)
+    attempts: list[int] = []
+
+    def listen(message: Message) -> object:
+        if message.body == b"1":
+            return None
+        attempts.append(message.attempt)
+        return Retry(error="always")
+
+    with push(group, protomq_topic, listen, orderly=True, suspend_ms=10, attempts_max=4) as consumer:
+        wait_for(lambda: consumer.counts.done == 2, PATIENCE_S)
+    with PullConsumer(namesrv=protomq_server.namesrv) as reader:
+        reader.subscribe(f"%DLQ%{group}")
+        (letter,) = reader.poll(PATIENCE_S)
+    assert attempts == [0, 1, 2, 3]
+    assert (letter.attempt, letter.last_error) == (4, "always")
 
 
 def test_memory_is_bounded_whatever_the_backlog(

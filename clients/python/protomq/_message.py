@@ -84,7 +84,7 @@ _T = TypeVar("_T")
 class Message:
     """A message as it was received."""
 
-    __slots__ = ("_parsed", "_rest", "body", "queue", "queue_offset")
+    __slots__ = ("_parsed", "_rest", "_tries", "body", "queue", "queue_offset")
 
     body: bytes
     """The payload, decompressed.
@@ -102,6 +102,7 @@ class Message:
     _rest: bytes  # What stands behind the body: at least the trailer.
     # Set when the texts were walked.
     _parsed: tuple[tuple[str, ...], str, Mapping[str, str], str, str]
+    _tries: int  # Set by an orderly consumer that tries it again: how often it has by now.
 
     def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """Not for users: `decode_messages` and `Message.from_record` make messages."""
@@ -179,9 +180,18 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often the message was handed out before: 0 unless the group sent it back."""
+        """How often the message was handed out before: in earlier deliveries, and in this one by an orderly consumer."""
         transit = self._transit()
-        return transit.attempt if transit is not None else 0
+        return (transit.attempt if transit is not None else 0) + self.own_tries
+
+    @property
+    def own_tries(self) -> int:
+        """Of `attempt`, those that its record does not count: of an orderly consumer that tried again itself, and of pops."""
+        try:
+            return self._tries
+        except AttributeError:
+            # A popped message has its number from the hand-out, counted from 1.
+            return int(getattr(self.queue, "attempt", 1)) - 1
 
     @property
     def last_error(self) -> str:

@@ -37,7 +37,7 @@ from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps
 from ._retry import CALL, ONCE
-from ._send_back import error_text, send_back_steps
+from ._send_back import attempt_fields, error_text, send_back_steps
 from ._steps import Each, GetRoute, Steps
 from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
@@ -333,7 +333,7 @@ class PopSteps:
         stale = yield from self.change_invisible(message, INVISIBLE_DEFAULT_S)
         if stale:
             return stale
-        fields = {"error": error_text(error), "dead_letter": True}
+        fields = {"error": error_text(error), "dead_letter": True, **attempt_fields(message)}
         yield from send_back_steps(self.group, [message], fields, lambda _: 0, self._request_timeout_s)
         return (yield from self.ack(message))
 

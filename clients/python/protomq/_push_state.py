@@ -33,6 +33,7 @@ from ._message import Message
 from ._push_backs import Back, BackLine
 from ._push_options import PushOptions
 from ._push_results import Failure, Listener, failure_of_text
+from ._send_back import attempt_fields
 from ._types import MessageQueue
 from .errors import CorruptMessageError
 from .wire.topics import retry_topic
@@ -441,6 +442,7 @@ class PushState:
             if options.attempts_max is None or work.attempts < options.attempts_max:
                 delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
                 work.suspended_until_s = now_s + delay_ms / 1000
+                message._tries = work.attempts
                 self._put_back(run, (message,))
                 return
             failure = Failure({"error": failure.error, "dead_letter": True})
@@ -449,7 +451,7 @@ class PushState:
             self.dropped_count += 1
             self._finish(work, (message,))
         else:
-            self.backs.add(Back(work, message, failure.fields))
+            self.backs.add(Back(work, message, {**failure.fields, **attempt_fields(message)}))
 
     def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
         """`messages`, and the rest of a run, wait again, in front."""

@@ -18,7 +18,7 @@ from ._message import Message
 from ._retry import CALL
 from ._steps import ForgetRoute, GetRoute, Pause, Steps
 from ._types import DelayLevel, MessageQueue
-from .errors import ConfigurationError, NoRouteError, TopicNotFoundError, WrongTypeError
+from .errors import ConfigurationError, CorruptMessageError, NoRouteError, TopicNotFoundError, WrongTypeError
 from .wire.topics import retry_topic
 
 MESSAGES_MAX: Final = 256
@@ -27,6 +27,8 @@ SIZE_MAX_BYTES: Final = 4 << 20
 ERROR_SIZE_MAX: Final = 512
 """Characters; a broker keeps so many octets."""
 DELAY_MAX_S: Final = 40 * 86_400
+ATTEMPT_MAX: Final = (1 << 31) - 2
+"""More are none for a broker."""
 LOOK_AGAIN_S: Final = 0.05
 """Until a name server has heard of a topic that was made a moment ago."""
 
@@ -104,6 +106,16 @@ def delay_fields(delay: object, *, dead_letter: object) -> dict[str, Any]:
     if not 0 <= delay <= DELAY_MAX_S:
         raise ConfigurationError(f"delay is 0 seconds to 40 days, not {delay}")
     return {"delay_ms": round(delay * 1000)}
+
+
+def attempt_fields(message: Message) -> dict[str, Any]:
+    """The fields of FailedMessage that say how often it was handed out before, where its record counts fewer."""
+    if not message.own_tries:
+        return {}
+    try:
+        return {"attempt": min(message.attempt, ATTEMPT_MAX)}
+    except CorruptMessageError:
+        return {}  # The broker has the record, and knows it better.
 
 
 def requests_for(messages: Sequence[Message]) -> list[BackRequest]:

@@ -96,7 +96,15 @@ def test_batches_have_a_result_for_each_message() -> None:
 def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
     results: list[object] = [Suspend(50), Retry(), Retry()]
-    consumer.subscribe("t", lambda message: results.pop(0) if message.body == b"x" else None)
+    attempts: list[int] = []
+
+    def listen(message: Message) -> object:
+        if message.body != b"x":
+            return None
+        attempts.append(message.attempt)
+        return results.pop(0)
+
+    consumer.subscribe("t", listen)
     group = FakeGroup(consumer)
     group.send("t", b"x")
     group.send("t", b"behind")
@@ -110,6 +118,7 @@ def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     group.deliver()
     assert [one.message.body for one in group.dead_letters] == [b"x"]
     assert [one.body for one in group.done] == [b"elsewhere", b"behind"]
+    assert attempts == [0, 1, 2]
 
 
 def test_a_consumer_that_runs_is_refused() -> None:

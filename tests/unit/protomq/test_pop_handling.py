@@ -224,11 +224,15 @@ def test_a_message_that_is_rejected_is_a_dead_letter_unless_somebody_else_has_it
     _, (_, back), (_, ack) = brokers.told
     assert (back.messages[0].error, back.messages[0].dead_letter, back.messages[0].queue_offset) == ("never", True, 40)
     assert list(ack.messages[0].offset_runs) == [40, 1]
+    assert not back.messages[0].HasField("attempt")
+    hold.message.queue.attempt = 5  # type: ignore[attr-defined]
+    brokers.run(brokers.handling.fail(hold, failure))
+    assert brokers.told[-2][1].messages[0].attempt == hold.message.attempt == 4
     brokers.stale["a"] = [40]
     brokers.told.clear()
     brokers.run(brokers.handling.fail(hold, failure))
     assert len(brokers.told) == 1
-    assert brokers.handling.counts == (0, 1, 1)
+    assert brokers.handling.counts == (0, 2, 1)
 
 
 def test_nonsense_is_done_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

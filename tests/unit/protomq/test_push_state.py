@@ -243,9 +243,44 @@ def test_an_orderly_message_is_a_dead_letter_when_its_attempts_are_spent_or_when
     call = made.backs.begin(9.0)
     assert call is not None
     assert [(b.message.queue_offset, b.fields) for b in call.backs] == [
-        (0, {"error": "no", "dead_letter": True}),
+        (0, {"error": "no", "dead_letter": True, "attempt": 1}),
         (1, {"error": "no", "dead_letter": True}),
     ]
+
+
+def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_what_gives_it_back() -> None:
+    made = state(orderly=True)
+    quick(made)
+    made.offer(RETRIES, [message(0, RETRIES, origin="t")])
+    seen = []
+    for now_s in (0.0, 5.0, 10.0):
+        run = made.next_run(now_s)
+        assert run is not None
+        one = run.messages.popleft()
+        seen.append(one.attempt)
+        made.settled(run, [one], [DEAD if now_s == 10.0 else FAILED], now_s)
+        made.ended(run, now_s)
+    assert seen == [1, 2, 3]
+    call = made.backs.begin(20.0)
+    assert call is not None
+    assert [back.fields for back in call.backs] == [{"error": "no", "dead_letter": True, "attempt": 3}]
+
+
+def test_a_damaged_message_is_given_back_without_a_number() -> None:
+    made = state(orderly=True)
+    quick(made)
+    record = bytearray(message(0, body=b"x" * 8).record)
+    record[4] ^= 1
+    made.offer(Q0, [Message.from_record(bytes(record), Q0, 0)])
+    for now_s, failure in ((0.0, FAILED), (5.0, DEAD)):
+        run = made.next_run(now_s)
+        assert run is not None
+        assert run.messages[0].is_damaged
+        made.settled(run, [run.messages.popleft()], [failure], now_s)
+        made.ended(run, now_s)
+    call = made.backs.begin(9.0)
+    assert call is not None
+    assert "attempt" not in call.backs[0].fields
 
 
 def test_a_run_of_retries_is_of_one_listener() -> None:

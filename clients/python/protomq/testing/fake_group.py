@@ -147,7 +147,7 @@ class FakeGroup:
         self._waiting += again
         self._suspended_until_ms.clear()
         for one in self._waiting:
-            one.failures = 0  # An orderly member counts them itself.
+            one.failures = one.message._tries = 0  # An orderly member counts them itself.
         return [one.message for one in again]
 
     @property
@@ -235,6 +235,7 @@ class FakeGroup:
             self.dead_letters.append(DeadLetter(one.message, failure.error))
             return False
         delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+        one.message._tries = one.failures
         self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
         self._waiting.append(one)
         return True
