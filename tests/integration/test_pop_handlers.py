@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -223,6 +224,19 @@ def test_the_dead_letter_of_a_rejected_message_says_how_often_it_was_handed_out(
         reader.assign(reader.queues(f"%DLQ%{group}"))
         (letter,) = reader.poll(PATIENCE_S)
     assert (letter.attempt, letter.last_error) == (3, "of no use")
+
+
+def test_a_message_that_is_to_come_again_tomorrow_is_held_as_long_as_a_broker_may(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic, group = f"tomorrow-{abs(hash(request.node.name))}", f"late-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"tomorrow"])
+
+    def handler(message: Message, consumer: Any) -> object:
+        consumer.request_stop()
+        return Retry(delay=timedelta(days=1), error="not today")
+
+    assert handle(group, topic, handler) == (0, 1, 0)
 
 
 def test_a_message_whose_handler_raises_waits_as_its_group_says(broker: Broker, handle: Any, request: pytest.FixtureRequest) -> None:

@@ -26,7 +26,14 @@ from typing import Final, NamedTuple
 
 from ._checks import check_count, check_seconds
 from ._message import Message
-from ._pop_steps import COUNT_MAX, HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PopSteps, PopWish
+from ._pop_steps import (
+    COUNT_MAX,
+    HOLD_SLICE_S,
+    INVISIBLE_DEFAULT_S,
+    INVISIBLE_MAX_S,
+    PopSteps,
+    PopWish,
+)
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, failure_of, judge
 from ._push_steps import SaidSeldom
@@ -362,11 +369,17 @@ class Handling:
     def fail(self, hold: Hold, failure: Failure) -> Steps[None]:
         """Its handler has not done it."""
         message = hold.message
+        delay_s = delay_s_of(message, failure)
+        if delay_s > INVISIBLE_MAX_S:
+            if self._seldom.is_due("delay"):
+                text = "%s wants its message again after %.0f s: a popped one comes after %.0f s (12 h), the longest a broker holds it"
+                logger.warning(text, self.name, delay_s, INVISIBLE_MAX_S)
+            delay_s = INVISIBLE_MAX_S
         try:
             if failure.is_dead_letter:
                 stale = yield from self._steps.reject(message, failure.error)
             else:
-                stale = yield from self._steps.nack(message, delay_s_of(message, failure), failure.error, retry_level_of(failure))
+                stale = yield from self._steps.nack(message, delay_s, failure.error, retry_level_of(failure))
         except StaleReceiptError:
             stale = [message]
         except ProtomqError as error:

@@ -18,7 +18,13 @@ from ._message import Message
 from ._retry import CALL
 from ._steps import ForgetRoute, GetRoute, Pause, Steps
 from ._types import DelayLevel, MessageQueue
-from .errors import ConfigurationError, CorruptMessageError, NoRouteError, TopicNotFoundError, WrongTypeError
+from .errors import (
+    ConfigurationError,
+    CorruptMessageError,
+    NoRouteError,
+    TopicNotFoundError,
+    WrongTypeError,
+)
 from .wire.topics import retry_topic
 
 MESSAGES_MAX: Final = 256

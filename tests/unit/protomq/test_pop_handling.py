@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from protomq import Reject, Retry, _methods
+from protomq import Reject, Retry, Suspend, _methods
 from protomq._pop_handling import (
     AHEAD_SIZE_MAX_BYTES,
     Ahead,
@@ -213,6 +214,18 @@ def test_a_message_that_fails_is_given_back_with_its_error(
     brokers.stale["a"] = [41]
     brokers.run(brokers.handling.fail(hold, outcome(brokers.handling)))
     assert brokers.handling.counts == (0, 1, 1)
+
+
+def test_a_delay_that_no_broker_holds_is_the_longest_one_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers()
+    results = Retry(delay=timedelta(days=1), error="tomorrow"), Suspend(86_400_000, "tomorrow")
+    for hold, result in zip(brokers.begin("a"), results, strict=True):
+        failure = brokers.handling.judged(result)
+        assert failure is not None
+        brokers.run(brokers.handling.fail(hold, failure))
+    assert [(request.invisible_ms, request.error) for _, request in brokers.told] == [(12 * 3_600_000, "tomorrow")] * 2
+    assert brokers.handling.counts == (0, 2, 0)
+    assert sum("wants its message again after 86400 s" in record.message for record in caplog.records) == 1
 
 
 def test_a_message_that_is_rejected_is_a_dead_letter_unless_somebody_else_has_it() -> None:
