@@ -58,7 +58,10 @@ def set_group(
         ),
     ] = None,
     orderly: Annotated[
-        bool | None, typer.Option("--orderly/--no-orderly", show_default=False, help="It gets each queue in order.")
+        bool | None,
+        typer.Option(
+            "--orderly/--no-orderly", show_default=False, help="Its members consume in order: no limit of retries unless it is set."
+        ),
     ] = None,
     consume: Annotated[
         bool | None, typer.Option("--consume/--no-consume", show_default=False, help="Whether it may pull.")

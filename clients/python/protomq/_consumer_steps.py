@@ -24,6 +24,7 @@ from ._commit_steps import CommitSteps
 from ._consumer_calls import ConsumerCalls, Limits
 from ._consumer_options import ConsumerOptions
 from ._filters import MessageFilter, filter_text
+from ._group_looks import GroupLooks
 from ._group_share import GroupShare
 from ._member_driver import MemberDriver
 from ._offset_calls import (
@@ -91,6 +92,7 @@ class ConsumerSteps:
         self._outages = Outages()
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
+        self._group_looks = GroupLooks(options.group, clock) if options.broadcasting and options.group else None
         self.locks: QueueLocks | None = None
         """Of a consumer that has its queues to itself."""
         if member is not None and not options.resume:
@@ -340,6 +342,8 @@ class ConsumerSteps:
             return False
         if self.locks is not None and not self.locks.due_in_s(now_s):
             return False
+        if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
+            return False
         if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
         for topic, route in self.subscriptions.items():  # noqa: SIM110  # As `all` of a generator it is twice as slow.
@@ -359,6 +363,9 @@ class ConsumerSteps:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
         yield from self._follow_routes(now_s)
+        if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
+            yield from self._group_looks.look_at_broadcast(subscribed_queues(self.assigned, self.subscriptions))
+            self.state.is_shut = self._group_looks.is_shut
         if self._share is not None and not self.group_due_in_s(self.clock()):
             yield from self._follow_group(self._share)
 
@@ -388,6 +395,8 @@ class ConsumerSteps:
 
     def group_due_in_s(self, now_s: float) -> float:
         """Until `before_poll` may have queues to take or to give away: 0 if it has now."""
+        if self._group_looks is not None:
+            return self._group_looks.due_in_s(now_s)
         if self._share is None:
             return float("inf")
         due_in_s = self._share.due_in_s(now_s)

@@ -169,6 +169,8 @@ class PullState:
         self._member = ""
         self._member_fork_count = -1
         self._warned_of_other = False
+        self.is_shut = False
+        """Whether nothing is pulled or handed out: the group's settings say so."""
 
     # -- assignment and positions ----------------------------------------------------------------------------------------
 
@@ -375,6 +377,8 @@ class PullState:
 
     def due(self, now_s: float) -> list[MessageQueue]:
         """Queues that want a pull now."""
+        if self.is_shut:
+            return []
         return [
             queue
             for queue, state in self._queues.items()
@@ -383,6 +387,8 @@ class PullState:
 
     def next_due_in_s(self, now_s: float) -> float:
         """Until `due` has more to say by the passing of time alone; infinity if it has not."""
+        if self.is_shut:
+            return float("inf")
         pauses = [
             state.paused_until_s - now_s for state in self._queues.values() if _wants_pull(state)
         ]
@@ -556,7 +562,7 @@ class PullState:
         `one_queue`: of the first that has any.
         """
         messages: list[Message] = []
-        while self._line:
+        while self._line and not self.is_shut:
             for _, part in self.take_parts(count_max, one_queue=one_queue):
                 messages = messages + part if messages else part
             if messages or not one_queue:
@@ -569,7 +575,7 @@ class PullState:
         """The same, by queue. What was decoded before an error is returned; the next call raises it, and its queue is pulled again."""
         parts: list[tuple[MessageQueue, list[Message]]] = []
         left_count = count_max
-        while self._line and left_count > 0:
+        while self._line and left_count > 0 and not self.is_shut:
             queue = self._line[0]
             state = self._queues[queue]
             waiting = state.waiting[0]

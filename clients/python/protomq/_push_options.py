@@ -40,8 +40,8 @@ class PushOptions:
     - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. Not if `orderly`.
     - `commit_interval_s`: between two commits.
     - `suspend_ms`: how long an orderly queue waits after a failure.
-    - `attempts_max`: after this number of failures an orderly message becomes a dead letter; None: it is tried for ever. Only with
-      `orderly`: else the group's settings say it (docs/retry.md).
+    - `attempts_max`: after this number of failures an orderly message becomes a dead letter. None: the retry limit of the group holds; if
+      none was set, it is tried for ever. Only with `orderly`: else the group's settings say it (docs/retry.md).
     - `drain_timeout_s`: how long `stop` waits for listeners.
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer.
     - `trace`: what listeners did is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).

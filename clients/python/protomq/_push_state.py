@@ -120,6 +120,8 @@ class PushState:
         """Whether the queue is certainly still this consumer's: else nothing of it is begun. Those that are not are dropped soon."""
         self.dropped_count = 0
         """Broadcast: messages that failed; they are given back to nobody."""
+        self.retry_count_max: int | None = None
+        """Orderly: of the group's settings, where it was set; `attempts_max` comes first."""
         self._listeners = listeners
         self._retry_topic = retry_topic(options.group)
         self._works: dict[MessageQueue, Work] = {}
@@ -439,7 +441,7 @@ class PushState:
             return  # The queue has gone.
         if options.orderly and not failure.is_dead_letter:
             work.attempts += 1
-            if options.attempts_max is None or work.attempts < options.attempts_max:
+            if not self._is_spent(work, message):
                 delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
                 work.suspended_until_s = now_s + delay_ms / 1000
                 message._tries = work.attempts
@@ -452,6 +454,18 @@ class PushState:
             self._finish(work, (message,))
         else:
             self.backs.add(Back(work, message, {**failure.fields, **attempt_fields(message)}))
+
+    def _is_spent(self, work: Work, message: Message) -> bool:
+        """Orderly: whether the message, which has just failed, is tried no more."""
+        if self.options.attempts_max is not None:
+            return work.attempts >= self.options.attempts_max
+        if self.retry_count_max is None:
+            return False
+        try:
+            failed_count = message.attempt + 1
+        except CorruptMessageError:
+            failed_count = work.attempts
+        return failed_count > self.retry_count_max
 
     def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
         """`messages`, and the rest of a run, wait again, in front."""

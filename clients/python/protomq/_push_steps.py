@@ -23,6 +23,7 @@ from ._call_steps import call_broker
 from ._consumer_steps import ConsumerSteps
 from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter
+from ._group_looks import LOOK_TIMEOUT_S, GroupLooks
 from ._late_imports import fork_waits
 from ._local_offsets import LocalOffsets, StoredOffset, instance_here
 from ._offset_calls import subscribed_queues
@@ -151,6 +152,9 @@ class PushSteps:
         self._clock = clock
         self._seldom = SaidSeldom(clock)
         self._outages = Outages(clock)
+        self._group_looks: GroupLooks | None = None
+        if options.broadcast or (options.orderly and options.attempts_max is None):
+            self._group_looks = GroupLooks(options.group, clock)
         self._file: LocalOffsets | None = None
         self._stored: dict[MessageQueue, StoredOffset] = {}
         """Of the file, until the queue comes."""
@@ -180,6 +184,7 @@ class PushSteps:
         for wanted in list(self._wanted.values()):
             yield from self._subscribe(wanted)
         yield from self._follow_retries()
+        yield from self._follow_group(self._consumer.options.request_timeout_s)
         self._next_save_s = self._clock() + self._options.commit_interval_s
         self._next_look_s = self._clock() + LOOK_S
 
@@ -205,6 +210,7 @@ class PushSteps:
                     self._say_trouble(error, wanted.topic)
         if self._clock() >= self._next_retry_s:
             yield from self._follow_retries()
+        yield from self._follow_group()
         if self._file is not None and self._clock() >= self._next_save_s:
             yield from self.save()
 
@@ -321,6 +327,19 @@ class PushSteps:
         else:
             self._retry_brokers |= set(brokers)
             self._retry_pause_s = LOOK_S
+
+    def _follow_group(self, timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
+        """Obeys what the group's settings say of consumers like this one."""
+        looks = self._group_looks
+        if looks is None or looks.due_in_s(self._clock()):
+            return
+        queues = subscribed_queues((), self._consumer.subscriptions)
+        if self._options.broadcast:
+            yield from looks.look_at_broadcast(queues, timeout_s)
+            self._consumer.state.is_shut = looks.is_shut
+        else:
+            yield from looks.look(queues, timeout_s)
+            self._state.retry_count_max = looks.retry_count_max
 
     def _say_trouble(self, error: ProtomqError, topic: str) -> None:
         if self._seldom.is_due((error.reason, topic)):

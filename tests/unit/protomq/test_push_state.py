@@ -266,6 +266,29 @@ def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_
     assert [back.fields for back in call.backs] == [{"error": "no", "dead_letter": True, "attempt": 3}]
 
 
+def test_an_orderly_message_is_tried_as_often_as_its_group_says_unless_the_consumer_says_so_itself() -> None:
+    def tries(limit: int | None, queue: MessageQueue = Q0, origin: str = "", **options: Any) -> int:
+        made = state(orderly=True, **options)
+        made.retry_count_max = limit
+        made.offer(queue, [message(0, queue, origin=origin)])
+        for number in range(1, 10):
+            run = made.next_run(number * 10.0)
+            assert run is not None
+            made.settled(run, [run.messages.popleft()], [FAILED], number * 10.0)
+            made.ended(run, number * 10.0)
+            if made.backs.count:
+                call = made.backs.begin(number * 10.0)
+                assert call is not None
+                assert call.backs[0].fields["dead_letter"]
+                return number
+        return 0
+
+    assert tries(None) == 0
+    assert [tries(0), tries(2)] == [1, 3]
+    assert tries(2, attempts_max=5) == 5
+    assert tries(2, RETRIES, "t") == 2, "it was handed out once before"
+
+
 def test_a_damaged_message_is_given_back_without_a_number() -> None:
     made = state(orderly=True)
     quick(made)

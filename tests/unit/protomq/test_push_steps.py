@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
+from protomq._group_looks import LOOK_INTERVAL_S
+from protomq._methods import GET_GROUP
 from protomq._pull_logic import PullOptions
 from protomq._push_options import PushOptions
 from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
-from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom
+from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom, Wanted
 from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
+from protomq.v1.group_pb2 import GroupSettings
+from protomq.v1.group_service_pb2 import GetGroupResponse
+from tests.support.fake_driver import FakeWorld, route_of
 from tests.unit.protomq.test_push_state import Q0, Q1, finish, listener, messages
 
 
@@ -106,6 +114,30 @@ def test_what_a_broker_never_takes_back_is_dealt_with_and_told(caplog: pytest.Lo
     text = caplog.text
     assert "failed with 'boom' and cannot be given back, it does not come again: OFFSET_OUT_OF_RANGE expired" in text
     assert "broker b does not answer, trying again: away" in text
+
+
+@pytest.mark.parametrize(("options", "limit", "is_shut"), [
+    ({"orderly": True}, 3, False), ({"orderly": True, "attempts_max": 9}, None, False), ({"broadcast": True}, None, True), ({}, None, False)
+])  # fmt: skip
+def test_what_a_consumer_obeys_of_its_groups_settings(
+    options: dict[str, Any], limit: int | None, is_shut: bool, tmp_path: Path
+) -> None:
+    world = FakeWorld(route_of("t", "b"))
+    answer = GetGroupResponse(settings=GroupSettings(version=1, retry_count_max=3, broadcast_enabled=False))
+    world.answers[GET_GROUP] = lambda server, request: answer.SerializeToString()
+    given = PushOptions(group="g", offset_folder=str(tmp_path), **options)
+    state = PushState(given, {"t": listener()})
+    consumer = ConsumerSteps(given.consumer_options(), world.now_s, state=ListenedPulls(PullOptions(given.consumer_group)))
+    steps = PushSteps(given, consumer, state, {"t": Wanted("t", listener())}, world.now_s)
+    world.driver.run(steps.start())
+    assert (state.retry_count_max, consumer.state.is_shut) == (limit, is_shut)
+    answer.settings.version, answer.settings.retry_count_max, answer.settings.broadcast_enabled = 2, 5, True
+    world.advance(LOOK_INTERVAL_S)
+    world.driver.run(steps.look())
+    assert (state.retry_count_max, consumer.state.is_shut) == (5 if limit else None, False)
+    asked = sum(method == GET_GROUP for _, method, *_ in world.calls)
+    assert asked == (2 if limit or is_shut else 0)
+    steps.close()
 
 
 def test_trouble_is_told_once_a_minute() -> None:

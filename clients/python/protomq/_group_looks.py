@@ -1,0 +1,99 @@
+"""What a consumer obeys of its group's settings, and asks brokers for from time to time: brokers cannot obey it for the consumer.
+
+    orderly push consumer     the limit of retries: it tries again by itself
+    broadcasting consumer     whether the group consumes, and may broadcast: its pulls name no membership, and may name no group
+
+The settings with the highest version hold, over all brokers. A broker that is away changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from . import _methods
+from ._call_steps import call_broker
+from ._decoding import decoded
+from ._late_imports import fork_waits
+from ._retry import ONCE
+from ._steps import Each, Steps
+from ._types import MessageQueue
+from .errors import ProtomqError, UnknownMethodError
+
+if TYPE_CHECKING:
+    from .v1.group_pb2 import GroupSettings
+
+logger = logging.getLogger("protomq")
+
+LOOK_INTERVAL_S: Final = 15.0
+LOOK_AGAIN_S: Final = 2.0
+"""While no broker has answered yet."""
+LOOK_TIMEOUT_S: Final = 0.5
+"""Meanwhile nothing is polled."""
+
+
+class GroupLooks:
+    """The settings of one group, as one consumer knows them."""
+
+    def __init__(self, group: str, clock: Callable[[], float]) -> None:
+        self._group = group
+        self._clock = clock
+        self._known: GroupSettings | None = None
+        self._next_s = -math.inf
+        self.is_shut = False
+        """Broadcasting: whether the settings say that nothing is consumed."""
+
+    @property
+    def retry_count_max(self) -> int | None:
+        """What was set; None: nothing, or it is not known."""
+        known = self._known
+        return known.retry_count_max if known is not None and known.HasField("retry_count_max") else None
+
+    def due_in_s(self, now_s: float) -> float:
+        """Until the next look."""
+        return max(self._next_s - now_s, 0.0)
+
+    def look(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
+        """Asks the brokers of these queues."""
+        topics = {queue.broker_name: queue.topic for queue in queues}
+        found: list[GroupSettings | None] = yield Each([self._ask(topic, name, timeout_s) for name, topic in topics.items()])
+        answers = [one for one in found if one is not None]
+        # Where all have answered, a group that was deleted has its defaults again.
+        if self._known is not None and len(answers) < max(len(found), 1):
+            answers.append(self._known)
+        self._known = max(answers, key=lambda one: one.version, default=None)
+        self._next_s = self._clock() + (LOOK_AGAIN_S if self._known is None else LOOK_INTERVAL_S)
+
+    def look_at_broadcast(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
+        """Asks, and says whether a broadcasting consumer goes on (`is_shut`). The log hears of a change."""
+        yield from self.look(queues, timeout_s)
+        off: list[str] = []
+        known = self._known
+        if known is not None and known.HasField("consume_enabled") and not known.consume_enabled:
+            off.append("consume_enabled")
+        if known is not None and known.HasField("broadcast_enabled") and not known.broadcast_enabled:
+            off.append("broadcast_enabled")
+        if bool(off) == self.is_shut:
+            return
+        self.is_shut = bool(off)
+        if off:
+            text = "group %s: %s is off in its settings, so nothing is consumed in broadcast mode; `protomq group set` turns it on"
+            logger.warning(text, self._group, " and ".join(off))
+        else:
+            logger.warning("group %s consumes in broadcast mode again, as its settings say", self._group)
+
+    def _ask(self, topic: str, broker_name: str, timeout_s: float) -> Steps[GroupSettings | None]:
+        with fork_waits:
+            from .v1 import group_service_pb2 as pb
+
+        payload = pb.GetGroupRequest(consumer_group=self._group).SerializeToString()
+        try:
+            data = yield from call_broker(topic, broker_name, _methods.GET_GROUP, (payload,), timeout_s, ONCE, self._clock)
+            return decoded(data, pb.GetGroupResponse.FromString).settings
+        except UnknownMethodError:
+            return pb.GetGroupResponse().settings  # A broker of an older version has none.
+        except ProtomqError as error:
+            logger.debug("group %s: broker %s does not tell its settings: %r", self._group, broker_name, error)
+            return None
