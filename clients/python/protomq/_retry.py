@@ -10,7 +10,7 @@
     receive, ack, send_back               3 (CALL)                                    the hold and some; or      50 ms, or as asked
                                                                                       request_timeout_s
     the end of a transaction              any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
-    a recall                              1: nobody knows whether a lost one won      send_timeout_s             -
+    a recall                              3, only while nothing happened (CHANGE)     send_timeout_s             50 ms, or as asked
     Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
     `Calls` (Spark, the command line)     any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
     a send                                see below                                   send_timeout_s             10 ms, doubling to 0.5 s

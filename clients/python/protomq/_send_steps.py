@@ -13,7 +13,7 @@ from ._call_steps import broker_of, retried
 from ._delays import When, broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
-from ._retry import AWAY_PAUSE_S, attempt_timeout, is_away
+from ._retry import AWAY_PAUSE_S, CHANGE, attempt_timeout, is_away
 from ._send_arguments import field_of, when_of_message
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
@@ -207,17 +207,22 @@ def send_groups(
 
 
 def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) -> Steps[bool]:
-    """Takes a delayed message back; whether it was in time. Asked once: of a recall whose answer is lost nobody knows whether it won."""
+    """Takes a delayed message back; whether it was in time. Tried again only while nothing has happened: of a recall whose answer is lost
+    nobody knows whether it won.
+    """
     broker_name = broker_of_handle(recall_handle)
-    route: Route = yield from route_for(core, topic, None, deadline_s)
-    address = broker_of(route, broker_name)
-    timeout_s = max(deadline_s - core.clock(), 0.001)
-    try:
-        answer: bytes = yield CallServer(
-            address, RECALL_MESSAGE, [encode_recall(topic, recall_handle)], timeout_s
-        )
-    except ProtomqError as error:
-        if error.stale_route:
-            yield ForgetRoute(topic)
-        raise
-    return decode_recall(answer)
+    payload = [encode_recall(topic, recall_handle)]
+
+    def attempt() -> Steps[bytes]:
+        try:
+            # While another master is elected, it is waited for.
+            route = yield from route_for(core, topic, None, deadline_s)
+            timeout_s = max(deadline_s - core.clock(), 0.001)
+            answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
+        except ProtomqError as error:
+            if error.stale_route:
+                yield ForgetRoute(topic)
+            raise
+        return answer
+
+    return decode_recall((yield from retried(attempt, CHANGE.of_call(deadline_s, core.clock).decide)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,8 +16,15 @@ from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer
 from protomq._batching import RecordEncoder
 from protomq._delays import When, broker_of_handle, delay_flags, when_of
 from protomq._lines import LINES_MAX
+from protomq._methods import RECALL_MESSAGE
 from protomq._outgoing import DelayedPlaces
-from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.errors import (
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    NotMasterError,
+    WrongTypeError,
+)
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from protomq.wire.record import FLAG_DUE_TIME, encode_record_field
@@ -188,6 +196,31 @@ def test_many_different_delays_leave_no_lines_behind(producer: Producer) -> None
     for at in range(LINES_MAX + 10):
         producer.send("T", b"x", delay=at / 1000)
     assert len(producer._lines) < LINES_MAX
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_recall_is_tried_again_only_while_nothing_has_happened(cluster: FakeCluster, is_async: bool) -> None:
+    handle = encode_handle(RecallHandle("a", 1, NOON_MS, (7, 1, 0)))
+
+    async def ask() -> bool:
+        async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as other:
+            return await other.recall("T", handle)
+
+    def recall() -> bool:
+        if is_async:
+            return asyncio.run(ask())
+        with Producer(transport=FakeSyncTransport(cluster)) as one:
+            return one.recall("T", handle)
+
+    # The old master is gone; the new one is no master yet.
+    cluster.fail("a", RECALL_MESSAGE, ConnectFailedError("gone"), NotMasterError("a slave"))
+    assert not recall()
+    assert cluster.tries("a", RECALL_MESSAGE) == 3
+    assert cluster.route_calls >= 2, "where the master is now"
+    cluster.fail("a", RECALL_MESSAGE, ConnectionLostError("on the way"))
+    with pytest.raises(ConnectionLostError):
+        recall()
+    assert cluster.tries("a", RECALL_MESSAGE) == 4
 
 
 handles = st.builds(
