@@ -211,13 +211,15 @@ def elected_cluster(
     folder: Path,
     *,
     has_links: bool = False,
+    count: int = 3,
     etcd_count: int = 1,
+    election: Mapping[str, Any] | None = None,
     environments: Sequence[Mapping[str, str]] = (),
     **settings: Any,
 ) -> Iterator[ElectedCluster]:
-    """Three brokers, of which one leads with all in sync. `has_links`: which can be cut. `etcd_count`: members of the etcd.
+    """So many brokers, of which one leads with all in sync. `has_links`: which can be cut. `etcd_count`: members of the etcd.
 
-    `environments`: of each broker; `settings`: of all.
+    `environments`: of each broker; `settings`: of all, and `election`: below `etcd`.
     """
     etcd = EtcdMembers(folder / "etcd", etcd_count)
     brokers: list[HaBroker] = []
@@ -227,17 +229,17 @@ def elected_cluster(
             etcd.start()
             address = str(namesrv.remoting)
             if has_links:
-                links += [Links(tuple(FaultProxy(each.address) for each in etcd.members), FaultProxy()) for _ in range(3)]
+                links += [Links(tuple(FaultProxy(each.address) for each in etcd.members), FaultProxy()) for _ in range(count)]
             brokers += [
                 HaBroker(
                     folder / f"broker-{number}",
                     "SYNC_MASTER",
                     number,
                     namesrv=[address],
-                    etcd={"endpoints": etcd.urls},
+                    etcd={"endpoints": etcd.urls, **(election or {})},
                     **settings,
                 )
-                for number in (1, 2, 3)
+                for number in range(1, count + 1)
             ]
             for broker, link in zip(brokers, links, strict=False):
                 broker.configure(etcd={"endpoints": [f"http://{each.address}" for each in link.etcd]})
@@ -250,7 +252,7 @@ def elected_cluster(
                 link.remoting.target = broker.address.remoting_address
             cluster = ElectedCluster(etcd, brokers, address, links)
             # On a busy machine the first copies may be late: it may be there more than once.
-            wait_for(lambda: cluster.wait_leading().send(b"makes the topic").status == SEND_OK, PATIENCE_S)
+            wait_for(lambda: cluster.wait_leading(count).send(b"makes the topic").status == SEND_OK, PATIENCE_S)
             yield cluster
     finally:
         for broker in brokers:
