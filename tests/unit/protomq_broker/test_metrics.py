@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from protomq_broker.config import BrokerConfig
 from protomq_broker.log_time import LogTime
 from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
 from protomq_broker.store.log.durations import Durations
@@ -19,6 +21,9 @@ from protomq_broker.write_permit import WritePermit
 from protomq_runtime.lane_pool import PoolStatus
 from protomq_runtime.metrics import Kind, Numbers
 from protomq_runtime.metrics_page import prometheus_text
+from tests.support.delay_world import World as DelayWorld
+from tests.support.transaction_world import COMMIT, ROLL_BACK
+from tests.support.transaction_world import World as TransactionWorld
 from tools.metrics_docs import PAGE, written_anew
 
 from .fake_broker import FakeBroker
@@ -55,30 +60,20 @@ def test_what_the_documents_name_is_there() -> None:
     }
 
 
-def read() -> list[Numbers]:
-    """What a broker with one topic says."""
-    store = open_store(SimDisk())
-    store.topics.create(TopicConfig("topic"))
-    store.append([make_request()])
-    store.flush()
-    numbers = numbers_of(store, ManualClock())
-    store.close()
-    return numbers
-
-
-def numbers_of(store: Store, clock: ManualClock) -> list[Numbers]:
+def numbers_of(
+    store: Store, clock: ManualClock | None = None, mover: TimerMover | None = None
+) -> list[Numbers]:
+    """What a broker with this store says, and with a waiting pull of half a second."""
     holds = Durations(DURATIONS.metrics[2].bounds)
     holds.observe(0.5)
     log_time = LogTime(ManualClock(), 0)
-    mover = TimerMover(store, SystemWriter(WritePermit()), log_time)
-    mover.lateness.observe_all(np.array([0.005, 0.01, 0.3, 7_200.0]))
     metrics = BrokerMetrics(
         store,
         start_time_ms=5_000,
         series_max=100,
         hold_durations=holds,
-        now_ms=clock.now_ms,
-        mover=mover,
+        now_ms=(clock or ManualClock()).now_ms,
+        mover=mover or TimerMover(store, SystemWriter(WritePermit()), log_time),
         retries=lambda: (3, 2, 1, 0),
         replies=lambda: (4, 3, 2, 1),
         log_time=log_time,
@@ -93,6 +88,26 @@ def numbers_of(store: Store, clock: ManualClock) -> list[Numbers]:
     return list(metrics.numbers())
 
 
+def samples_of(numbers: Iterable[Numbers]) -> dict[tuple[str, str], float]:
+    """As Prometheus reads them: by name, and by the bound of a bucket."""
+    return {
+        (sample.name, sample.labels.get("le", "")): sample.value
+        for family in text_string_to_metric_families(prometheus_text(numbers).decode())
+        for sample in family.samples
+    }
+
+
+def read() -> list[Numbers]:
+    """What a broker with one topic says."""
+    store = open_store(SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request()])
+    store.flush()
+    numbers = numbers_of(store)
+    store.close()
+    return numbers
+
+
 def test_a_broker_says_all_that_the_tables_have() -> None:
     numbers = read()
     assert tuple(each.table for each in numbers) == TABLES
@@ -103,11 +118,7 @@ def test_a_broker_says_all_that_the_tables_have() -> None:
 
 
 def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:
-    samples = {
-        (sample.name, sample.labels.get("le", "")): sample.value
-        for family in text_string_to_metric_families(prometheus_text(read()).decode())
-        for sample in family.samples
-    }
+    samples = samples_of(read())
     # The clock stands still: they took no time. The topic's record is an append, too.
     for name, count in (("protomq_log_append_duration", 2), ("protomq_log_sync_duration", 1)):
         assert samples[f"{name}_seconds_count", ""] == count
@@ -115,9 +126,57 @@ def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:
     holds = "protomq_pull_hold_duration_seconds"
     assert (samples[f"{holds}_bucket", "0.2"], samples[f"{holds}_bucket", "0.5"]) == (0, 1)
     assert samples[f"{holds}_sum", ""] == 0.5
+
+
+def test_deliveries_are_counted_by_how_late_they_were() -> None:
+    world = DelayWorld().start()
+    for body in (b"first", b"second"):
+        world.send(body, delay_ms=5_000)
+    # Of those that one append delivers, each by its own due time.
+    world.send(b"third", delay_ms=5_250)
+    assert world.deliver(5_300) == [b"first", b"second", b"third"]
+    world.send(b"fourth", delay_ms=1_000)
+    world.deliver(8_201_000)
+    samples = samples_of(numbers_of(world.store, mover=world.mover))
     late = "protomq_delayed_lateness_seconds"
-    found = [samples[f"{late}_bucket", bound] for bound in ("0.01", "0.2", "0.5", "3600.0", "+Inf")]
-    assert found == [2, 2, 3, 3, 4]
+    found = {bound: samples[f"{late}_bucket", bound] for bound in ("0.02", "0.05", "0.2", "0.5", "3600.0", "+Inf")}
+    assert found == {"0.02": 0, "0.05": 1, "0.2": 1, "0.5": 3, "3600.0": 3, "+Inf": 4}
+    assert samples[f"{late}_sum", ""] == pytest.approx(0.3 + 0.3 + 0.05 + 8_200)
+    assert samples["protomq_delayed_delivered_total", ""] == 4
+    world.store.close()
+
+
+def test_ends_of_transactions_are_counted_each_by_its_kind() -> None:
+    world = TransactionWorld(config=BrokerConfig(transaction_timeout_ms=1_000, transaction_check_interval_ms=1_000, transaction_check_max=1))
+    world.start()
+    handles = [world.half(b"%d" % number) for number in range(6)]
+    committed, rolled_back = handles[:3], handles[3:5]
+    for _ in range(2):  # A decision that is told again ends nothing.
+        world.end(*((handle, COMMIT) for handle in committed), *((handle, ROLL_BACK) for handle in rolled_back))
+    world.turns(1_000)
+    world.turns(1_000)
+    for number in range(4):
+        world.half(b"open %d" % number)
+    samples = samples_of(numbers_of(world.store))
+    names = ("committed_total", "rolled_back_total", "expired_total", "open")
+    assert [samples[f"protomq_transaction_{name}", ""] for name in names] == [3, 2, 1, 4]
+    world.store.close()
+
+
+def test_pops_are_counted_each_time_and_acknowledgements_once() -> None:
+    broker = FakeBroker()
+    broker.fill([b"%d" % number for number in range(6)])
+    group = Group(broker)
+    first = group.pop(record_count_max=4)
+    group.change(first[:1], 0)
+    again = group.pop(record_count_max=1)
+    assert [(message.body, message.attempt) for message in again] == [(b"0", 2)]
+    group.ack(first[1:3])
+    group.ack([*again, first[1]])
+    samples = samples_of(numbers_of(broker.store))
+    names = ("handed_out_total", "acked_total", "open", "dead_total", "lost_total")
+    assert [samples[f"protomq_pop_{name}", ""] for name in names] == [5, 3, 1, 0, 0]
+    broker.store.close()
 
 
 def test_groups_that_pull_and_groups_that_pop_are_behind_in_messages_and_in_seconds() -> None:
