@@ -146,19 +146,27 @@ def is_alive(pid: int) -> bool:
 def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, protomq_producer: Producer) -> None:
     with world.worker("--processes", "2", "--metrics-port", "0") as worker:
         first = worker.wait_ready(2)
-        bodies = send(protomq_producer, world.topic, 50)
-        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
-        os.kill(first[0], signal.SIGKILL)
-        again = worker.wait_ready(3)
-        assert worker.find("ended with signal 9, .* the next one starts in 1 s")
-        bodies += send(protomq_producer, world.topic, 50, first=50)
-        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
         (where,) = worker.find(r"metrics at (\S+)")
 
         def metrics() -> str:
             with urllib.request.urlopen(where[1], timeout=PATIENCE_S) as answer:
                 return str(answer.read(), "utf-8")
 
+        def total(name: str) -> int:
+            return sum(map(int, re.findall(rf'^protomq_worker_messages_{name}{{process="[01]"}} (\d+)$', metrics(), re.MULTILINE)))
+
+        bodies = send(protomq_producer, world.topic, 50)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        wait_for(lambda: (total("done_total"), total("open"), total("refused_total")) == (50, 0, 0), PATIENCE_S)
+        protomq_producer.send(world.topic, b"slow")
+        wait_for(lambda: (total("open"), total("waiting"), total("bytes") > 0) == (1, 0, True), PATIENCE_S)
+        (world.folder / "go").touch()
+        bodies.append(b"slow")
+        os.kill(first[0], signal.SIGKILL)
+        again = worker.wait_ready(3)
+        assert worker.find("ended with signal 9, .* the next one starts in 1 s")
+        bodies += send(protomq_producer, world.topic, 50, first=50)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
         wait_for(lambda: metrics().count('protomq_worker_up{process="') == 2, PATIENCE_S)
         assert re.search(r'protomq_worker_restarts_total\{process="[01]"\} 1', metrics())
         # What the killed process had done is in no count any more.
@@ -166,7 +174,7 @@ def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, p
         wait_for(lambda: sum(map(int, re.findall(done, metrics()))) >= 50, PATIENCE_S)
         assert worker.end() == 0
         assert not any(map(is_alive, again))
-    assert committed(world.broker, world.group, world.topic) == 100
+    assert committed(world.broker, world.group, world.topic) == 101
 
 
 def test_each_process_of_a_broadcast_gets_all_and_knows_where_it_was(

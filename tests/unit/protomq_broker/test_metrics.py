@@ -147,8 +147,8 @@ def test_deliveries_are_counted_by_how_late_they_were() -> None:
 
 
 def test_ends_of_transactions_are_counted_each_by_its_kind() -> None:
-    world = TransactionWorld(config=BrokerConfig(transaction_timeout_ms=1_000, transaction_check_interval_ms=1_000, transaction_check_max=1))
-    world.start()
+    config = BrokerConfig(transaction_timeout_ms=1_000, transaction_check_interval_ms=1_000, transaction_check_max=1)
+    world = TransactionWorld(config=config).start()
     handles = [world.half(b"%d" % number) for number in range(6)]
     committed, rolled_back = handles[:3], handles[3:5]
     for _ in range(2):  # A decision that is told again ends nothing.

@@ -1,47 +1,36 @@
-"""What a scraper reads of a worker's processes: each number stands under its own name, for its own process."""
+"""The metrics of a worker: which number of which process stands under which name."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from protomq_cli.worker_metrics import metrics_of, page_text
-from protomq_cli.worker_policy import WorkerPolicy
 
 
-class OneProcess(NamedTuple):
-    """A process as its supervisor knows it."""
-
-    is_running: bool
-    counts: dict[str, int]
-
-
-class Supervisor:
-    """Two slots. The second process is down, after a death."""
-
-    def __init__(self) -> None:
-        self.policy = WorkerPolicy(2, 30.0)
-        self.policy.slots[1].restarts = 3
-        self.processes = {0: OneProcess(True, {"open": 5, "waiting": 4, "size_bytes": 600, "done": 7, "refused": 2})}
-
-
-def test_each_count_has_its_name_and_its_process() -> None:
-    text = page_text(metrics_of(cast(Any, Supervisor())))
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert samples == {
-        'protomq_worker_up{process="0"}': "1",
-        'protomq_worker_up{process="1"}': "0",
-        'protomq_worker_restarts_total{process="0"}': "0",
-        'protomq_worker_restarts_total{process="1"}': "3",
-        'protomq_worker_messages_done_total{process="0"}': "7",
-        'protomq_worker_messages_done_total{process="1"}': "0",
-        'protomq_worker_messages_refused_total{process="0"}': "2",
-        'protomq_worker_messages_refused_total{process="1"}': "0",
-        'protomq_worker_messages_open{process="0"}': "5",
-        'protomq_worker_messages_open{process="1"}': "0",
-        'protomq_worker_messages_waiting{process="0"}': "4",
-        'protomq_worker_messages_waiting{process="1"}': "0",
-        'protomq_worker_messages_bytes{process="0"}': "600",
-        'protomq_worker_messages_bytes{process="1"}': "0",
+def test_each_count_stands_under_its_name_and_a_process_that_is_down_has_zeros() -> None:
+    counts = {"open": 7, "waiting": 5, "size_bytes": 4_096, "done": 90, "refused": 3}
+    slots = [SimpleNamespace(index=index, restarts=index + 1) for index in range(3)]
+    supervisor: Any = SimpleNamespace(
+        policy=SimpleNamespace(slots=slots),
+        processes={
+            0: SimpleNamespace(is_running=True, counts=counts),
+            2: SimpleNamespace(is_running=False, counts={**counts, "done": 91}),
+        },
+    )
+    found: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(page_text(metrics_of(supervisor))):
+        for sample in family.samples:
+            assert sample.labels == {"process": str(len(found.setdefault(sample.name, [])))}
+            found[sample.name].append(sample.value)
+    assert found == {
+        "protomq_worker_up": [1, 0, 0],
+        "protomq_worker_restarts_total": [1, 2, 3],
+        "protomq_worker_messages_done_total": [90, 0, 91],
+        "protomq_worker_messages_refused_total": [3, 0, 3],
+        "protomq_worker_messages_open": [7, 0, 7],
+        "protomq_worker_messages_waiting": [5, 0, 5],
+        "protomq_worker_messages_bytes": [4_096, 0, 4_096],
     }
-    types = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert {name for name, kind in types.items() if kind == "counter"} == {name for name in types if name.endswith("_total")}
