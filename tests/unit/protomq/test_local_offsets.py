@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,3 +99,77 @@ def test_processes_of_a_worker_have_instances_of_their_own() -> None:
     for wrong in ("", "x", "-1", "\u0661"):
         with pytest.raises(ConfigurationError, match="the number of this process"):
             instance_here("mine", {number: wrong})
+
+
+def test_whenever_a_save_is_killed_the_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    made = LocalOffsets(str(tmp_path), "g")
+    made.open()
+    old, new = {Q0: StoredOffset(5, 6)}, {Q0: StoredOffset(1 << 40, 6)}
+    made.save(old)
+    found: list[dict[MessageQueue, StoredOffset]] = []
+
+    def look(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        # Before each line of `save`, and at its end.
+        if frame.f_code is LocalOffsets.save.__code__ and event in ("line", "return"):
+            found.append(decode(made.path.read_bytes()))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        made.save(new)
+    finally:
+        sys.settrace(before)
+    made.close()
+    changes = [one for one, following in zip(found, [*found[1:], None], strict=True) if one != following]
+    assert changes == [old, new]
+    assert found.count(old) >= 4, "it looked at each step"
+
+
+def test_the_new_file_is_synced_before_it_takes_the_name_and_the_folder_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a power cut leaves one of the two as well."""
+    made = LocalOffsets(str(tmp_path), "g")
+    made.open()
+    steps: list[tuple[str, bytes]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(number: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{number}"))
+        steps.append((place.name, b"" if place.is_dir() else place.read_bytes()))
+        fsync(number)
+
+    def note_replace(source: Path, target: Path) -> None:
+        steps.append(("rename", source.read_bytes()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    offsets = {Q0: StoredOffset(5, 6)}
+    made.save(offsets)
+    made.close()
+    octets = encode(offsets)
+    assert steps == [("g.new", octets), ("rename", octets), (tmp_path.name, b"")]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_save_that_fails_leaves_the_old_file_and_the_next_one_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    made = LocalOffsets(str(tmp_path), "g")
+    made.open()
+    made.save({Q0: StoredOffset(5, 6)})
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(OSError, match="no space"):
+            made.save({Q0: StoredOffset(7, 6)})
+    assert decode(made.path.read_bytes()) == {Q0: StoredOffset(5, 6)}
+    made.save({Q0: StoredOffset(9, 6)})
+    made.close()
+    assert made.open() == {Q0: StoredOffset(9, 6)}
+    made.close()
