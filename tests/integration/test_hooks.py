@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -15,6 +16,7 @@ from protomq import (
     Admin,
     AsyncPushConsumer,
     AsyncSimpleConsumer,
+    AsyncTransactionProducer,
     Message,
     Producer,
     PullConsumer,
@@ -22,15 +24,16 @@ from protomq import (
     Retry,
     SimpleConsumer,
     TraceEvent,
+    TransactionCheck,
     TransactionDecision,
     TransactionProducer,
 )
 from protomq.allocation import Circle
-from protomq.errors import ConfigurationError
+from protomq.errors import ConfigurationError, TransactionEndedError
 from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook
 from protomq.otel import Spans
 from protomq.testing import Broker
-from tests.support.waiting import wait_for
+from tests.support.waiting import async_wait_for, wait_for
 
 PATIENCE_S = 60.0
 
@@ -41,6 +44,7 @@ class Seen(Hook):
     def __init__(self) -> None:
         self.consumed: list[tuple[list[bytes], str, list[str | None]]] = []
         self.ends: list[tuple[str, str, bool]] = []
+        self.failures: set[tuple[str, str]] = set()
         self.methods: set[str] = set()
 
     def after_consume(self, context: ConsumeContext) -> None:
@@ -53,6 +57,8 @@ class Seen(Hook):
 
     def after_end_transaction(self, context: EndTransactionContext) -> None:
         self.ends.append((context.message_id, context.decision.name, context.is_check))
+        if context.error is not None:
+            self.failures.add((context.message_id, type(context.error).__name__))
 
     def after_call(self, context: CallContext) -> None:
         self.methods.add(context.method.split("/")[-1])
@@ -180,6 +186,62 @@ def test_decisions_have_hooks(protomq_server: Broker) -> None:
             producer.send("hooked-half", b"y", execute=lambda _: {2: None}[1])
     assert hook.ends[0] == (sent.half.message_id, "COMMIT", False)
     assert [decision for _, decision, _ in hook.ends] == ["COMMIT", "ROLL_BACK"]
+
+
+def test_decisions_of_coroutines_have_hooks_however_they_are_told(protomq_server: Broker) -> None:
+    hook = Seen()
+
+    async def check(_: TransactionCheck) -> TransactionDecision:
+        return TransactionDecision.ROLL_BACK
+
+    async def decide() -> list[tuple[str, str, bool]]:
+        topic = "hooked-async-half"
+        async with AsyncTransactionProducer(
+            "hooked-async-desk", check, topics=[topic], namesrv=protomq_server.namesrv, hooks=[hook], send_timeout_s=PATIENCE_S
+        ) as producer:
+            awaited = await producer.send(topic, b"awaited", execute=lambda _: None)
+            with pytest.raises(KeyError):
+                await producer.send(topic, b"failed", execute=lambda _: {2: None}[1])
+            told = await producer.send(topic, b"told", execute=lambda _: None, wait_for_end=False)
+            begun = await producer.begin(topic, b"begun")
+            await begun.roll_back()
+            with pytest.raises(TransactionEndedError):
+                await begun.commit()
+            left = await producer.begin(topic, b"left")
+            await async_wait_for(lambda: any(is_check for _, _, is_check in hook.ends), PATIENCE_S)
+        return [
+            (awaited.half.message_id, "COMMIT", False),
+            (told.half.message_id, "COMMIT", False),
+            (begun.message_id, "ROLL_BACK", False),
+            (begun.message_id, "COMMIT", False),
+            (left.message_id, "ROLL_BACK", True),
+        ]
+
+    expected = asyncio.run(asyncio.wait_for(decide(), 2 * PATIENCE_S))
+    failed = [end for end in hook.ends if end not in expected]
+    assert [(decision, is_check) for _, decision, is_check in failed] == [("ROLL_BACK", False)]
+    assert sorted(hook.ends) == sorted([*expected, *failed])
+    assert hook.failures == {(expected[3][0], "TransactionEndedError")}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_transaction_producers_have_a_trace(protomq_server: Broker, is_async: bool) -> None:
+    """Of their half messages: what was sent, by whom, and how long it took."""
+    group = f"traced-desk-{is_async}"
+    settings: dict[str, Any] = {"namesrv": protomq_server.namesrv, "trace": True, "send_timeout_s": PATIENCE_S}
+
+    async def send_one() -> str:
+        async with AsyncTransactionProducer(group, lambda _: TransactionDecision.UNKNOWN, **settings) as producer:
+            return (await producer.send("traced-half", b"x", execute=lambda _: None)).half.message_id
+
+    if is_async:
+        message_id = asyncio.run(asyncio.wait_for(send_one(), PATIENCE_S))
+    else:
+        with TransactionProducer(group, lambda _: TransactionDecision.UNKNOWN, **settings) as producer:
+            message_id = producer.send("traced-half", b"x", execute=lambda _: None).half.message_id
+    (event,) = events(protomq_server, message_id)
+    assert (event.kind, event.group, event.error, event.queue.topic) == ("SENT", group, "", "traced-half")
+    assert 0 < event.duration_s < PATIENCE_S
 
 
 def test_a_listener_replies(protomq_server: Broker) -> None:
