@@ -221,6 +221,24 @@ def test_dead_letters_are_shown_and_replayed_once(protomq_server: Broker, group:
     cli("dlq", "show", group, "--id", "0" * 40, code=4)
 
 
+def test_the_command_line_replays_one_and_says_how_far_it_is_on_a_terminal(protomq_server: Broker, group: str) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        ids = [producer.send("dead-too", b"%d" % number).message_id for number in range(3)]
+    with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+        consumer.subscribe("dead-too")
+        consumer.send_back(polled(consumer, 3), error="poison", dead_letter=True)
+        cli = partial(run, namesrv=protomq_server.namesrv)
+        replayed = cli("dlq", "replay", group, "--id", ids[1], "-o", "jsonl")
+        assert [(row["replayed"], row["known"]) for row in jsonl(replayed)] == [(1, 0)]
+        assert replayed.stderr == "", "no terminal"
+        (again,) = polled(consumer, 1)
+        assert (again.message_id, again.replayed_group) == (ids[1], group)
+        replayed = cli("dlq", "replay", group, "--all", "-o", "jsonl", terminal=True)
+        assert [(row["replayed"], row["known"]) for row in jsonl(replayed)] == [(2, 1)]
+        assert replayed.stderr.split("\r")[-1] == "3 of 3 dead letters looked at, 2 replayed\n"
+        assert {message.message_id for message in polled(consumer, 2)} == {ids[0], ids[2]}
+
+
 def test_a_kill_takes_back_no_answer(tmp_path: Path) -> None:
     with Broker(data_dir=tmp_path) as broker:
         with Producer(namesrv=broker.namesrv) as producer:

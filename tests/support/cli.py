@@ -24,9 +24,21 @@ class Finished:
     stderr: str
 
 
-def run(*arguments: str, namesrv: str = "", stdin: str = "", code: int | tuple[int, ...] = 0) -> Finished:
-    """Runs a command in this process, which spares the start of an interpreter; it must end with this exit code, or one of these."""
-    out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
+class _Terminal(io.TextIOWrapper):
+    """Somebody sits before it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(
+    *arguments: str, namesrv: str = "", stdin: str = "", code: int | tuple[int, ...] = 0, terminal: bool = False
+) -> Finished:
+    """Runs a command in this process, which spares the start of an interpreter; it must end with this exit code, or one of these.
+
+    `terminal`: whether its standard error is one.
+    """
+    out, err = io.TextIOWrapper(io.BytesIO()), (_Terminal if terminal else io.TextIOWrapper)(io.BytesIO())
     given = io.TextIOWrapper(io.BytesIO(stdin.encode()))
     with (
         mock.patch.dict(os.environ, environment_with(namesrv), clear=True),
