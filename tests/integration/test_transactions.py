@@ -21,6 +21,10 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
+from protomq._methods import END_TRANSACTION
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
+from protomq._types import BrokerAddress
 from protomq.errors import (
     ConfigurationError,
     NoRouteError,
@@ -28,6 +32,11 @@ from protomq.errors import (
     WrongTypeError,
 )
 from protomq.testing import Broker
+from protomq.v1.transaction_service_pb2 import (
+    EndTransactionRequest,
+    EndTransactionResponse,
+    TransactionEnd,
+)
 from protomq.wire.topics import EXPIRED_TOPIC
 from tests.support.cli import Finished, jsonl, run
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -184,6 +193,33 @@ def test_decisions_that_nobody_waits_for_are_taken_before_the_end(
     asyncio.run(run())
     expected = sorted(b"%d" % number for number in range(0, 40, 2))
     assert received(protomq_server, protomq_topic, 20) == expected
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_decision_as_a_one_way_call_is_taken_and_not_answered(
+    protomq_server: Broker, protomq_topic: str, transport: Any
+) -> None:
+    """As any client may tell it: the frame asks for no answer."""
+    options: Any = {"namesrv": protomq_server.namesrv, "transport": transport, "send_timeout_s": PATIENCE_S}
+    with TransactionProducer("desk", never, **options) as producer, Admin(namesrv=protomq_server.namesrv) as admin:
+        begun = [producer.begin(protomq_topic, b"%d" % number) for number in range(3)]
+        decisions = (COMMIT, ROLL_BACK, COMMIT)
+        ends = [
+            TransactionEnd(transaction_handle=one.transaction_handle, decision=decision.value)  # type: ignore[arg-type]
+            for one, decision in zip(begun, decisions, strict=True)
+        ]
+        address = BrokerAddress("", protomq_server.grpc_address, protomq_server.remoting_address)
+        with SyncTransport(TransportOptions(transport=transport)) as caller:
+            for some in (ends[:2], ends[2:], ends[:1]):
+                payload = EndTransactionRequest(ends=some).SerializeToString()
+                assert caller.call(address, END_TRANSACTION, [payload], PATIENCE_S, one_way=True) == b""
+            # A refused one has nobody to tell, and ends no connection.
+            assert caller.call(address, END_TRANSACTION, [b"\x0a\x03\x0a\x01x"], PATIENCE_S, one_way=True) == b""
+            wait_for(lambda: not admin.list_transactions(topic=protomq_topic), PATIENCE_S)
+            again = caller.call(address, END_TRANSACTION, [EndTransactionRequest(ends=ends).SerializeToString()], PATIENCE_S)
+        results = EndTransactionResponse.FromString(again).results
+        assert [result.repeated_decision for result in results] == [True] * 3
+    assert received(protomq_server, protomq_topic, 2) == [b"0", b"2"]
 
 
 def test_a_decision_that_is_not_taken_is_logged(
