@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from protomq import (
+    Admin,
     AsyncPushConsumer,
     Message,
     Producer,
@@ -290,7 +293,9 @@ def test_concurrency_grows_and_shrinks_while_it_runs(
 ) -> None:
     group = group_of(protomq_server, protomq_topic)
     let_go = threading.Event()
-    lock, running, most = threading.Lock(), [0], [0]
+    lock, running = threading.Lock(), [0]
+    at_once: list[int] = []
+    """Of each call, how many ran when it began."""
 
     async def wait() -> None:
         while not let_go.is_set():  # noqa: ASYNC110 - it is set on another thread.
@@ -300,7 +305,7 @@ def test_concurrency_grows_and_shrinks_while_it_runs(
     def listen(message: Message) -> Any:
         with lock:
             running[0] += 1
-            most[0] = max(most)
+            at_once.append(running[0])
         if push.kind == "coroutines":
             return wait()
         let_go.wait(PATIENCE_S)
@@ -319,6 +324,74 @@ def test_concurrency_grows_and_shrinks_while_it_runs(
         finally:
             let_go.set()
         wait_for(lambda: consumer.counts.done == 30, PATIENCE_S)
+    # None of the 23 others began before the last of these seven was done, and then one after the other.
+    assert at_once == [*range(1, 8), *[1] * 23]
+
+
+def test_a_new_group_begins_where_it_is_told_to(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    send(protomq_producer, protomq_topic, 6)
+    before_ms = time.time_ns() // 1_000_000 + 1
+    wait_for(lambda: time.time_ns() // 1_000_000 > before_ms, PATIENCE_S, pause_s=0.001)
+    later = send(protomq_producer, protomq_topic, 6, first=6)
+    begin = datetime.fromtimestamp((before_ms + 1) / 1_000, UTC)
+    seen: list[bytes] = []
+    group = group_of(protomq_server, protomq_topic)
+    with push(group, protomq_topic, lambda message: seen.append(message.body), begin=begin) as consumer:
+        wait_for(lambda: consumer.counts.done == len(later), PATIENCE_S)
+        # The next ones of each queue are the first that come after these.
+        more = send(protomq_producer, protomq_topic, 12, first=12)
+        wait_for(lambda: consumer.counts.done == len(later) + len(more), PATIENCE_S)
+    assert sorted(seen) == sorted([*later, *more])
+
+
+def test_an_orderly_listener_that_hangs_keeps_its_queue_and_no_other(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    """`consume_timeout_s` is not for it: a message that was given back would overtake, or be overtaken."""
+    group = group_of(protomq_server, protomq_topic, 20)
+    for number in range(40):
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key=str(number % 10))
+    with PullConsumer(namesrv=protomq_server.namesrv) as reader:
+        reader.subscribe(protomq_topic)
+        stored: list[Message] = []
+        while len(stored) < 40:
+            stored += reader.poll(PATIENCE_S)
+    queue_of = {message.body: message.queue for message in stored}
+    hanging = b"3"
+    behind = [message.body for message in stored if message.queue == queue_of[hanging]]
+    behind = behind[behind.index(hanging) :]
+    assert 4 <= len(behind) < 40
+    gate = Gate(push, hanging)
+    others: list[bytes] = []
+
+    def listen(message: Message) -> Any:
+        assert not message.attempt
+        return gate(message)
+
+    settings: dict[str, Any] = {"orderly": True, "consume_timeout_s": 0.1, "commit_interval_s": 0.05}
+    with push(group, protomq_topic, listen, **settings) as consumer:
+        try:
+            assert gate.begun.wait(PATIENCE_S)
+            wait_for(lambda: len(gate.seen) == 40 - len(behind), PATIENCE_S)
+            # A second member gets other queues: this one stays with the member whose listener hangs.
+            other = PushConsumer(group, namesrv=protomq_server.namesrv, **settings)
+            other.subscribe(protomq_topic, lambda message: others.append(message.body))
+            with other, Admin(namesrv=protomq_server.namesrv) as admin:
+                wait_for(lambda: any(queue.topic == protomq_topic for queue in other.assignment()), PATIENCE_S)
+                (mine,) = [one for one in admin.queue_locks(group) if one.queue == queue_of[hanging]]
+                assert any(one.client_id != mine.client_id for one in admin.queue_locks(group))
+                assert queue_of[hanging] not in other.assignment()
+            assert consumer.counts.open == len(behind)
+            assert not set(behind) & set(gate.seen)
+        finally:
+            gate.let_go.set()
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert [body for body in gate.seen if body in behind] == behind
+    assert others == []
+    assert sorted(gate.seen) == sorted(queue_of)
+    assert committed(protomq_server, group, protomq_topic) == 40
 
 
 def test_a_topic_can_be_added_and_taken_away_while_it_runs(
