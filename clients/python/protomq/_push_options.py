@@ -37,7 +37,8 @@ class PushOptions:
     - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: bounds of one queue. They count its messages here that are not done,
       their bytes, and the offsets from the lowest of them to the last one taken. At a bound the consumer takes no more of it.
       `count_max`, `size_max_bytes`: the same for all queues together. The consumer checks them before it takes up to 256 messages.
-    - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. Not if `orderly`.
+    - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. If `orderly`,
+      its queue waits, and the log says so.
     - `commit_interval_s`: between two commits.
     - `suspend_ms`: how long an orderly queue waits after a failure.
     - `attempts_max`: after this number of failures an orderly message becomes a dead letter. None: the retry limit of the group holds; if

@@ -91,15 +91,18 @@ class Run:
     seen: object = None
     seen_since_s: float = 0.0
     is_slow: bool = False
+    told_of: object = None
+    """Orderly: what took too long, and was told."""
     taken_away: Sequence[Message] = ()
     """Messages that took too long: what the listener says of them counts no more."""
 
 
 class Overdue(NamedTuple):
-    """Messages that a listener has had for too long; they are given back."""
+    """Messages that a listener has had for too long; they are given back, unless it `keeps` them, in order."""
 
     listener: Listener
     messages: Sequence[Message]
+    keeps: bool
 
 
 class PushState:
@@ -259,7 +262,9 @@ class PushState:
             self._line_up(work)
 
     def tick(self, now_s: float) -> list[Overdue]:
-        """What has been with a listener for too long, and is given back now; finds runs of which others are to take the rest."""
+        """What has been with a listener for too long, told once, and given back now unless it is in order. Finds runs of which others are
+        to take the rest.
+        """
         found: list[Overdue] = []
         for run in self._runs:
             self._collect(run)
@@ -268,12 +273,18 @@ class PushState:
                 run.seen, run.seen_since_s, run.is_slow = current, now_s, False
                 continue
             run.is_slow = True
-            if self.options.orderly or now_s - run.seen_since_s < self.options.consume_timeout_s:
+            if now_s - run.seen_since_s < self.options.consume_timeout_s:
                 continue
             messages = (current,) if isinstance(current, Message) else tuple(current)
+            if self.options.orderly:
+                # Given back, it would come behind the next ones of its queue.
+                if messages and run.told_of is not current:
+                    run.told_of = current
+                    found.append(Overdue(run.listener, messages, keeps=True))
+                continue
             if messages and not any(messages[0] is one for one in run.taken_away):
                 run.taken_away = messages
-                found.append(Overdue(run.listener, messages))
+                found.append(Overdue(run.listener, messages, keeps=False))
                 failure = failure_of_text(
                     f"{run.listener.name} was not done with it after {self.options.consume_timeout_s:g} s"
                 )

@@ -292,9 +292,10 @@ class PushSteps:
     def say_overdue(self, overdue: Iterable[Overdue]) -> None:
         """Listeners that were not done in time."""
         for one in overdue:
+            outcome = "in order, its queue waits for it" if one.keeps else "given back, they come again; it is still running"
             logger.warning(
-                "%s has had %d message(s) for more than %g s, the first is %r: given back, they come again; it is still running",
-                one.listener.name, len(one.messages), self._options.consume_timeout_s, one.messages[0],
+                "%s has had %d message(s) for more than %g s, the first is %r: %s",
+                one.listener.name, len(one.messages), self._options.consume_timeout_s, one.messages[0], outcome,
             )  # fmt: skip
 
     def _subscribe(self, wanted: Wanted) -> Steps[None]:

@@ -128,7 +128,7 @@ def test_a_message_that_takes_too_long_is_given_back_and_what_its_listener_says_
     assert made.tick(1.0) == []
     assert made.tick(900.9) == []
     (overdue,) = made.tick(901.0)
-    assert (overdue.listener.name, list(overdue.messages)) == ("f", [one])
+    assert (overdue.listener.name, list(overdue.messages), overdue.keeps) == ("f", [one], False)
     assert made.tick(2000.0) == []
     call = made.backs.begin(902.0)
     assert call is not None
@@ -140,6 +140,24 @@ def test_a_message_that_takes_too_long_is_given_back_and_what_its_listener_says_
     run.done.append(one)
     made.ended(run, 903.0)
     assert (made.count, made.done_count, made.has_backs()) == (0, 1, False)
+
+
+def test_a_message_that_takes_too_long_in_order_is_told_once_and_stays() -> None:
+    made = state(consume_timeout_s=900, orderly=True)
+    made.offer(Q0, messages(0, 2))
+    for began_s in (0.0, 2_000.0):
+        run = made.next_run(began_s)
+        assert run is not None
+        run.current = one = run.messages.popleft()
+        assert made.tick(began_s + 1.0) == made.tick(began_s + 900.9) == []
+        (overdue,) = made.tick(began_s + 901.0)
+        assert (overdue.listener.name, list(overdue.messages), overdue.keeps) == ("f", [one], True)
+        assert made.tick(began_s + 1_900.0) == []
+        assert not made.has_backs()
+        assert made.lowest_open(Q0) == one.queue_offset
+        run.done.append(one)
+        made.ended(run, began_s + 1_901.0)
+    assert (made.count, made.done_count) == (0, 2), "what its listener says counts"
 
 
 def test_a_failed_message_is_open_until_the_broker_has_it() -> None:
