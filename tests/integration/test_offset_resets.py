@@ -115,8 +115,8 @@ def test_a_member_learns_of_a_reset_that_was_made_before_its_broker_was_killed(
 def _kill_between_reset_and_poll(broker: Broker) -> None:
     with PullConsumer("killed", namesrv=broker.namesrv, auto_commit=False) as member:
         member.subscribe("flights")
-        (queue,) = member.assignment()
         assert polled(member, 10) == list(range(10))
+        (queue,) = member.assignment()
         member.commit()
         reset(broker, "killed", "flights", 4)
         broker.kill()
@@ -134,6 +134,7 @@ def test_a_reset_to_a_time_and_a_clone_are_followed_too(protomq_server: Broker, 
         Admin(namesrv=protomq_server.namesrv) as admin,
     ):
         source.subscribe(topic)
+        assert polled(source, 1) == [0]
         (queue,) = source.assignment()
         source.commit({queue: 8})
         consumer.subscribe(topic)
