@@ -96,7 +96,15 @@ def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> d
 
 def _check_filters(admin: Admin, broker: str) -> None:
     """Consumers whose filter the broker lacks would be refused there. Slaves (`name/id`) have what their masters have."""
-    filters = {name: {module.name for module in found} for name, found in admin.list_filters().items() if "/" not in name}
+    from protomq.errors import PartialResultError
+
+    try:
+        everywhere = admin.list_filters()
+    except PartialResultError as error:
+        if not all("/" in name for name in error.failures):
+            raise
+        everywhere = error.result
+    filters = {name: {module.name for module in found} for name, found in everywhere.items() if "/" not in name}
     missing = set().union(*filters.values()) - filters.get(broker, set())
     if missing:
         raise CliError(

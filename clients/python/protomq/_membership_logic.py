@@ -509,7 +509,11 @@ class MembershipState:
         claims, self._claims = self._claims, {}
         for topic, several in queues.items():
             here = [member for member, topics in members.values() if topic in topics]
-            for queue in self.allocation.share(members[self.key][0], sorted(several), here):
+            own_share = self.allocation.share(members[self.key][0], sorted(several), here)
+            if self._others is not None:
+                # No later list says that another member has taken a queue that was free.
+                self._others.update(set(several).difference(own_share))
+            for queue in own_share:
                 if queue in self._queues:
                     found.append(queue)
                     continue

@@ -2,6 +2,7 @@
 
     the master has it, in this version     nothing to do
     the master has it                      it is fetched, in place of another version
+    its file is damaged at the master      nothing to do
     the master lacks it                    it is removed if this very version is known to be the master's; else it stays
 
     config/filter_copies.json    {"store_id": n, "modules": {name: crc32c}}: what this store of a master had, and was here too
@@ -52,7 +53,7 @@ def plan_changes(
 
     `there`: what the master has, whose store has the id `store_id`.
     """
-    checksums = {module.name: module.crc32c for module in here}
+    checksums = {module.name: module.crc32c for module in here if module.size_bytes}
     wanted = {module.name: module for module in there if is_module_name(module.name)}
     its = known.modules if store_id and known.store_id == store_id else {}
     removed = [
@@ -63,7 +64,7 @@ def plan_changes(
     fetched = [
         Change(name, checksums.get(name), module)
         for name, module in wanted.items()
-        if checksums.get(name) != module.crc32c
+        if module.size_bytes and checksums.get(name) != module.crc32c
     ]
     return removed + fetched
 
@@ -74,7 +75,7 @@ def known_after(
     """Returns what is known when the changes are made: modules that are the same here and there."""
     if not store_id:
         return NOTHING_KNOWN
-    theirs = {module.name: module.crc32c for module in there}
+    theirs = {module.name: module.crc32c for module in there if module.size_bytes}
     same = {module.name: module.crc32c for module in here if theirs.get(module.name) == module.crc32c}
     return KnownCopies(store_id, same)
 

@@ -40,12 +40,11 @@ class FilterModules:
         self._lock = threading.Lock()
 
     def all(self) -> list[ModuleInfo]:
-        """The modules by name."""
+        """The modules by name. One whose file is damaged has the size 0: a slave must not take it for one that was deleted."""
         found = []
         for name in self._names():
             module = self.find(name)
-            if module is not None:
-                found.append(ModuleInfo(name, len(module), crc32c(module)))
+            found.append(ModuleInfo(name, 0, 0) if module is None else ModuleInfo(name, len(module), crc32c(module)))
         return found
 
     def find(self, name: str) -> bytes | None:

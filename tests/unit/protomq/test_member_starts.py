@@ -69,6 +69,14 @@ def test_so_do_queues_that_another_had_which_were_not_of_the_members_share_then(
     assert node.positions() == dict.fromkeys(range(4), 5)
 
 
+def test_so_do_queues_that_were_free_when_the_other_was_to_take_them() -> None:
+    node = Joining(other())
+    assert node.positions() == {0: 9, 1: 9}
+    node.brokers.committed |= dict.fromkeys(QUEUES[2:], 7)
+    node.others_are()
+    assert node.positions() == {0: 9, 1: 9, 2: 7, 3: 7}
+
+
 def test_a_queue_that_comes_back_goes_on_where_it_was_committed() -> None:
     node = Joining(begin="earliest")
     assert node.positions() == dict.fromkeys(range(4), 0)

@@ -62,6 +62,15 @@ def made(disk: SimDisk) -> CopiesFile:
     return CopiesFile(disk, "/s")
 
 
+def test_a_module_that_is_damaged_at_the_master_stays_here_and_one_that_is_damaged_here_is_fetched():
+    damaged = ModuleInfo("late", 0, 0)
+    known = KnownCopies(MASTER, {"late": LATE.crc32c})
+    assert plan_changes([LATE], [damaged], known, MASTER) == []
+    assert known_after([LATE], [damaged], MASTER).modules == {}
+    assert plan_changes([damaged], [LATE], known, MASTER) == [Change("late", None, LATE)]
+    assert plan_changes([damaged], [damaged], known, MASTER) == []
+
+
 def test_what_is_known_outlives_a_restart():
     disk = SimDisk()
     disk.make_folder("/s/config")
