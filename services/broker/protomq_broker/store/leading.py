@@ -27,7 +27,7 @@ from .log.recovery import DamagedRange, explain_problem, skips_of
 from .log.seals import LogWalker, seal_before
 from .open_log import OpenLog
 from .queues.reading import LogRegion
-from .start.truncation import intend_truncation
+from .start.truncation import intend_truncation, is_truncation_intended
 from .state.log_front import LogFront
 from .store_files import StoreFiles
 
@@ -120,7 +120,7 @@ class Leadership:
 
         `START`: the logs agree nowhere, so the log begins again where the leader's does. It also begins again if its front was deleted and
         what was carried forward from there stands behind the point. Returns where the log will end. Raises NotFollowingError;
-        LogForkError: the log has no such point; StoreFailedError, OSError: nothing has changed.
+        LogForkError: the log has no such point; StoreFailedError, OSError: nothing has changed, or the log has failed.
         """
         if self.follower is None:
             raise NotFollowingError("the store leads: nobody says where its log ends")
@@ -132,7 +132,13 @@ class Leadership:
             raise StoreFailedError(self._log.failure)
         # The truncation adds a row for the point: it must come behind those that only this process has heard of.
         self.keep_epochs()
-        intend_truncation(self._files.disk, self._files.root, point)
+        try:
+            intend_truncation(self._files.disk, self._files.root, point)
+        except OSError as error:
+            if is_truncation_intended(self._files.disk, self._files.root):
+                # The next start truncates, so nothing may come behind the point until then.
+                self._log.fail(f"the log is to be truncated to position {point.position}, and {error}: open the store again")
+            raise
         self._log.fail(f"the log is to be truncated to position {point.position}: open the store again")
         return point
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -150,6 +151,28 @@ def test_a_truncation_that_is_interrupted_at_any_io_is_completed_by_the_next_sta
         assert read_all(after) == read_all(leader)
         assert committed(after, "group", "topic", 0) == 3
         assert not disk_of(after).exists(f"/s/{TRUNCATION_NAME}")
+
+
+def test_an_intent_that_is_there_takes_effect_before_anything_else_is_stored() -> None:
+    _, follower, point = diverged()
+    probe = disk_of(follower).killed()
+    twin = open_store(probe, follows=True)
+    before = probe.operations
+    twin.truncate_to(point)
+    steps = probe.operations - before
+    found = set()
+    for number in range(1, steps + 1):
+        disk = disk_of(follower).killed()
+        store = open_store(disk, follows=True)
+        disk.fail_at(number, Fault.EIO)
+        with suppress(OSError, StoreFailedError):
+            store.truncate_to(point)
+        is_there = disk.exists(f"/s/{TRUNCATION_NAME}")
+        assert bool(store.log_failure) or not is_there, number
+        found.add(is_there)
+        if is_there:
+            assert open_store(disk.killed(), follows=True).appended_position == point.position
+    assert found == {True, False}
 
 
 def test_logs_that_agree_nowhere_make_the_follower_begin_anew() -> None:

@@ -59,6 +59,11 @@ def intend_truncation(disk: Disk, root: str, point: LogPoint) -> None:
     write_json_file(disk, f"{root}/{TRUNCATION_NAME}", point._asdict())
 
 
+def is_truncation_intended(disk: Disk, root: str) -> bool:
+    """Whether the next start finds an intent, which may be gone after a power cut."""
+    return disk.exists(f"{root}/{TRUNCATION_NAME}")
+
+
 def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: StoreLock) -> None:
     """Completes an intent if there is one. Called at a start, before anything but the segments is open. Raises OSError."""
     path = f"{root}/{TRUNCATION_NAME}"
