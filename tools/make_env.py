@@ -48,9 +48,12 @@ def members() -> list[str]:
 
 
 def builders() -> list[str]:
-    """What builds the members, and what hatchling asks for besides to install something editable."""
+    """What builds the members, what hatchling asks for besides to install something editable, and what builds pyspark.
+
+    The registry has pyspark as a source archive only. setuptools makes wheels by itself since 70.1; a new Python 3.11 brings an older one.
+    """
     projects = (tomllib.loads((ROOT / member / "pyproject.toml").read_text("utf-8")) for member in members())
-    return sorted({"editables", *(one for project in projects for one in project["build-system"]["requires"])})
+    return sorted({"editables", "setuptools>=70.1", *(one for project in projects for one in project["build-system"]["requires"])})
 
 
 def digest(files: list[Path]) -> str:
