@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import RecordTemplate, encode_record_field
 from protomq_broker.config import BrokerConfig
+from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.replication import Replication
@@ -33,6 +34,7 @@ from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_ha.intake import LogPart
 from protomq_ha.replicas import Confirmation
 from protomq_ha.roles import HaConfig
 from protomq_runtime.dispatch import DispatchTable
@@ -96,6 +98,7 @@ class _Slave:
         self.disk = SimDisk()
         self.store: Store | None = None
         self.session: FollowSession | None = None
+        self.memory = AnswerMemory()
         self.calls: deque[FakeCall] = deque()
         self.cut_position = 0
         """What it had written when a power cut took some of it, of the log of the master that is."""
@@ -257,8 +260,8 @@ class HaWorld:
         assert slave.store is not None
         session = FollowSession(slave.store, lambda function: function())
         request = session.begin_request("b", slave.number, "")
-        answer = self._response(self.master.server.call(FETCH, request))
-        if session.began(answer):
+        answer, part = self._response(slave, self.master.server.call(FETCH, request))
+        if session.began(answer, part):
             slave.session = session
         elif answer.status == ha.FETCH_STATUS_DIVERGED:
             self.fired["truncated"] += 1
@@ -273,13 +276,18 @@ class HaWorld:
         # Over gRPC the answers of two calls may come in any order.
         call = self.rng.choice(answered)
         slave.calls.remove(call)
-        if not slave.session.took(self._response(call)):
+        if not slave.session.took(*self._response(slave, call)):
             slave.hang_up()
             return
         self._compare(slave)
 
-    def _response(self, call: FakeCall) -> Any:
-        return call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+    def _response(self, slave: _Slave, call: FakeCall) -> tuple[ha.FetchResponse, LogPart]:
+        """An answer, in the same memory as the slave's last one."""
+        response: Any = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+        payload = response.SerializeToString()
+        memory = slave.memory.lend(len(payload))
+        memory[:] = payload
+        return slave.memory.read(memory)
 
     def _compare(self, slave: _Slave) -> None:
         """R2 and R3."""

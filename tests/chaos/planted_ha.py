@@ -13,6 +13,7 @@ from protomq_broker.ha_session import FollowSession
 from protomq_broker.replication import Replication
 from protomq_broker.store.log.agreement import START, LogPoint, LogView
 from protomq_broker.store.log.positions import Positions
+from protomq_ha.intake import LogPart
 from protomq_ha.replicas import ReplicaTable, Verdict
 
 from . import ha_world
@@ -38,9 +39,9 @@ def does_not_sync() -> Any:
     took = FollowSession.took
     fetch_request = FollowSession.fetch_request
 
-    def take(self: FollowSession, response: ha.FetchResponse) -> bool:
+    def take(self: FollowSession, response: ha.FetchResponse, part: LogPart) -> bool:
         with mock.patch.object(self._store, "flush"):
-            return took(self, response)
+            return took(self, response, part)
 
     def lie(self: FollowSession, hold_ms: int) -> ha.FetchRequest:
         request = fetch_request(self, hold_ms)
@@ -96,9 +97,9 @@ def a_slave_serves_what_it_has() -> Any:
     """Confirmed or not."""
     took = FollowSession.took
 
-    def take(self: FollowSession, response: ha.FetchResponse) -> bool:
+    def take(self: FollowSession, response: ha.FetchResponse, part: LogPart) -> bool:
         response.confirmed_position = max(response.confirmed_position, response.end_position)
-        return took(self, response)
+        return took(self, response, part)
 
     return mock.patch.object(FollowSession, "took", take)
 

@@ -25,6 +25,7 @@ from protomq_runtime.addresses import Address, parse_address_list
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import RemotingClient
 
+from .fetch_answers import AnswerMemory
 from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import StoreError
@@ -232,7 +233,8 @@ class HaFollower:
         self.view = self.view._replace(address=str(address))
         client_id = f"slave {self._config.broker_id} of {self._broker_name}"
         timeout_s = CALL_TIMEOUT_S if self._leadership is None else ELECTED_CALL_TIMEOUT_S
-        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s) as client:
+        memory = AnswerMemory()
+        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s, lend=memory.lend) as client:
             self._client = client
             try:
                 session = FollowSession(self._store, self._writer.run)
@@ -243,10 +245,10 @@ class HaFollower:
                     self._target.epoch if self._target is not None else 0,
                 )
                 self._check_may_speak()
-                payload = client.call(_FETCH, request.SerializeToString(), timeout_s)
-                response = ha.FetchResponse.FromString(payload)
-                if session.began(response):
-                    self._fetch(client, session)
+                answer = client.ask(_FETCH, request.SerializeToString(), timeout_s)
+                response, part = memory.read(answer.unwrap_octets())
+                if session.began(response, part):
+                    self._fetch(client, session, memory)
                 elif response.status == ha.FETCH_STATUS_DIVERGED:
                     self._truncate(client)
             finally:
@@ -309,7 +311,7 @@ class HaFollower:
 
     # Fetching.
 
-    def _fetch(self, client: RemotingClient, session: FollowSession) -> None:
+    def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory) -> None:
         """Fetches until the master ends the session, or until `close`."""
         self._complaint = ""
         log.info("following the master at %s from position %d", client.address, session.position)
@@ -331,7 +333,7 @@ class HaFollower:
                 self._check_may_speak()
                 raise TimeoutError(f"the master at {client.address} is silent")
             under_way.remove(answer.request_id)
-            if not session.took(ha.FetchResponse.FromString(answer.unwrap())):
+            if not session.took(*memory.read(answer.unwrap_octets())):
                 return
             self._heard()
             self._note(session)

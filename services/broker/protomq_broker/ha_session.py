@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from protomq.v1 import ha_service_pb2 as ha
-from protomq_ha.intake import Intake
+from protomq_ha.intake import Intake, LogPart
 
 from .store.log.agreement import START, LogPoint
 
@@ -60,7 +60,7 @@ class FollowSession:
         request.end.MergeFrom(ha.LogPoint(position=end.position, epoch=end.epoch, crc32c=end.crc32c))
         return request
 
-    def began(self, response: ha.FetchResponse) -> bool:
+    def began(self, response: ha.FetchResponse, part: LogPart) -> bool:
         """Takes the first answer and returns whether the session lasts. Raises OtherSegmentsError, and what `took` raises."""
         own_size_bytes = self._store.config.segment_size_bytes
         if response.segment_size_bytes != own_size_bytes:
@@ -71,7 +71,7 @@ class FollowSession:
         self._session = response.session
         # If this log is empty, it begins where the master's log begins.
         self._intake = Intake(response.position)
-        return self.took(response)
+        return self.took(response, part)
 
     def fetch_request(self, hold_ms: int) -> ha.FetchRequest:
         """Returns the next fetch, which reports what is stored by now."""
@@ -84,18 +84,19 @@ class FollowSession:
             heard_ms=self._heard_ms,
         )
 
-    def took(self, response: ha.FetchResponse) -> bool:
-        """Stores the log in an answer, notes its positions, and returns whether the session lasts. Raises StoreError, ValueError."""
+    def took(self, response: ha.FetchResponse, part: LogPart) -> bool:
+        """Stores the log in an answer, notes its positions, and returns whether the session lasts. Raises StoreError, ValueError.
+
+        `part`: the log in the answer. Its memory is needed no longer when this has returned.
+        """
         if response.status != ha.FETCH_STATUS_OK:
             return False
         store, intake = self._store, self._intake
-        # Each reading of the field copies it.
-        if part := response.log:
+        if part.octets:
             run = intake.add(response.position, part)
             at = intake.position
             end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True))
-            if end > at:
-                intake.stored(end)
+            intake.stored(end)
             if response.counts_flushed or store.config.sync_flush:
                 store.flush()
         self._confirmed_position = max(self._confirmed_position, response.confirmed_position)

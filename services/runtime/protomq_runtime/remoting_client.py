@@ -15,7 +15,7 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -40,18 +40,22 @@ class NotRemotingError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """An answer: `payload` is the response message, or a google.rpc.Status where `status` is not 0."""
+    """An answer: `octets` are the response message, or a google.rpc.Status where `status` is not 0. A view lasts until the next `wait`."""
 
     request_id: int
     status: int
-    payload: bytes
+    octets: bytes | memoryview
 
     def unwrap(self) -> bytes:
         """The response message. Raises the ServiceError that the peer answered."""
+        return bytes(self.unwrap_octets())
+
+    def unwrap_octets(self) -> bytes | memoryview:
+        """The same, without a copy."""
         if self.status == 0:
-            return self.payload
+            return self.octets
         try:
-            status = decode_status(self.payload)
+            status = decode_status(bytes(self.octets))
         except DecodeError:
             raise ServiceError(
                 Code(self.status), "", "the peer gave an error without a readable reason"
@@ -76,9 +80,14 @@ class RemotingClient:
         client_id: str,
         client_version: str = "",
         timeout_s: float = 3.0,
+        lend: Callable[[int], memoryview] | None = None,
     ) -> None:
-        """Connects and says hello within `timeout_s`. Raises OSError (NotRemotingError, TimeoutError) or the peer's ServiceError."""
+        """Connects and says hello within `timeout_s`. Raises OSError (NotRemotingError, TimeoutError) or the peer's ServiceError.
+
+        `lend`, if given, returns memory of a size in bytes. An answer larger than one reading is received there, and is a view of it.
+        """
         self.address = address
+        self._lend = lend
         self._answers: dict[int, Answer] = {}
         self._buffer = bytearray()
         self._large: _LargeAnswer | None = None
@@ -113,12 +122,16 @@ class RemotingClient:
 
     def call(self, method_id: int, payload: bytes, timeout_s: float) -> bytes:
         """Call and wait. Raises TimeoutError, OSError for a lost connection, or the peer's ServiceError."""
+        return self.ask(method_id, payload, timeout_s).unwrap()
+
+    def ask(self, method_id: int, payload: bytes, timeout_s: float) -> Answer:
+        """Call and wait for the answer, which may be an error. Raises TimeoutError, OSError for a lost connection."""
         deadline = time.monotonic() + timeout_s
         request_id = self.start(method_id, payload, timeout_s)
         while True:
             answer = self.wait((request_id,), deadline - time.monotonic())
             if answer is not None:
-                return answer.unwrap()
+                return answer
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.address} did not answer within {timeout_s:g} s")
 
@@ -213,21 +226,27 @@ class RemotingClient:
                 raise NotRemotingError(f"{self.address} sent a request where only answers may come")
             received = memoryview(buffer)[start + frames.HEADER_SIZE_BYTES : end]
             if end > len(buffer):
-                self._large = _LargeAnswer(header, received)
+                self._large = _LargeAnswer(header, received, self._memory_of(length - _LENGTH_MIN))
             else:
                 self._answers[header.request_id] = Answer(header.request_id, header.status, bytes(received))
             received.release()
             start = end
         del buffer[:start]
 
+    def _memory_of(self, size_bytes: int) -> memoryview:
+        """Where a large answer is received. Memory that was lent to an answer that nobody has taken yet is not used again."""
+        is_lent = any(isinstance(answer.octets, memoryview) for answer in self._answers.values())
+        return memoryview(bytearray(size_bytes)) if self._lend is None or is_lent else self._lend(size_bytes)
+
     def _receive_into(self, large: _LargeAnswer) -> None:
-        count = self._socket.recv_into(memoryview(large.payload)[large.filled :])
+        count = self._socket.recv_into(large.memory[large.filled :])
         if not count:
             raise self._closed()
         large.filled += count
-        if large.filled == len(large.payload):
+        if large.filled == len(large.memory):
             header = large.header
-            self._answers[header.request_id] = Answer(header.request_id, header.status, bytes(large.payload))
+            octets = bytes(large.memory) if self._lend is None else large.memory
+            self._answers[header.request_id] = Answer(header.request_id, header.status, octets)
             self._large = None
 
     def _closed(self) -> ConnectionResetError:
@@ -237,8 +256,8 @@ class RemotingClient:
 class _LargeAnswer:
     """An answer that is larger than one reading: the rest of it is received in its place."""
 
-    def __init__(self, header: frames.FrameHeader, received: memoryview) -> None:
+    def __init__(self, header: frames.FrameHeader, received: memoryview, memory: memoryview) -> None:
         self.header = header
-        self.payload = bytearray(header.length + frames.LENGTH_SIZE_BYTES - frames.HEADER_SIZE_BYTES)
-        self.payload[: len(received)] = received
+        self.memory = memory
+        self.memory[: len(received)] = received
         self.filled = len(received)

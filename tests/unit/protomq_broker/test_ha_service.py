@@ -11,6 +11,7 @@ import pytest
 from protomq.v1 import ha_service_pb2 as ha
 from protomq_broker import ha_service
 from protomq_broker.config import BrokerConfig
+from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.ha_service import GATHER_MS, TICK_MS, HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.leadership_driver import (
@@ -141,7 +142,8 @@ class _Slave:
                 return ""
             response = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
             try:
-                session.began(response) if begins else session.took(response)
+                answer = AnswerMemory().read(response.SerializeToString())
+                session.began(*answer) if begins else session.took(*answer)
             except LogForkError:
                 call.hang_up()
                 return "refused"

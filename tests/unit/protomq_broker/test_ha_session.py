@@ -6,6 +6,7 @@ import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import RecordTemplate, encode_record_field
+from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.log.append import AppendRequest
@@ -13,12 +14,17 @@ from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.intake import LogPart
 from tests.chaos.store_world import WorldClock
 
 
 def a_store(*, sync_flush: bool = False, follows: bool = False) -> Store:
     config = StoreConfig(segment_size_bytes=1 << 20, sync_flush=sync_flush)
     return Store.open("/s", config, clock=WorldClock(), disk=SimDisk(), background=False, follows=follows)
+
+
+def received(answer: ha.FetchResponse) -> tuple[ha.FetchResponse, LogPart]:
+    return AnswerMemory().read(answer.SerializeToString())
 
 
 def log_of_a_master() -> bytes:
@@ -50,20 +56,22 @@ def test_who_syncs_has_synced_what_it_acknowledges(
         end_position=len(log),
         counts_flushed=master_asks,
     )
-    assert session.began(answer)
+    assert session.began(*received(answer))
     assert store.appended_position == len(log)
     assert store.flushed_position == (len(log) if syncs else 0)
 
 
-def an_answer(position: int, log: bytes, confirmed_position: int) -> ha.FetchResponse:
-    return ha.FetchResponse(
-        status=ha.FETCH_STATUS_OK,
-        session=1,
-        position=position,
-        segment_size_bytes=1 << 20,
-        log=log,
-        confirmed_position=confirmed_position,
-        end_position=confirmed_position,
+def an_answer(position: int, log: bytes, confirmed_position: int) -> tuple[ha.FetchResponse, LogPart]:
+    return received(
+        ha.FetchResponse(
+            status=ha.FETCH_STATUS_OK,
+            session=1,
+            position=position,
+            segment_size_bytes=1 << 20,
+            log=log,
+            confirmed_position=confirmed_position,
+            end_position=confirmed_position,
+        )
     )
 
 
@@ -72,7 +80,7 @@ def test_what_a_master_has_confirmed_beyond_a_slaves_log_is_not_confirmed_when_t
     store = a_store(follows=True)
     session = FollowSession(store, lambda function: function())
     log = log_of_a_master()
-    assert session.began(an_answer(0, log, 10 * len(log)))
+    assert session.began(*an_answer(0, log, 10 * len(log)))
     assert store.readable_position == store.appended_position == len(log)
     store.lead(waits_for_replicas=True)
     store.topics.create(TopicConfig("u"))
@@ -84,8 +92,8 @@ def test_what_is_confirmed_is_known_when_it_is_stored_in_whatever_order_the_answ
     store = a_store(follows=True)
     session = FollowSession(store, lambda function: function())
     log = log_of_a_master()
-    assert session.began(an_answer(0, b"", 0))
-    assert session.took(an_answer(100, log[100:], len(log)))
+    assert session.began(*an_answer(0, b"", 0))
+    assert session.took(*an_answer(100, log[100:], len(log)))
     assert store.readable_position == 0
-    assert session.took(an_answer(0, log[:100], 0))
+    assert session.took(*an_answer(0, log[:100], 0))
     assert store.readable_position == len(log)

@@ -149,6 +149,38 @@ def test_large_answers_arrive_whole_whatever_they_are_cut_into(piece: int) -> No
             assert answer.unwrap() == payload
 
 
+def test_large_answers_are_received_in_lent_memory_but_not_over_one_that_nobody_has_taken() -> None:
+    large = [b"x" * 300_000, b"y" * 200_000, b"z" * 250_000]
+    memory, lent = bytearray(300_000), []
+
+    def lend(size_bytes: int) -> memoryview:
+        lent.append(size_bytes)
+        return memoryview(memory)[:size_bytes]
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        for payload in large:
+            header, _ = peer.read_frame()
+            peer.answer(header.request_id, payload)
+
+    with peer_that(script) as address, RemotingClient(
+        address, options_pb2.LANE_ROUTE, "test", timeout_s=60, lend=lend
+    ) as client:
+        first, second = (client.start(METHOD_ID, b"", 60) for _ in range(2))
+        answer = client.wait((second,), 60)
+        assert answer is not None
+        assert answer.octets == large[1]
+        assert lent == [300_000], "the first answer, which waits there, would be lost"
+        answer = client.wait((first,), 60)
+        assert answer is not None
+        assert isinstance(answer.octets, memoryview)
+        assert answer.octets.obj is memory
+        assert answer.unwrap() == large[0]
+        third = client.ask(METHOD_ID, b"", 60)
+        assert third.octets == large[2]
+        assert lent == [300_000, 250_000]
+
+
 def test_connection_that_closes_within_a_large_answer_ends_the_wait() -> None:
     def script(peer: Peer) -> None:
         peer.welcome()

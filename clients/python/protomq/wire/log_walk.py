@@ -70,7 +70,7 @@ class Seal(NamedTuple):
         return self.size_bytes == 0 and self.record_count == 0
 
 
-def decode_seal(data: bytes, at: int) -> Seal | None:
+def decode_seal(data: bytes | memoryview, at: int) -> Seal | None:
     """The seal field at `at`, None if none stands there whole. Its CRC is not checked."""
     if at < 0 or at + SEAL_SIZE_BYTES > len(data):
         return None
@@ -139,7 +139,7 @@ class WalkedBlock:
     """
 
     base_position: int
-    data: bytes
+    data: bytes | memoryview
     size_bytes: int = 0
     seals: list[Seal] = field(default_factory=list)
     runs: RecordRuns = field(default_factory=RecordRuns)
@@ -156,7 +156,7 @@ class WalkedBlock:
         return zip(starts.tolist(), sizes.tolist(), strict=True)
 
 
-def walk_appends(data: bytes, base_position: int, previous_crc32c: int | None) -> WalkedBlock:
+def walk_appends(data: bytes | memoryview, base_position: int, previous_crc32c: int | None) -> WalkedBlock:
     """Takes the appends that `data` begins with, as many as hold.
 
     Without `previous_crc32c` the first append must be the head of a segment, whose CRC is then taken as it is.
@@ -189,7 +189,7 @@ def walk_appends(data: bytes, base_position: int, previous_crc32c: int | None) -
     return block
 
 
-def _walk_records(data: bytes, at: int, runs: RecordRuns) -> tuple[int, str]:
+def _walk_records(data: bytes | memoryview, at: int, runs: RecordRuns) -> tuple[int, str]:
     """Walks the fields from `at` on: (where a seal field starts, or -1 if the bytes end before; what is wrong, or "")."""
     end, position = len(data), at
     while position < end:
@@ -221,7 +221,7 @@ def _walk_records(data: bytes, at: int, runs: RecordRuns) -> tuple[int, str]:
         size = behind + length - position
         if size > RECORD_FIELD_SIZE_MAX_BYTES:
             return -1, f"a record of {length} bytes: more than any may have"
-        start, head = position, data[position:behind]
+        start, head = position, bytes(data[position:behind])
         position += size
         if position > end:
             return -1, ""
@@ -233,13 +233,13 @@ def _walk_records(data: bytes, at: int, runs: RecordRuns) -> tuple[int, str]:
     return -1, ""
 
 
-def _count_alike(data: bytes, at: int, head: bytes, size: int) -> int:
+def _count_alike(data: bytes | memoryview, at: int, head: bytes, size: int) -> int:
     """How many whole fields that begin with `head`, and so have this size, stand in a row from `at` on."""
     count = 0
     whole = (len(data) - at) // size
     while count < whole:
         position = at + count * size
-        if not data.startswith(head, position):
+        if data[position : position + len(head)] != head:
             break
         count += 1
         if count >= _ALIKE_MIN:
@@ -251,7 +251,7 @@ def _count_alike(data: bytes, at: int, head: bytes, size: int) -> int:
     return count
 
 
-def _count_heads(data: bytes, at: int, head: bytes, size: int, most: int) -> int:
+def _count_heads(data: bytes | memoryview, at: int, head: bytes, size: int, most: int) -> int:
     """How many of the `most` fields of this size from `at` on begin with `head`, up to the first that does not."""
     if not most:
         return 0

@@ -116,7 +116,7 @@ class LogFollowers:
         """(system topic, body) of a state record."""
         records = block.records
         at = int(records.positions[row]) - block.appends.base_position
-        field = block.appends.data[at : at + int(records.sizes[row])]
+        field = bytes(block.appends.data[at : at + int(records.sizes[row])])
         (record,) = RecordBatch.FromString(field).records
         return records.topics[int(records.topic_indexes[row])], record.body
 
@@ -163,7 +163,7 @@ class Follower:
         self._now_ms = now_ms
         self._count = count
 
-    def append(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
+    def append(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new end of the log.
 
         `may_end_within`: the data may end with a part of one more append, which is not stored yet. Raises ForeignBytesError: nothing is

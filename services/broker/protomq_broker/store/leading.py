@@ -86,7 +86,7 @@ class Leadership:
             if self.follower is not None:
                 self._write_epochs(self.follower)
 
-    def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
+    def append_verbatim(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position.
 
         `may_end_within`: the data may end with a part of one more append, which is not stored yet. An empty log begins at any segment.

@@ -138,7 +138,7 @@ def recover(
 
     def take(block: WalkedBlock) -> None:
         fields.extend(
-            block.data[start : start + size]
+            bytes(block.data[start : start + size])
             for start, size in block.fields()
         )
 

@@ -6,7 +6,7 @@ Values only. `following.py` writes them.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class ForeignBlock(NamedTuple):
 
 
 def prove(
-    data: bytes,
+    data: bytes | memoryview,
     position: int,
     end: LogEnd,
     segment_size_bytes: int,
@@ -138,7 +138,7 @@ def _bounds(records: ScannedRecords, rows: slice) -> list[int]:
 
 
 def _request(block: ForeignBlock, first: int, end: int) -> AppendRequest:
-    """The run of rows [first, end)."""
+    """The run of rows [first, end). Plain messages are not copied: what follows the log keeps none of their bytes."""
     records = block.records
     rows = slice(first, end)
     count = end - first
@@ -147,6 +147,7 @@ def _request(block: ForeignBlock, first: int, end: int) -> AppendRequest:
     size_bytes = int(starts[-1] + records.sizes[end - 1])
     at = position - block.appends.base_position
     flags = int(records.flags[first])
+    data = memoryview(block.appends.data)[at : at + size_bytes]
     is_moved = bool(flags & FLAG_TRANSIT) or flags & FLAG_KIND_MASK == FLAG_KIND_COPY
     ids = (records.producer_ids[rows], records.producer_epochs[rows], records.sequences[rows])
     identities = np.array(ids, np.uint64).T if is_moved else None
@@ -161,7 +162,8 @@ def _request(block: ForeignBlock, first: int, end: int) -> AppendRequest:
 
     region = RecordRegion(
         records.topics[int(records.topic_indexes[first])],
-        bytearray(memoryview(block.appends.data)[at : at + size_bytes]),
+        # A view does for a region that nobody stamps.
+        bytearray(data) if flags & (FATE_MASK | FLAG_TRANSIT) else cast("bytearray", data),
         count,
         starts if count > 1 else None,
         records.sizes[rows] if count > 1 else None,

@@ -207,7 +207,7 @@ def dump(
                 at, size = field
                 if start_position <= block.base_position + at < end:
                     _, head = record_field_at(block.data, at, at + size)
-                    record = Record.FromString(block.data[at + head : at + size])
+                    record = Record.FromString(bytes(block.data[at + head : at + size]))
                     yield LogItem(block.base_position + at, size, record=record)
                 field = next(fields, None)
             position = block.base_position + seal_at

@@ -223,7 +223,7 @@ class _Verification:
                 FindingKind.WRONG_STAMP, error.position, f"{error.reason}, though its seal holds"
             )
             return
-        stamped = _stamped_positions(block.data, starts + sizes)
+        stamped = _stamped_positions(bytes(block.data), starts + sizes)
         for row in np.flatnonzero(stamped != records.positions).tolist():
             self._report(
                 FindingKind.WRONG_STAMP,
