@@ -130,7 +130,7 @@ def push(bench: Bench) -> Iterator[Result]:
 
         def pushed(batch_size: int | None, orderly: bool = False) -> Sample:
             return _load(
-                pair, "push.listen", group=f"group{next(groups)}", messages=messages, batch_size=batch_size, orderly=orderly,
+                pair, "push.listen", group=f"group{next(groups)}", messages=messages, batch_size=batch_size, orderly=orderly, parts=True,
             )  # fmt: skip
 
         single = pair.take_turns(
@@ -143,7 +143,7 @@ def push(bench: Bench) -> Iterator[Result]:
                 pair.theirs.run, "push", total=total, size=1024, consumebatch=256, pullbatch=256
             ),
         )
-    how = "1 KiB, 16 queues, 20 threads each; theirs: its median half second"
+    how = "1 KiB, 16 queues, 20 threads each; of both the median half second"
     yield from versus("push consumer, one message a call", single["one"], single[THEIRS], 1.2, how)
     yield from versus("push consumer, 256 a call", ours, theirs, 1.2, how)
     yield ratio_of(
