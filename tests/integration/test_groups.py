@@ -56,6 +56,43 @@ async def main():
 asyncio.run(main())
 """
 
+WAITS_FOR_TOPIC = """
+import sys
+from protomq import PullConsumer
+with PullConsumer("g", namesrv=sys.argv[1], begin="latest", auto_commit=False) as member:
+    member.subscribe("later")
+    print("waits", flush=True)
+    while True:
+        for message in member.poll(1):
+            print("got", flush=True)
+"""
+
+WAITS_FOR_TOPIC_ASYNC = """
+import asyncio, sys
+from protomq import AsyncPullConsumer
+async def main():
+    async with AsyncPullConsumer("g", namesrv=sys.argv[1], begin="latest", auto_commit=False) as member:
+        await member.subscribe("later")
+        print("waits", flush=True)
+        while True:
+            for message in await member.poll(1):
+                print("got", flush=True)
+asyncio.run(main())
+"""
+
+WAITS_FOR_TOPIC_PUSH = """
+import sys, threading
+from protomq import PushConsumer
+member = PushConsumer("g", namesrv=sys.argv[1], begin="latest", commit_interval_s=600)
+@member.on("later")
+def got(message):
+    print("got", flush=True)
+    threading.Event().wait()
+member.start()
+print("waits", flush=True)
+threading.Event().wait()
+"""
+
 FAILS = """
 import sys, threading
 from protomq import PushConsumer, Retry
@@ -157,6 +194,28 @@ def test_what_comes_after_the_first_member_began_at_the_end_is_nobodys_loss_if_i
             assert found, got
             got += [message.body for message in found]
     assert sorted(got) == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.parametrize("program", [WAITS_FOR_TOPIC, WAITS_FOR_TOPIC_ASYNC, WAITS_FOR_TOPIC_PUSH])
+def test_a_topic_that_is_made_after_the_first_member_began_loses_nothing_if_it_is_killed_before_it_commits(
+    broker: Broker, program: str
+) -> None:
+    sent = [b"%d" % number for number in range(8)]
+    with member_process(program, broker) as victim:
+        read_until(victim, "waits")
+        with Producer(namesrv=broker.namesrv) as producer:
+            for body in sent:
+                producer.send("later", body)
+        read_until(victim, "got")
+        victim.kill()
+    with PullConsumer("g", namesrv=broker.namesrv, begin="latest") as survivor:
+        survivor.subscribe("later")
+        got: list[bytes] = []
+        while len(got) < 8:
+            found = survivor.poll(PATIENCE_S)
+            assert found, got
+            got += [message.body for message in found]
+    assert sorted(got) == sent
 
 
 def test_a_retry_that_fell_due_before_the_first_commit_is_not_skipped_by_a_group_that_begins_at_the_end(broker: Broker) -> None:

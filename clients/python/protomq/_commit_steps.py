@@ -87,6 +87,18 @@ class CommitSteps:
         offsets = self._state.to_commit(safe_only=True)
         if of is not None:
             offsets = {queue: offset for queue, offset in offsets.items() if queue in of}
+        return (yield from self.commit_or_log(offsets, when, limits, ends_s=ends_s, is_last=is_last))
+
+    def commit_or_log(
+        self,
+        offsets: Mapping[MessageQueue, int],
+        when: str,
+        limits: Limits,
+        *,
+        ends_s: float = math.inf,
+        is_last: bool = False,
+    ) -> Steps[ProtomqError | None]:
+        """Commits; a failure is logged: the caller tries again, unless this is the last time. Returns the first error."""
         errors = yield from self.commit(offsets, limits, ends_s, by_calls=True)
         for (topic, broker_name), error in errors.items():
             is_told = error.retriable or error.reason in self._troubles

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -64,6 +65,14 @@ RETRY_RESOLVE_S: Final = 2.0
 IN_POLL: Final = Limits(POLL_CALL_TIMEOUT_S, ONCE)
 
 
+@dataclass(slots=True)
+class _Start:
+    """Where a queue begins."""
+
+    queue_offset: int
+    next_commit_s: float = 0.0
+
+
 class ConsumerSteps:
     """One consumer, without anything that waits."""
 
@@ -103,6 +112,8 @@ class ConsumerSteps:
         self._commits = CommitSteps(
             options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin
         )
+        self._unpinned: dict[MessageQueue, _Start] = {}
+        """Where queues begin, as long as no broker has that: the commit failed, or the topic does not exist yet."""
         self._is_changing = False
         self._changes_again = False
         self._committing_count = 0
@@ -148,6 +159,7 @@ class ConsumerSteps:
         self.subscriptions.pop(topic, None)
         self._begun = {queue for queue in self._begun if queue.topic != topic}
         yield from self._reassign()
+        self._unpinned = {queue: start for queue, start in self._unpinned.items() if queue.topic != topic}
 
     def assign(
         self,
@@ -305,6 +317,8 @@ class ConsumerSteps:
             yield from self._tell(self._listener.on_revoked, queues)
         if self.options.auto_commits:
             yield from self._commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
+        else:
+            yield from self._pin_existing(limits, frozenset(queues))
         if self.locks is not None:
             yield from self.locks.release(queues, limits)
 
@@ -344,6 +358,8 @@ class ConsumerSteps:
             return False
         if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
             return False
+        if self._unpinned and not self._pins_due_in_s(now_s):
+            return False
         if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
         for topic, route in self.subscriptions.items():  # noqa: SIM110  # As `all` of a generator it is twice as slow.
@@ -359,6 +375,8 @@ class ConsumerSteps:
         if self.options.auto_commits and now_s >= self._next_commit_s and not self._committing_count:
             self._next_commit_s = now_s + self.options.auto_commit_interval_s
             yield from self._commit_now("in poll", IN_POLL)
+        if not self._pins_due_in_s(now_s):
+            yield from self._pin_existing(IN_POLL)
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
@@ -366,7 +384,7 @@ class ConsumerSteps:
         if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
             yield from self._group_looks.look_at_broadcast(subscribed_queues(self.assigned, self.subscriptions))
             self.state.is_shut = self._group_looks.is_shut
-        if self._share is not None and not self.group_due_in_s(self.clock()):
+        if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
             yield from self._follow_group(self._share)
 
     def _follow_group(self, share: GroupShare) -> Steps[None]:
@@ -394,12 +412,17 @@ class ConsumerSteps:
             yield from self._lose(lost)
 
     def group_due_in_s(self, now_s: float) -> float:
-        """Until `before_poll` may have queues to take or to give away: 0 if it has now."""
+        """Until `before_poll` may have something to do that comes before the next message: 0 if it has now.
+
+        Queues to take or to give away, the settings of the group, a start to commit.
+        """
         if self._group_looks is not None:
             return self._group_looks.due_in_s(now_s)
-        if self._share is None:
-            return float("inf")
-        due_in_s = self._share.due_in_s(now_s)
+        due_in_s = self._pins_due_in_s(now_s)
+        return due_in_s if self._share is None else min(due_in_s, self._share_due_in_s(self._share, now_s))
+
+    def _share_due_in_s(self, share: GroupShare, now_s: float) -> float:
+        due_in_s = share.due_in_s(now_s)
         return due_in_s if self.locks is None else min(due_in_s, self.locks.due_in_s(now_s))
 
     def address_for(self, ticket: Ticket) -> Steps[BrokerAddress | None]:
@@ -534,14 +557,19 @@ class ConsumerSteps:
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
             is_there = self._exists[topic] = True
-        begun = frozenset(
-            queue for queue in starts if self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
-        )
+        begun = {
+            queue: _Start(starts.get(queue, 0))
+            for queue in queues
+            if queue.queue_id not in committed and self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
+        }
         self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
         if self._share is not None:
             self._begun.update(set(queues).difference(self.assigned))
-        if begun:
-            yield from self._commit_now("where they begin", limits, of=begun)
+        for queue in queues:
+            self._unpinned.pop(queue, None)
+        self._unpinned |= begun
+        if is_there:
+            yield from self._pin(begun, limits)
         return is_there
 
     def _is_own_retries(self, topic: str) -> bool:
@@ -567,6 +595,37 @@ class ConsumerSteps:
         if not options.shares or self._is_own_retries(queue.topic) or (options.begin == "earliest" and not is_committed):
             return False
         return options.auto_commit or not (is_committed or queue in self.assigned)
+
+    def _pins_due_in_s(self, now_s: float) -> float:
+        """Until a start is to be committed; infinity if none is, or if its topic does not exist yet."""
+        if not self._unpinned:
+            return float("inf")
+        for queue in [queue for queue in self._unpinned if self.state.has_commit(queue)]:
+            del self._unpinned[queue]
+        # A topic that exists has an incarnation, which the first answer of each queue tells.
+        dues_s = [start.next_commit_s for queue, start in self._unpinned.items() if self.state.incarnation(queue)]
+        return max(min(dues_s, default=float("inf")) - now_s, 0.0)
+
+    def _pin_existing(self, limits: Limits, of: Collection[MessageQueue] | None = None) -> Steps[None]:
+        """Commits starts that no broker has yet, of topics that exist by now. `of`: of these queues only."""
+        # Also of queues that have not answered yet: the process may end with the topic's first message.
+        topics = {queue.topic for queue in self._unpinned if self.state.incarnation(queue)}
+        return self._pin([queue for queue in self._unpinned if queue.topic in topics and (of is None or queue in of)], limits)
+
+    def _pin(self, queues: Iterable[MessageQueue], limits: Limits) -> Steps[None]:
+        """Commits where queues begin; a failure is made up for by a later look."""
+        starts = {queue: self._unpinned[queue] for queue in queues if self.state.lacks_commit(queue)}
+        if not starts:
+            return
+        for queue, start in starts.items():
+            if self.state.incarnation(queue):
+                start.next_commit_s = self.clock() + RETRY_RESOLVE_S
+        self._committing_count += 1
+        try:
+            offsets = {queue: start.queue_offset for queue, start in starts.items()}
+            yield from self._commits.commit_or_log(offsets, "where they begin", limits)
+        finally:
+            self._committing_count -= 1
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 
@@ -651,9 +710,11 @@ class ConsumerSteps:
             self._committing_count -= 1
 
     def say_goodbye(self) -> Steps[None]:
-        """The consumer is being closed: the listener is told that all queues go."""
+        """The consumer is being closed: the listener is told that all queues go. Where they began others are to know."""
         if self._listener is not None and not self._is_changing:
             yield from self._tell(self._listener.on_revoked, self.state.queues)
+        if not self.options.auto_commits:
+            yield from self._pin_existing(IN_POLL)
 
     def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
         """What was finished, when nothing comes after. The first error."""

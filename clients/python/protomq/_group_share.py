@@ -26,13 +26,18 @@ class GroupShare:
         self._due_s = 0.0
         self._first: dict[str, frozenset[MessageQueue]] = {}
         """The queues that a topic had when it was subscribed to."""
+        self._unmade: set[str] = set()
+        """Topics that did not exist when they were subscribed to, as far as name servers knew."""
         self._routes = GroupRoutes()
 
     def want(self, routes: Mapping[str, Route], filters: Mapping[str, str]) -> None:
         """What is subscribed to now. New brokers are called."""
         for topic in self._first.keys() - routes.keys():
             del self._first[topic]
+        self._unmade &= routes.keys()
         for topic, route in routes.items():
+            if route.auto_create and topic not in self._first:
+                self._unmade.add(topic)
             if not self._first.get(topic):
                 self._first[topic] = frozenset(route.read_queues)
         self._follow(routes, drops=True)
@@ -117,7 +122,7 @@ class GroupShare:
 
     def is_late(self, queue: MessageQueue) -> bool:
         """Whether the topic got the queue after it was subscribed to: nothing of it was there before."""
-        return queue not in self._first.get(queue.topic, frozenset((queue,)))
+        return queue.topic in self._unmade or queue not in self._first.get(queue.topic, frozenset((queue,)))
 
     def was_others(self, queue: MessageQueue) -> bool:
         """See MembershipState.was_others."""

@@ -243,6 +243,16 @@ class PullState:
         state = self._queues.get(queue)
         return state.incarnation if state is not None else 0
 
+    def has_commit(self, queue: MessageQueue) -> bool:
+        """Whether an offset of the queue is known to be committed."""
+        state = self._queues.get(queue)
+        return state is not None and state.committed is not None
+
+    def lacks_commit(self, queue: MessageQueue) -> bool:
+        """Whether the queue is assigned, it is known where to begin, and no commit is known."""
+        state = self._queues.get(queue)
+        return state is not None and state.position is not None and state.committed is None and not state.is_gone
+
     def forget_gone(self, topics: Collection[str]) -> list[MessageQueue]:
         """Queues of topics that were deleted are assigned again by the next `assign`, as if they had never been. Those queues."""
         gone: list[MessageQueue] = []

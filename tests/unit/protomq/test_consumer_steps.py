@@ -122,6 +122,8 @@ class Consumer:
             else:
                 steps.take_answer(ticket, answer)
         steps.raise_trouble()
+        if not steps.group_due_in_s(self.world.now_s()):
+            run(steps.before_poll())
         return [(message.queue, message.queue_offset) for message in steps.state.take(count_max)]
 
 
@@ -392,6 +394,89 @@ def test_a_start_that_could_not_be_committed_is_committed_by_the_next_commit(wor
     world.advance(5.0)
     consumer.poll()
     assert brokers.committed[A0] == 9
+
+
+@pytest.mark.parametrize("begin", ["latest", LAST_WEEK])
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_the_beginning_of_a_topic_that_is_made_later_is_pinned_before_its_first_message_is_handed_out(
+    world: FakeWorld, brokers: Brokers, begin: object, auto_commit: bool
+) -> None:
+    known = dict(world.answers)
+    world.answers |= dict.fromkeys(known, _missing)
+    consumer = Consumer(world, begin=begin, auto_commit=auto_commit)
+    consumer.subscribe()
+    assert consumer.poll() == []
+    assert calls(world, COMMIT_OFFSETS) == []
+    world.answers |= known
+    brokers.ends[A0] = 2
+    world.advance(3.0)
+    assert consumer.poll() == [(A0, 0), (A0, 1)]
+    assert brokers.committed == {A0: 0, A1: 0, B0: 0, B1: 0}
+    successor = Consumer(world, begin=begin, auto_commit=auto_commit)
+    successor.subscribe()
+    assert successor.poll() == [(A0, 0), (A0, 1)], "the first one was killed at once"
+
+
+def test_a_start_that_could_not_be_committed_is_made_up_for_where_the_program_commits(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 9
+    refuse, refusing = brokers._commit, True
+
+    def commit(server: str, request: bytes) -> bytes:
+        if refusing:
+            raise SystemBusyError("busy")
+        return refuse(server, request)
+
+    world.answers[COMMIT_OFFSETS] = commit
+    consumer = Consumer(world, begin="latest", auto_commit=False)
+    consumer.subscribe()
+    brokers.ends[A0] = 12
+    assert consumer.poll() == [(A0, 9), (A0, 10), (A0, 11)], "a broker that takes no commits holds up no message"
+    consumer.poll()
+    tries = len(calls(world, COMMIT_OFFSETS))
+    consumer.poll()
+    assert len(calls(world, COMMIT_OFFSETS)) == tries, "it is asked once in a while"
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert len(calls(world, COMMIT_OFFSETS)) > tries
+    refusing = False
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert brokers.committed == {A0: 9, A1: 0, B0: 0, B1: 0}, "what was handed out is the program's to commit"
+    world.driver.run(consumer.steps.commit({A0: 12}))
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert brokers.committed[A0] == 12
+
+
+def test_what_the_program_has_committed_is_not_taken_back_by_a_start_that_failed(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 9
+    world.answers[COMMIT_OFFSETS], commit = _busy, brokers._commit
+    consumer = Consumer(world, begin="latest", auto_commit=False)
+    consumer.subscribe()
+    world.answers[COMMIT_OFFSETS] = commit
+    world.driver.run(consumer.steps.commit({A0: 12}))
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert brokers.committed == {A0: 12, A1: 0, B0: 0, B1: 0}
+
+
+@pytest.mark.parametrize("way", ["unsubscribe", "close"])
+def test_a_start_that_failed_is_committed_when_its_queue_goes(world: FakeWorld, brokers: Brokers, way: str) -> None:
+    brokers.ends[A0] = 9
+    world.answers[COMMIT_OFFSETS], commit = _busy, brokers._commit
+    consumer = Consumer(world, begin="latest", auto_commit=False)
+    consumer.subscribe()
+    world.answers[COMMIT_OFFSETS] = commit
+    world.driver.run(consumer.steps.unsubscribe("T") if way == "unsubscribe" else consumer.steps.say_goodbye())
+    assert brokers.committed[A0] == 9
+
+
+def _missing(server: str, request: bytes) -> bytes:
+    raise TopicNotFoundError("not yet")
+
+
+def _busy(server: str, request: bytes) -> bytes:
+    raise SystemBusyError("busy")
 
 
 def test_a_program_that_commits_the_offsets_of_queues_that_it_assigned_finds_none_of_ours(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from protomq import MessageQueue
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
@@ -29,8 +33,9 @@ class JoiningMember(FakeMember):
 class Joining:
     """A member that does not resume, of a group that has committed 5 in all queues."""
 
-    def __init__(self, *others: pb.GroupMember, begin: str = "latest") -> None:
-        self.world = FakeWorld(route_of("T", "a", queues=4))
+    def __init__(self, *others: pb.GroupMember, begin: str = "latest", auto_create: bool = False) -> None:
+        route = route_of("T", "a", queues=4)
+        self.world = FakeWorld(replace(route, auto_create=auto_create))
         self.brokers = Brokers(self.world)
         self.brokers.ends = dict.fromkeys(QUEUES, 9)
         self.brokers.committed = dict.fromkeys(QUEUES, 5)
@@ -86,6 +91,16 @@ def test_a_queue_that_comes_back_goes_on_where_it_was_committed() -> None:
     node.brokers.committed |= dict.fromkeys(QUEUES[2:], 7)
     node.others_are()
     assert node.positions() == {0: 0, 1: 0, 2: 7, 3: 7}
+
+
+@pytest.mark.parametrize(("auto_create", "start"), [(True, 0), (False, 9)])
+def test_nothing_is_skipped_of_a_topic_that_was_made_after_the_member_subscribed(auto_create: bool, start: int) -> None:
+    node = Joining(other(0, 1, 2, 3), auto_create=auto_create)
+    node.world.routes["T"] = route_of("T", "a", queues=4)
+    node.brokers.committed.clear()  # The other one was killed before it could say where it began.
+    node.others_are()
+    assert node.positions() == dict.fromkeys(range(4), start)
+    assert node.brokers.committed == dict.fromkeys(QUEUES, start)
 
 
 def test_a_topic_that_is_subscribed_to_again_is_begun_again() -> None:
