@@ -41,6 +41,8 @@ class GroupLooks:
         self._group = group
         self._clock = clock
         self._known: GroupSettings | None = None
+        self._by_broker: dict[str, GroupSettings] = {}
+        """What each broker said last; one that does not answer, or has left the route, may come back with it."""
         self._next_s = -math.inf
         self.is_shut = False
         """Broadcasting: whether the settings say that nothing is consumed."""
@@ -59,11 +61,8 @@ class GroupLooks:
         """Asks the brokers of these queues."""
         topics = {queue.broker_name: queue.topic for queue in queues}
         found: list[GroupSettings | None] = yield Each([self._ask(topic, name, timeout_s) for name, topic in topics.items()])
-        answers = [one for one in found if one is not None]
-        # Where all have answered, a group that was deleted has its defaults again.
-        if self._known is not None and len(answers) < max(len(found), 1):
-            answers.append(self._known)
-        self._known = max(answers, key=lambda one: one.version, default=None)
+        self._by_broker |= {name: one for name, one in zip(topics, found, strict=True) if one is not None}
+        self._known = max(self._by_broker.values(), key=lambda one: one.version, default=None)
         self._next_s = self._clock() + (LOOK_AGAIN_S if self._known is None else LOOK_INTERVAL_S)
 
     def look_at_broadcast(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:

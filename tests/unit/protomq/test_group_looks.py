@@ -70,6 +70,20 @@ def test_the_highest_version_holds_until_all_brokers_have_a_lower_one(world: Fak
     assert look(world, looks) is None
 
 
+def test_what_a_broker_said_holds_when_it_leaves_the_route_until_it_says_another_thing(
+    world: FakeWorld, settings: Settings, looks: GroupLooks
+) -> None:
+    settings.at = {"a": GroupSettings(version=2, retry_count_max=5), "b": GroupSettings(version=3, retry_count_max=0)}
+    assert look(world, looks) == 0
+    for _ in range(2):
+        world.driver.run(looks.look(QUEUES[:1]))
+        assert looks.retry_count_max == 0, "b may come back with it"
+    world.driver.run(looks.look(()))
+    assert looks.retry_count_max == 0
+    settings.at["b"] = GroupSettings(version=1, retry_count_max=9)
+    assert look(world, looks) == 5
+
+
 def test_brokers_are_asked_seldom_and_sooner_while_none_has_answered(world: FakeWorld, settings: Settings, looks: GroupLooks) -> None:
     assert looks.due_in_s(world.now_s()) == 0
     world.failures["a"].append(ConnectFailedError("away"))
