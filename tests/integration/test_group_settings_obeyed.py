@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,41 @@ def test_a_broadcasting_push_consumer_stops_and_goes_on_as_its_group_says(
         with pytest.raises(AssertionError):
             wait_for(lambda: bool(seen), QUIET_S)
         set_group(protomq_server, group, **{off: True})
+        wait_for(lambda: sorted(seen) == bodies, PATIENCE_S)
+
+
+def test_what_a_broadcasting_push_consumer_has_pulled_waits_while_its_group_is_off(
+    push: Push,
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    group = f"g-{protomq_topic}"
+    bodies = send(protomq_producer, protomq_topic, 5)
+    seen: list[bytes] = []
+    goes_on = threading.Event()
+
+    async def wait() -> None:
+        assert await asyncio.to_thread(goes_on.wait, PATIENCE_S)
+
+    def listen(message: Message) -> object:
+        seen.append(message.body)
+        if push.kind == "coroutines":
+            return wait()
+        assert goes_on.wait(PATIENCE_S)
+        return None
+
+    with push(group, protomq_topic, listen, broadcast=True, offset_folder=str(tmp_path), concurrency=1) as consumer:
+        wait_for(lambda: (len(seen), consumer.counts.waiting) == (1, 4), PATIENCE_S)
+        set_group(protomq_server, group, broadcast_enabled=False)
+        wait_for(lambda: "broadcast_enabled is off" in caplog.text, PATIENCE_S)
+        goes_on.set()
+        with pytest.raises(AssertionError):
+            wait_for(lambda: len(seen) > 1, QUIET_S)
+        assert consumer.counts.waiting == 4
+        set_group(protomq_server, group, broadcast_enabled=True)
         wait_for(lambda: sorted(seen) == bodies, PATIENCE_S)
 
 

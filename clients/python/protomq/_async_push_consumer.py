@@ -308,6 +308,7 @@ class AsyncPushConsumer(PushBase):
             self._note_rates()
         now_s = time.monotonic()
         state = self._state
+        state.shut(consumer._state.is_shut)
         overdue = state.tick(now_s)
         if overdue:
             self._failed.set()

@@ -352,6 +352,7 @@ class PushConsumer(PushBase):
         now_s = time.monotonic()
         state = self._state
         with self._lock:
+            state.shut(consumer._state.is_shut)
             overdue = state.tick(now_s)
             if overdue:
                 self._failed.notify_all()

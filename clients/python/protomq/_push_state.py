@@ -114,6 +114,8 @@ class PushState:
         self.backs = BackLine()
         self.is_suspended = False
         self.is_stopping = False
+        self.is_shut = False
+        """Broadcast: whether the group's settings say that nothing is consumed; see `shut`."""
         self.count = 0
         """Messages that are here and not done."""
         self.size_bytes = 0
@@ -160,7 +162,7 @@ class PushState:
 
     def held(self) -> Collection[MessageQueue] | None:
         """Queues of which no more is to be taken; None: of none at all."""
-        if self.is_suspended or self.is_stopping or self._is_full:
+        if self._rests() or self._is_full:
             return None
         return self._full
 
@@ -190,7 +192,7 @@ class PushState:
 
     def next_run(self, now_s: float, idle_count: int = 1) -> Run | None:
         """Messages for one thread or task; None: there are none now. `idle_count`: how many could take some, this one included."""
-        if self.is_suspended or self.is_stopping:
+        if self._rests():
             return None
         for _ in range(len(self._line)):
             work = self._line.popleft()
@@ -205,7 +207,7 @@ class PushState:
 
     def runs_wanted(self) -> int:
         """How many threads or tasks would find something to do now; more than that need not look."""
-        if self.is_suspended or self.is_stopping:
+        if self._rests():
             return 0
         slow_count = sum(run.is_slow and bool(run.messages) for run in self._runs)
         if self.options.orderly:
@@ -303,6 +305,13 @@ class PushState:
 
     # -- queues that go --------------------------------------------------------------------------------------------------
 
+    def shut(self, is_shut: bool) -> None:
+        """Whether all that no listener has begun waits here."""
+        was_shut, self.is_shut = self.is_shut, is_shut
+        if is_shut and not was_shut:
+            for run in self._runs:
+                self._put_back(run, ())
+
     def revoke(self, queues: Collection[MessageQueue]) -> None:
         """Of these queues no listener gets anything more. What listeners have now still counts: see `running_of`, then `drop`."""
         for run in self._runs:
@@ -346,6 +355,10 @@ class PushState:
         self.revoke(list(self._works))
 
     # --------------------------------------------------------------------------------------------------------------------
+
+    def _rests(self) -> bool:
+        """Whether no listener gets anything now."""
+        return self.is_suspended or self.is_stopping or self.is_shut
 
     def _line_up(self, work: Work) -> None:
         if work.waiting and not work.in_line and not work.is_busy:

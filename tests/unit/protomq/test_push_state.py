@@ -119,6 +119,32 @@ def test_what_stands_behind_a_message_that_takes_long_goes_to_others() -> None:
     assert not made.is_running()
 
 
+def test_while_the_group_is_shut_no_listener_gets_a_message_and_then_they_go_on_in_order() -> None:
+    made = state(broadcast=True)
+    quick(made)
+    made.offer(Q0, messages(0, 9))
+    run = made.next_run(0.0)
+    assert run is not None
+    run.current = run.messages.popleft()
+    made.offer(Q1, messages(1, 1, Q1))
+    made.shut(True)
+    assert (made.next_run(0.0), made.runs_wanted(), made.held()) == (None, 0, None)
+    assert not run.messages, "what its listener has not begun waits, too"
+    made.tick(1.0)
+    made.tick(1.1)
+    assert made.next_run(1.1) is None
+    run.done.append(run.current)
+    made.ended(run, 2.0)
+    assert (made.count, made.waiting_count, made.next_run(2.0)) == (9, 9, None)
+    made.shut(False)
+    assert made.held() == set()
+    assert made.runs_wanted() > 0
+    found: list[int] = []
+    while (more := made.next_run(3.0)) is not None:
+        found += [offset for offset in finish(made, more, 3.0) if more.work.queue == Q0]
+    assert (found, made.count) == (list(range(1, 9)), 0)
+
+
 def test_a_message_that_takes_too_long_is_given_back_and_what_its_listener_says_counts_no_more() -> None:
     made = state(consume_timeout_s=900)
     made.offer(Q0, messages(0, 1))
