@@ -293,9 +293,10 @@ class Producer(LineSender):
     def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
         """Takes a delayed message back by the `recall_handle` of its SendResult; any producer may.
 
-        Returns True if nobody will get it. False: the message is delivered already, or was recalled before. A recall is tried again only
-        while nothing has happened: if its answer is lost, its outcome is unknown. Raises ConfigurationError for an invalid handle,
-        NoRouteError if its broker is away.
+        Returns True if nobody will get it. False: the message is delivered already, or was recalled before. Tried again until the time-out,
+        `send_timeout_s`. If an answer is lost, and the next one is "not pending", that may be the lost one's work. Then its error is
+        raised, which is not `definite`. Raises ConfigurationError for an invalid handle, NoRouteError if
+        its broker is away.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)

@@ -10,7 +10,7 @@
     receive, ack, send_back               3 (CALL)                                    the hold and some; or      50 ms, or as asked
                                                                                       request_timeout_s
     the end of a transaction              any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
-    a recall                              3, only while nothing happened (CHANGE)     send_timeout_s             50 ms, or as asked
+    a recall                              any number (RECALL)                         send_timeout_s             50 ms, doubling to 0.5 s
     Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
     `Calls` (Spark, the command line)     any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
     a send                                see below                                   send_timeout_s             10 ms, doubling to 0.5 s
@@ -96,6 +96,7 @@ CALL: Final = Retries(3)
 LAST_COMMIT: Final = Retries(2)
 """Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
 CHANGE: Final = Retries(3, only_definite=True)
+RECALL: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
 
 

@@ -13,7 +13,7 @@ from ._call_steps import broker_of, retried
 from ._delays import When, broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
-from ._retry import AWAY_PAUSE_S, CHANGE, attempt_timeout, is_away
+from ._retry import AWAY_PAUSE_S, RECALL, attempt_timeout, is_away
 from ._send_arguments import field_of, when_of_message
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
@@ -207,13 +207,16 @@ def send_groups(
 
 
 def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) -> Steps[bool]:
-    """Takes a delayed message back; whether it was in time. Tried again only while nothing has happened: of a recall whose answer is lost
-    nobody knows whether it won.
+    """Takes a delayed message back; whether it was in time. Tried again until the deadline: only the broker of the handle can.
+
+    After a try whose answer is lost, "not pending" may be that try's own work: then its error is raised.
     """
     broker_name = broker_of_handle(recall_handle)
     payload = [encode_recall(topic, recall_handle)]
+    lost: ProtomqError | None = None
 
-    def attempt() -> Steps[bytes]:
+    def attempt() -> Steps[bool]:
+        nonlocal lost
         try:
             # While another master is elected, it is waited for.
             route = yield from route_for(core, topic, None, deadline_s)
@@ -222,7 +225,14 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
         except ProtomqError as error:
             if error.stale_route:
                 yield ForgetRoute(topic)
+            if not error.definite:
+                lost = error
+            elif lost is not None:
+                error.definite = False
             raise
-        return answer
+        return decode_recall(answer)
 
-    return decode_recall((yield from retried(attempt, CHANGE.of_call(deadline_s, core.clock).decide)))
+    is_recalled: bool = yield from retried(attempt, RECALL.of_call(deadline_s, core.clock).decide)
+    if lost is not None and not is_recalled:
+        raise lost
+    return is_recalled

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from protomq._delays import When, broker_of_handle, delay_flags, when_of
 from protomq._lines import LINES_MAX
 from protomq._methods import RECALL_MESSAGE
 from protomq._outgoing import DelayedPlaces
+from protomq._send_steps import recall
 from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
@@ -25,10 +26,11 @@ from protomq.errors import (
     NotMasterError,
     WrongTypeError,
 )
-from protomq.v1.send_service_pb2 import SendRequest
+from protomq.v1.send_service_pb2 import RecallMessageResponse, SendRequest
 from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from protomq.wire.record import FLAG_DUE_TIME, encode_record_field
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
+from tests.support.fake_driver import FakeWorld, route_of
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_893_499_200_000
@@ -198,29 +200,81 @@ def test_many_different_delays_leave_no_lines_behind(producer: Producer) -> None
     assert len(producer._lines) < LINES_MAX
 
 
+HANDLE = encode_handle(RecallHandle("a", 1, NOON_MS, (7, 1, 0)))
+
+
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_recall_is_tried_again_only_while_nothing_has_happened(cluster: FakeCluster, is_async: bool) -> None:
-    handle = encode_handle(RecallHandle("a", 1, NOON_MS, (7, 1, 0)))
+def test_a_recall_waits_for_the_broker_of_its_message_as_long_as_its_time_out_allows(is_async: bool) -> None:
+    cluster = FakeCluster({"T": {"a": 4, "b": 4}})
 
     async def ask() -> bool:
         async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as other:
-            return await other.recall("T", handle)
+            return await other.recall("T", HANDLE)
 
-    def recall() -> bool:
+    def ask_either() -> bool:
         if is_async:
             return asyncio.run(ask())
         with Producer(transport=FakeSyncTransport(cluster)) as one:
-            return one.recall("T", handle)
+            return one.recall("T", HANDLE)
 
     # The old master is gone; the new one is no master yet.
-    cluster.fail("a", RECALL_MESSAGE, ConnectFailedError("gone"), NotMasterError("a slave"))
-    assert not recall()
-    assert cluster.tries("a", RECALL_MESSAGE) == 3
+    cluster.fail("a", RECALL_MESSAGE, ConnectFailedError("gone"), *(NotMasterError("a slave") for _ in range(4)))
+    assert not ask_either()
+    assert cluster.tries("a", RECALL_MESSAGE) == 6
+    assert cluster.tries("b", RECALL_MESSAGE) == 0, "only one broker has the message"
     assert cluster.route_calls >= 2, "where the master is now"
-    cluster.fail("a", RECALL_MESSAGE, ConnectionLostError("on the way"))
-    with pytest.raises(ConnectionLostError):
-        recall()
-    assert cluster.tries("a", RECALL_MESSAGE) == 4
+
+
+class RecallWorld(FakeWorld):
+    """Broker "a", which takes the message back once; a clock that stands but for calls and pauses."""
+
+    def __init__(self) -> None:
+        super().__init__(route_of("T", "a", "b"), call_takes_s=0.01)
+        self.is_pending = True
+        self.answers[RECALL_MESSAGE] = self._recall
+        self.clock = self.now_s
+
+    def _recall(self, server: str, request: bytes) -> bytes:
+        assert server == "a"
+        was_pending, self.is_pending = self.is_pending, False
+        return RecallMessageResponse(recalled=was_pending).SerializeToString()
+
+    def recall(self) -> bool:
+        return bool(self.driver.run(recall(cast(Any, self), "T", HANDLE, self.now_s() + 3.0)))
+
+
+@pytest.fixture
+def recalls() -> RecallWorld:
+    return RecallWorld()
+
+
+def test_a_recall_that_did_not_arrive_is_made_again(recalls: RecallWorld) -> None:
+    recalls.failures["a"].append(ConnectionLostError("on the way there"))
+    assert recalls.recall()
+    assert len(recalls.calls) == 2
+
+
+def test_a_recall_whose_answer_was_lost_is_never_told_to_have_come_too_late(recalls: RecallWorld) -> None:
+    answer, lost = recalls._recall, ConnectionLostError("on the way back")
+
+    def lose_one(server: str, request: bytes) -> bytes:
+        recalls.answers[RECALL_MESSAGE] = answer
+        answer(server, request)
+        raise lost
+
+    recalls.answers[RECALL_MESSAGE] = lose_one
+    with pytest.raises(ConnectionLostError) as caught:
+        recalls.recall()
+    assert (caught.value, caught.value.definite, len(recalls.calls)) == (lost, False, 2)
+    assert not recalls.recall()
+
+
+def test_what_ends_a_recall_whose_answer_was_lost_is_not_definite(recalls: RecallWorld) -> None:
+    recalls.failures["a"] += [ConnectionLostError("on the way"), *(NotMasterError("a slave") for _ in range(40))]
+    with pytest.raises(NotMasterError) as caught:
+        recalls.recall()
+    assert not caught.value.definite
+    assert 6 <= len(recalls.calls) <= 12
 
 
 handles = st.builds(
