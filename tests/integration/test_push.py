@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -222,6 +223,23 @@ def test_orderly_queues_go_on_with_the_message_that_failed(
         assert order == sorted(order)
     assert Counter(body for _, body in seen)[b"10"] == 4
     assert len(seen) == 63
+
+
+def test_an_orderly_queue_goes_on_after_the_milliseconds_that_its_listener_says(
+    push: Push, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    send(protomq_producer, protomq_topic, 1)
+    began_s: list[float] = []
+
+    def listen(message: Message) -> object:
+        began_s.append(time.monotonic())
+        return Suspend(10) if len(began_s) < 30 else None
+
+    with push(f"g-{protomq_topic}", protomq_topic, listen, orderly=True, suspend_ms=60_000) as consumer:
+        wait_for(lambda: consumer.counts.done == 1, PATIENCE_S)
+    pauses_s = sorted(later - earlier for earlier, later in pairwise(began_s))
+    assert pauses_s[0] >= 0.01
+    assert pauses_s[len(pauses_s) // 2] < 0.1, "a look at it once a second is too seldom"
 
 
 def test_the_dead_letter_of_an_orderly_message_says_how_often_it_was_handed_out(

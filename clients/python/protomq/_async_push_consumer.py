@@ -348,9 +348,11 @@ class AsyncPushConsumer(PushBase):
                     await self._work_on_thread(run)
             finally:
                 if not self._is_ending:
-                    state.ended(run, time.monotonic())
+                    now_s = time.monotonic()
+                    state.ended(run, now_s)
                     self._drained.set()
-                    if state.has_room_again():
+                    # Whoever polls does not know yet when to look at a queue that waits.
+                    if state.has_room_again() or run.work.suspended_until_s > now_s:
                         self._wake()
             # The loop's turn: a listener may never wait.
             await asyncio.sleep(0)

@@ -421,7 +421,10 @@ class PushConsumer(PushBase):
         return None
 
     def _end(self, run: Run) -> None:
-        self._state.ended(run, time.monotonic())
+        now_s = time.monotonic()
+        self._state.ended(run, now_s)
+        if run.work.suspended_until_s > now_s:
+            self._wake()  # Whoever polls does not know yet when to look at that queue.
         if self._state.is_stopping or self._is_revoking:
             self._drained.notify_all()
 
