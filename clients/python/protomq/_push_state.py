@@ -465,7 +465,7 @@ class PushState:
             return  # The queue has gone.
         if options.orderly and not failure.is_dead_letter:
             work.attempts += 1
-            if not self._is_spent(work, message):
+            if not is_spent(options, self.retry_count_max, message, work.attempts):
                 delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
                 work.suspended_until_s = now_s + delay_ms / 1000
                 message._tries = work.attempts
@@ -478,18 +478,6 @@ class PushState:
             self._finish(work, (message,))
         else:
             self.backs.add(Back(work, message, {**failure.fields, **attempt_fields(message)}))
-
-    def _is_spent(self, work: Work, message: Message) -> bool:
-        """Orderly: whether the message, which has just failed, is tried no more."""
-        if self.options.attempts_max is not None:
-            return work.attempts >= self.options.attempts_max
-        if self.retry_count_max is None:
-            return False
-        try:
-            failed_count = message.attempt + 1
-        except CorruptMessageError:
-            failed_count = work.attempts
-        return failed_count > self.retry_count_max
 
     def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
         """`messages`, and the rest of a run, wait again, in front."""
@@ -529,6 +517,22 @@ class PushState:
             or self.size_bytes >= self.options.size_max_bytes * share
         )
         self._has_room_again |= was_full and not self._is_full
+
+
+def is_spent(options: PushOptions, retry_count_max: int | None, message: Message, attempts: int) -> bool:
+    """Orderly: whether a message, which has just failed for the `attempts`-th time here, is tried no more.
+
+    `retry_count_max`: of the group's settings; None: not set, so there is no limit.
+    """
+    if options.attempts_max is not None:
+        return attempts >= options.attempts_max
+    if retry_count_max is None:
+        return False
+    try:
+        failed_count = message.attempt + 1
+    except CorruptMessageError:
+        failed_count = attempts
+    return failed_count > retry_count_max
 
 
 def _size_of(messages: Sequence[Message]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,29 @@ def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     assert [one.message.body for one in group.dead_letters] == [b"x"]
     assert [one.body for one in group.done] == [b"elsewhere", b"behind"]
     assert attempts == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("settings", "limits", "tries"), [
+    ({}, {"retry_count_max": 2}, 3), ({}, {"retry_count_max": 0}, 1), ({"attempts_max": 4}, {"retry_count_max": 2}, 4), ({}, {}, None)
+])  # fmt: skip
+def test_an_orderly_message_is_tried_as_often_as_the_group_says(
+    settings: dict[str, Any], limits: dict[str, Any], tries: int | None
+) -> None:
+    consumer = PushConsumer("g", orderly=True, suspend_ms=1000, **settings)
+    attempts: list[int] = []
+
+    @consumer.on("t")
+    def listen(message: Message) -> object:
+        attempts.append(message.attempt)
+        return Retry(error="always")
+
+    group = FakeGroup(consumer, **limits)
+    group.send("t", b"x")
+    for _ in range(40):
+        group.deliver()
+        group.advance(1)
+    assert attempts == list(range(tries or 40))
+    assert [(one.message.body, one.error) for one in group.dead_letters] == ([(b"x", "always")] if tries else [])
 
 
 def test_a_consumer_that_runs_is_refused() -> None:

@@ -29,7 +29,7 @@ from protomq._async_push_consumer import AsyncPushConsumer
 from protomq._message import Message
 from protomq._push_consumer import PushConsumer
 from protomq._push_results import Failure
-from protomq._push_state import Run, Work
+from protomq._push_state import Run, Work, is_spent
 from protomq._push_steps import SaidSeldom
 from protomq._push_work import Worker
 from protomq._send_back import error_text
@@ -53,6 +53,7 @@ from .fakes import FakeClock
 BROKER_NAME: Final = "fake"
 RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The broker's delay levels from level 3 on: the delays of a group that nobody has set up."""
+RETRY_COUNT_MAX: Final = 16
 DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
 
 
@@ -80,11 +81,13 @@ class FakeGroup:
         self,
         consumer: PushConsumer | AsyncPushConsumer,
         *,
-        retry_count_max: int = 16,
+        retry_count_max: int | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         clock: FakeClock | None = None,
     ) -> None:
-        """`retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`)."""
+        """`retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`). None: not set. That means 16, and no limit
+        in order.
+        """
         if consumer.is_running:
             raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
         if not retry_delays_s:
@@ -221,28 +224,27 @@ class FakeGroup:
         for message, failure in failed:
             one = next(one for one in batch if one.message is message)
             if self._consumer.options.orderly and not failure.is_dead_letter:
-                if self._hold_up(one, failure):
+                one.failures += 1
+                if not is_spent(self._consumer.options, self._retry_count_max, message, one.failures):
+                    self._hold_up(one, failure)
                     held_up.append(one)
-            elif comes_again:
+                    continue
+                failure = Failure({"error": failure.error, "dead_letter": True})
+            if comes_again:
                 self._give_back(message, failure)
         self._uncommitted += [one for one in batch if one not in held_up]
 
-    def _hold_up(self, one: _Waiting, failure: Failure) -> bool:
-        """Orderly: its queue waits, and goes on with it, unless its attempts are spent: whether they are not."""
-        options = self._consumer.options
-        one.failures += 1
-        if options.attempts_max is not None and one.failures >= options.attempts_max:
-            self.dead_letters.append(DeadLetter(one.message, failure.error))
-            return False
-        delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+    def _hold_up(self, one: _Waiting, failure: Failure) -> None:
+        """Orderly: its queue waits, and goes on with it."""
+        delay_ms = self._consumer.options.suspend_ms if failure.delay_ms is None else failure.delay_ms
         one.message._tries = one.failures
         self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
         self._waiting.append(one)
-        return True
 
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1
-        if failure.is_dead_letter or attempt > self._retry_count_max:
+        count_max = RETRY_COUNT_MAX if self._retry_count_max is None else self._retry_count_max
+        if failure.is_dead_letter or attempt > count_max:
             self.dead_letters.append(DeadLetter(message, failure.error))
             return
         delay_s = self._retry_delays_s[min(attempt, len(self._retry_delays_s)) - 1]
