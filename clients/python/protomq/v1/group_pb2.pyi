@@ -36,7 +36,9 @@ class GroupSettings(_message.Message):
     consumer_group: _builtins.str
     """Name of the group: 1 to 120 characters of A-Z a-z 0-9 _ and -."""
     orderly: _builtins.bool
-    """The group gets each queue in order: without retry_count_max its messages are tried without limit."""
+    """Its members consume in order, so without retry_count_max a message is tried without limit. That is all that it changes at a broker: the
+    order itself is the consumer's work, which locks its queues (QueueLockService) and tries a message again before it goes on.
+    """
     retry_count_max: _builtins.int
     """How often a message that failed is delivered again before it becomes a dead letter, 0 to 2^31 - 1. Absent: 16, so there are 17 deliveries;
     for an orderly group: without limit.
