@@ -31,7 +31,7 @@ from protomq_cli.options import (
     option_parser,
     timeout_option,
 )
-from protomq_cli.output import OutputFormat, RowStream, require_stdout
+from protomq_cli.output import OutputFormat, RowStream, flush_stdout, require_stdout, stdout_named
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
@@ -285,14 +285,16 @@ class MessagePrinter:
     def print(self, message: Message) -> None:
         """One more."""
         if self._template is not None:
-            sys.stdout.buffer.write(self._template.write(message))
+            text = self._template.write(message)
+            with stdout_named():
+                sys.stdout.buffer.write(text)
         else:
             self._stream.print(message_row(message))
         self.count += 1
 
     def flush(self) -> None:
         """Let the reader see it."""
-        sys.stdout.flush()
+        flush_stdout()
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
@@ -114,6 +115,23 @@ class Discarded(io.StringIO):
         return len(text)
 
 
+@contextmanager
+def stdout_named() -> Iterator[None]:
+    """An error of writing to stdout names it, as errors of files name theirs."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "stdout"
+        raise
+
+
+def flush_stdout() -> None:
+    """Lets the reader see what was printed."""
+    with stdout_named():
+        sys.stdout.flush()
+
+
 def require_stdout() -> None:
     """Raises CliError if the shell has closed stdout (`>&-`): what nobody can see must not count as consumed."""
     # `__main__` has opened this in its place.
@@ -181,7 +199,8 @@ class RowStream:
                 self._print_cells(row)
             case OutputFormat.JSON:
                 text = json.dumps(row, indent=_INDENT, ensure_ascii=False, default=_plain)
-                self._out.write(("[\n" if self._count == 0 else ",\n") + text)
+                with stdout_named():
+                    self._out.write(("[\n" if self._count == 0 else ",\n") + text)
             case OutputFormat.JSONL:
                 _write(self._out, _json_line(row))
             case OutputFormat.YAML:
@@ -191,7 +210,8 @@ class RowStream:
     def flush(self) -> None:
         """Let the reader see what was printed."""
         try:
-            self._out.flush()
+            with stdout_named():
+                self._out.flush()
         except BrokenPipeError:
             if not self._reports_work:
                 raise
@@ -218,7 +238,8 @@ class RowStream:
             _write(self._out, "[]")
         elif self._left_out and self._count:
             _write(self._out, _left_out_line(self._left_out))
-        self._out.flush()
+        with stdout_named():
+            self._out.flush()
 
     def _print_cells(self, row: Row) -> None:
         cells = [f"{_cell(row.get(name)):<{width}}" for name, width in self._columns.items()]
@@ -351,4 +372,5 @@ def _plain(value: Any) -> Any:
 
 
 def _write(out: TextIO, line: str) -> None:
-    out.write(line + "\n")
+    with stdout_named():
+        out.write(line + "\n")

@@ -10,7 +10,7 @@ import typer
 from protomq_cli.connection import open_producer
 from protomq_cli.message_text import body_fields
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
-from protomq_cli.output import OutputFormat, print_object
+from protomq_cli.output import OutputFormat, print_object, stdout_named
 from protomq_cli.sending import Keys, Properties, properties_of
 
 
@@ -43,7 +43,8 @@ def request(
             properties=properties_of(properties),
         )
     if output.is_table:
-        sys.stdout.buffer.write(reply.body + b"\n")
+        with stdout_named():
+            sys.stdout.buffer.write(reply.body + b"\n")
         return
     row = {
         **body_fields(reply.body),

@@ -116,6 +116,24 @@ def test_a_closed_stdout_is_no_stack_trace() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("consume", "--exit -O start"), ("consume", "--exit -O start -o json"), ("consume", "--exit -O start -o table"),
+        ("consume", "--exit -O start -f %v"), ("pull", ""), ("pop", "-G full"), ("topic describe", "-o json"),
+    ],
+)  # fmt: skip
+def test_a_full_disk_below_stdout_is_told_by_the_name_of_stdout(
+    protomq_server: Broker, ten_messages: str, command: str, options: str
+) -> None:
+    words = [*PROTOMQ, *command.split(), ten_messages, *options.split(), "-n", protomq_server.remoting_address]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    text = json.loads(done.stderr)["error"]["message"] if "json" in options else done.stderr.strip().removeprefix("protomq: ")
+    assert text == "stdout: No space left on device"
+
+
 def test_version() -> None:
     assert re.fullmatch(r"protomq \d+\.\d+\.\d+\S*\n", run("version").stdout)
     assert run("--version").stdout == run("version").stdout

@@ -95,12 +95,14 @@ def follow(
     has_end: bool = True,
     count_max: int = 0,
     is_filtered: bool = False,
+    takes_s: float = 0.0,
 ) -> list[tuple[int, int]]:
     """Runs until it ends. Returns the queue id and offset of each message that was shown."""
     shown: list[tuple[int, int]] = []
 
     def show(message: Message) -> None:
         shown.append((message.queue.queue_id, message.queue_offset))
+        consumer.now_s += takes_s
 
     follower = consumer.follower = Follower(
         show, lambda: None, is_filtered=is_filtered, clock=lambda: consumer.now_s
@@ -117,6 +119,38 @@ def nothing(_: FakeConsumer) -> None:
 
 def up_to(end: int, begin: int | None = None, end_offset: int | None = None) -> Span:
     return Span(begin, end, 0, end if end_offset is None else end_offset)
+
+
+def test_what_is_left_of_a_batch_that_takes_long_is_another_members_if_its_queue_is() -> None:
+    """It is stopped (SIGSTOP) or its reader is, in the middle of a batch."""
+    consumer = FakeConsumer(
+        lambda it: it.come(ONE, OTHER),
+        lambda it: (it.give(ONE, 3), it.give(OTHER, 2)),
+        lambda it: it.lose(ONE),
+        lambda it: it.give(OTHER, 2),
+        lambda it: it.come(ONE),
+        nothing,
+    )
+    consumer.stored[ONE] = 3  # By the other one, when it comes back.
+    spans = {ONE: up_to(3), OTHER: up_to(2)}
+
+    def come_first(it: FakeConsumer) -> None:
+        it.come(ONE, OTHER)
+        it.positions[ONE] = 0
+
+    consumer._polls[0] = come_first
+    assert follow(consumer, spans, takes_s=30.0) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_a_slow_reader_gets_each_message_once() -> None:
+    def give_rest(it: FakeConsumer) -> None:
+        for queue in (ONE, OTHER):
+            it.give(queue, 3 - it.positions[queue])
+
+    consumer = FakeConsumer(lambda it: it.come(ONE, OTHER), *[give_rest] * 9)
+    shown = follow(consumer, {ONE: up_to(3), OTHER: up_to(3)}, takes_s=2.0)
+    assert sorted(shown) == [(queue_id, offset) for queue_id in range(2) for offset in range(3)]
+    assert consumer.stored == {ONE: 3, OTHER: 3}
 
 
 def test_a_queue_that_comes_late_is_read_to_its_end() -> None:
