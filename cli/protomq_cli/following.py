@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import threading
@@ -40,6 +41,8 @@ _OTHERS_TOLD_S: Final = 3.0
 _SHARE_S: Final = 3.0
 """As long as the queues of its first share may come after the first of them: other members give them up one by one."""
 _POSITIONS_PAUSE_S: Final = 10.0
+_BATCH_S: Final = 5.0
+"""Of a batch that takes longer the rest is pulled again: the process or its reader was stopped (SIGSTOP), and others may have it."""
 _SIGNALLED: Final = 128
 """A shell's exit code is this and the number of the signal."""
 _HOLD_MS: Final = 15_000
@@ -116,8 +119,7 @@ class Follower(QueueListener):
                 left = count_max - self._count if count_max else _POLL_COUNT
                 messages = consumer.poll(poll_s, min(left, _POLL_COUNT))
                 self._has_shown_all = False
-                for message in messages:
-                    self._take(message)
+                self._take_in_time(messages)
                 self._flush()
                 self._has_shown_all = True
                 if self._clock() - committed_s >= _COMMIT_INTERVAL_S:
@@ -166,6 +168,19 @@ class Follower(QueueListener):
     def _end_first_share(self) -> None:
         if self._share_until_s is not None and self._clock() >= self._share_until_s:
             self._unsought.clear()
+
+    def _take_in_time(self, messages: Sequence[Message]) -> None:
+        """Takes them, as long as they are surely this member's; the rest is pulled again, if a poll finds that it still is."""
+        ends_s = self._clock() + _BATCH_S if self._consumer.group else math.inf
+        for index, message in enumerate(messages):
+            if self._clock() > ends_s:
+                first: dict[MessageQueue, int] = {}
+                for left in messages[index:]:
+                    first.setdefault(left.queue, left.queue_offset)
+                for queue, queue_offset in first.items():
+                    self._consumer.seek(queue, queue_offset)
+                return
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         span = self._spans.get(message.queue)

@@ -122,24 +122,19 @@ def up_to(end: int, begin: int | None = None, end_offset: int | None = None) -> 
 
 
 def test_what_is_left_of_a_batch_that_takes_long_is_another_members_if_its_queue_is() -> None:
-    """It is stopped (SIGSTOP) or its reader is, in the middle of a batch."""
-    consumer = FakeConsumer(
-        lambda it: it.come(ONE, OTHER),
-        lambda it: (it.give(ONE, 3), it.give(OTHER, 2)),
-        lambda it: it.lose(ONE),
-        lambda it: it.give(OTHER, 2),
-        lambda it: it.come(ONE),
-        nothing,
-    )
-    consumer.stored[ONE] = 3  # By the other one, when it comes back.
-    spans = {ONE: up_to(3), OTHER: up_to(2)}
+    """It was stopped (SIGSTOP), or its reader was, in the middle of a batch."""
 
-    def come_first(it: FakeConsumer) -> None:
-        it.come(ONE, OTHER)
-        it.positions[ONE] = 0
+    def give_both(it: FakeConsumer) -> None:
+        it.give(ONE, 3)
+        it.give(OTHER, 2)
 
-    consumer._polls[0] = come_first
-    assert follow(consumer, spans, takes_s=30.0) == [(0, 0), (1, 0), (1, 1)]
+    def come_back(it: FakeConsumer) -> None:
+        it.stored[ONE] = 3  # The other one has consumed it.
+        it.come(ONE)
+
+    polls = (lambda it: it.lose(ONE), lambda it: it.give(OTHER, 2), come_back, lambda it: it.give(OTHER, 1))
+    consumer = FakeConsumer(lambda it: it.come(ONE, OTHER), give_both, *polls)
+    assert follow(consumer, {ONE: up_to(3), OTHER: up_to(2)}, takes_s=30.0) == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_a_slow_reader_gets_each_message_once() -> None:
