@@ -91,7 +91,7 @@ _HINTS: Final = {
 }
 
 
-_HINTS_INSTEAD: Final = ("GROUP_DISABLED", "GROUP_IN_USE", "GROUP_NOT_FOUND", "TOPIC_EXISTS", "TOPIC_NOT_FOUND")
+_HINTS_INSTEAD: Final = ("GROUP_DISABLED", "GROUP_IN_USE", "GROUP_NOT_FOUND", "TOPIC_EXISTS", "TOPIC_NOT_FOUND", "TOPIC_RECREATED")
 """Of these the server's own advice, behind a semicolon, is for programs."""
 
 

@@ -17,21 +17,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
 from protomq import QueueListener
-from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError
-from protomq_cli.connection import open_admin, open_consumer
+from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError, TopicRecreatedError
+from protomq_cli.connection import open_admin, open_calls, open_consumer
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
     from protomq import Message, MessageQueue, PullConsumer
+    from protomq.calls import Calls
 
 _POLL_COUNT: Final = 512
 _COMMIT_INTERVAL_S: Final = 1.0
@@ -43,6 +44,8 @@ _SHARE_S: Final = 3.0
 _POSITIONS_PAUSE_S: Final = 10.0
 _BATCH_S: Final = 5.0
 """Of a batch that takes longer the rest is pulled again: the process or its reader was stopped (SIGSTOP), and others may have it."""
+_CHECK_TIMEOUT_S: Final = 1.0
+"""For a broker to say which topic it has: meanwhile nothing is printed."""
 _SIGNALLED: Final = 128
 """A shell's exit code is this and the number of the signal."""
 _HOLD_MS: Final = 15_000
@@ -76,9 +79,14 @@ class Follower(QueueListener):
         flush: Callable[[], None],
         *,
         is_filtered: bool = False,
+        check: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`check`: raises TopicRecreatedError if the topic is another one than at the start."""
         self._show = show
+        self._check = check
+        self._is_in_doubt = False
+        """Queues came or went: the topic may have been made again."""
         self._flush = flush
         self._is_filtered = is_filtered
         self._clock = clock
@@ -119,12 +127,16 @@ class Follower(QueueListener):
                 left = count_max - self._count if count_max else _POLL_COUNT
                 messages = consumer.poll(poll_s, min(left, _POLL_COUNT))
                 self._has_shown_all = False
+                if self._is_in_doubt:
+                    self._check_topic()
                 self._take_in_time(messages)
                 self._flush()
                 self._has_shown_all = True
                 if self._clock() - committed_s >= _COMMIT_INTERVAL_S:
                     self._commit_or_later()
                     committed_s = self._clock()
+            if has_end:
+                self._check_topic()
         finally:
             try:
                 self._commit()
@@ -137,6 +149,7 @@ class Follower(QueueListener):
         if self._share_until_s is None:
             self._share_until_s = self._clock() + _SHARE_S
         self._end_first_share()
+        self._is_in_doubt = True
         for queue in queues:
             if queue not in self._unsought:
                 continue
@@ -162,8 +175,18 @@ class Follower(QueueListener):
 
     def on_lost(self, queues: Sequence[MessageQueue]) -> None:
         """They are another member's: nothing more is committed there."""
+        self._is_in_doubt = True
         for queue in queues:
             self._printed.pop(queue, None)
+
+    def _check_topic(self) -> None:
+        self._is_in_doubt = False
+        try:
+            self._check()
+        except TopicRecreatedError:
+            # Offsets of the old topic say nothing of the new one.
+            self._printed, self._has_shown_all = {}, False
+            raise
 
     def _end_first_share(self) -> None:
         if self._share_until_s is not None and self._clock() >= self._share_until_s:
@@ -299,6 +322,28 @@ def find_spans(
     return spans
 
 
+class TopicCheck:
+    """Whether a topic is still the one that it was when its brokers first answered."""
+
+    def __init__(self, calls: Calls, topic: str) -> None:
+        self._calls = calls
+        self._topic = topic
+        self._known: dict[str, int] = {}
+        self.broker_names: set[str] = set()
+        """Those that are asked."""
+
+    def __call__(self) -> None:
+        """Raises TopicRecreatedError. A broker that says nothing is asked the next time."""
+        for broker_name in sorted(self.broker_names):
+            try:
+                found = self._calls.queue_ranges(self._topic, broker_name, topic_incarnation=self._known.get(broker_name, 0))
+            except TopicRecreatedError:
+                raise
+            except ProtomqError:
+                continue
+            self._known[broker_name] = found.topic_incarnation
+
+
 def follow(
     namesrv: str | None,
     topic: str,
@@ -317,11 +362,15 @@ def follow(
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
-    follower = Follower(show, flush, is_filtered=bool(tags) or any(each is not None for each in (sql, cel, module)))
+    calls = open_calls(namesrv, transport)
+    calls.timeout_s = _CHECK_TIMEOUT_S
+    check = TopicCheck(calls, topic)
+    follower = Follower(show, flush, check=check, is_filtered=bool(tags) or any(each is not None for each in (sql, cel, module)))
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
         _ended_by_sigterm(),
         _warnings_shown(),
+        closing(calls),
         open_consumer(
             namesrv,
             group,
@@ -350,6 +399,8 @@ def follow(
             missing.forget(gone)
             for one in gone:
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
+        check.broker_names |= {queue.broker_name for queue in queues}
+        check()
         follower.run(
             consumer,
             lambda: consumer.subscribe(topic, tags, sql=sql, cel=cel, module=module),

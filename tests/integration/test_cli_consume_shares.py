@@ -76,6 +76,23 @@ def test_a_member_without_a_queue_ends_when_the_other_has_consumed_all(
         assert process.returncode == 0
 
 
+@pytest.mark.parametrize("options", [["-e"], ["-O", "2:4"], ["-O", "2:4", "-e"]])
+def test_a_member_that_waits_for_a_queue_of_a_topic_that_is_made_again_prints_nothing_of_the_new_one(
+    protomq_server: Broker, topic: str, options: list[str]
+) -> None:
+    namesrv = protomq_server.remoting_address
+    with member(namesrv, topic) as (other, _), waiting(namesrv, topic, "-G", "readers", *options) as process:
+        run("topic", "delete", topic, "--yes", namesrv=namesrv)
+        run("topic", "create", topic, "-q", "1", namesrv=namesrv)
+        run("send", topic, namesrv=namesrv, stdin="new\n" * 10)
+        other.close()
+        shown, said = process.communicate(timeout=60)
+    assert (shown, process.returncode) == ("", 6)
+    assert f"topic {topic!r} was deleted and created again" in said.splitlines()[-1]
+    assert said.endswith("; start again, to read the topic as it is now\n")
+    assert said.count("start again") == 1
+
+
 def test_two_members_with_a_filter_and_an_end_both_end(protomq_server: Broker) -> None:
     namesrv, name = protomq_server.remoting_address, f"shared-{secrets.token_hex(4)}"
     run("topic", "create", name, "-q", "2", namesrv=namesrv)

@@ -749,7 +749,7 @@ def _illegal(ticket: Ticket, answer: PullAnswer, why: str, **more: str) -> Offse
 
 def _deleted(queue: MessageQueue) -> TopicNotFoundError:
     error = TopicNotFoundError(
-        f"topic {queue.topic!r} was deleted at broker {queue.broker_name!r} while it was read. Unsubscribe or assign other queues, "
+        f"topic {queue.topic!r} was deleted at broker {queue.broker_name!r} while it was read; unsubscribe or assign other queues, "
         "or subscribe or assign again to begin with a new topic of that name",
         metadata={"topic": queue.topic, "broker_name": queue.broker_name},
     )

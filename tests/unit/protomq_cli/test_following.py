@@ -8,7 +8,13 @@ from typing import cast
 import pytest
 
 from protomq import Message, MessageQueue, PullConsumer
-from protomq.errors import InternalError, MemberUnknownError, ProtomqError, TransportError
+from protomq.errors import (
+    InternalError,
+    MemberUnknownError,
+    ProtomqError,
+    TopicRecreatedError,
+    TransportError,
+)
 from protomq_cli.following import Follower, Span
 
 ONE, OTHER = (MessageQueue("flights", "a", queue_id) for queue_id in (0, 1))
@@ -96,6 +102,7 @@ def follow(
     count_max: int = 0,
     is_filtered: bool = False,
     takes_s: float = 0.0,
+    check: Callable[[], None] = lambda: None,
 ) -> list[tuple[int, int]]:
     """Runs until it ends. Returns the queue id and offset of each message that was shown."""
     shown: list[tuple[int, int]] = []
@@ -105,7 +112,7 @@ def follow(
         consumer.now_s += takes_s
 
     follower = consumer.follower = Follower(
-        show, lambda: None, is_filtered=is_filtered, clock=lambda: consumer.now_s
+        show, lambda: None, is_filtered=is_filtered, check=check, clock=lambda: consumer.now_s
     )
     follower.run(
         cast(PullConsumer, consumer), lambda: None, spans, has_end=has_end, count_max=count_max
@@ -135,6 +142,21 @@ def test_what_is_left_of_a_batch_that_takes_long_is_another_members_if_its_queue
     polls = (lambda it: it.lose(ONE), lambda it: it.give(OTHER, 2), come_back, lambda it: it.give(OTHER, 1))
     consumer = FakeConsumer(lambda it: it.come(ONE, OTHER), give_both, *polls)
     assert follow(consumer, {ONE: up_to(3), OTHER: up_to(2)}, takes_s=30.0) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_of_a_topic_that_was_made_again_nothing_is_shown_and_no_offset_of_the_old_one_is_committed() -> None:
+    def check() -> None:
+        if consumer.now_s > 2.0:
+            raise TopicRecreatedError("another one")
+
+    def come_and_give(it: FakeConsumer) -> None:
+        it.come(OTHER)
+        it.give(OTHER, 9)
+
+    consumer = FakeConsumer(lambda it: it.come(ONE), lambda it: it.give(ONE, 1), come_and_give)
+    with pytest.raises(TopicRecreatedError):
+        follow(consumer, {queue: up_to(9, begin=5) for queue in (ONE, OTHER)}, check=check)
+    assert consumer.stored == {ONE: 6}
 
 
 def test_a_slow_reader_gets_each_message_once() -> None:
