@@ -72,9 +72,9 @@ def test_push_consumer(protomq_server: Broker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "bodies", "broadcast", "delayed", "fastapi_app", "group_members",
-        "hooks", "naive_client", "ordered_by_key", "pop_handler", "push_consumer",
-        "request_reply", "retry", "seek_by_time",
+        "async_producer", "batch", "bodies", "broadcast", "cel_filter", "delayed", "fastapi_app", "fifo_pop", "filter_module",
+        "group_members", "hooks", "message_track", "naive_client", "ordered_by_key", "orderly_push", "pop_handler", "push_consumer",
+        "queue_listener", "request_reply", "reset_offsets", "retry", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
     ],
 )  # fmt: skip
@@ -245,6 +245,61 @@ def test_decode_segment(tmp_path: Path) -> None:
     assert without.replace(" ", "") == text.replace(" ", "")
     assert re.search(r'^records \{\n  body: "hello"\n  keys: "k1"\n', text, re.MULTILINE)
     assert re.search(r"^seals \{\n  epoch: 1\n", text, re.MULTILINE)
+
+
+def test_orderly_push(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "orderly_push.py").splitlines() == [
+        "22R: UA1545 (try 1), UA1714 (try 3), AA1141 (try 1)",
+        "31L: B6725 (try 1), DL461 (try 1)",
+    ]
+
+
+def test_queue_listener(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "queue_listener.py").splitlines()
+    assert re.fullmatch(r"committed \d queues", lines[0])
+    assert lines[1:] == ["AA1141 at 2,000 feet", "DL461 at 9,000 feet"]
+
+
+def test_cel_filter(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "cel_filter.py").splitlines()
+    assert lines == ["AA1141 to MIA", "B6507 to FLL", "UA1714 to IAH", "UA856 to SFO"]
+
+
+def test_filter_module(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "filter_module.py") == "late: MQ4576\nlate: UA856\n"
+
+
+def test_fifo_pop(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "fifo_pop.py").splitlines()
+    assert lines == [f"{plane} -> unload, clean, refuel, board" for plane in ("N14228", "N24211", "N619AA")]
+
+
+def test_message_track(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "message_track.py").splitlines() == [
+        "attempt 2: JFK to LAX",
+        "SENT in suitcases: belt-7 CONSUMED",
+        "RETRY in %RETRY%belt-7: belt-7 CONSUMED the belt stands",
+        "trace: SENT by check-in",
+        "trace: CONSUMED by belt-7",
+        "trace: CONSUMED by belt-7",
+    ]
+
+
+def test_reset_offsets(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "reset_offsets.py").splitlines() == [
+        "report: ['EWR-LAX 270', 'JFK-SFO 284']",
+        "report, again: ['EWR-LAX 270', 'JFK-SFO 284']",
+        "audit, from where report is: ['LGA-ORD 81']",
+        "lag of report: 1",
+        "without its backlog: 0",
+    ]
+
+
+def test_fake_group(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "fake_group.py").splitlines() == [
+        "12A is paid at the second try, 10 seconds later",
+        "dead letter: a ticket without a seat",
+    ]
 
 
 def test_grpcurl(protomq_server: Broker, tmp_path: Path) -> None:
