@@ -73,8 +73,8 @@ def test_push_consumer(protomq_server: Broker) -> None:
     "name",
     [
         "async_producer", "batch", "bodies", "broadcast", "cel_filter", "delayed", "fastapi_app", "fifo_pop", "filter_module",
-        "group_members", "hooks", "message_track", "naive_client", "ordered_by_key", "orderly_push", "pop_handler", "push_consumer",
-        "queue_listener", "request_reply", "reset_offsets", "retry", "seek_by_time",
+        "group_members", "group_settings", "hooks", "message_track", "naive_client", "ordered_by_key", "orderly_push", "own_codec",
+        "pop_handler", "push_consumer", "queue_listener", "request_reply", "reset_offsets", "retry", "scheduled_pull", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
     ],
 )  # fmt: skip
@@ -293,6 +293,26 @@ def test_reset_offsets(protomq_server: Broker) -> None:
         "lag of report: 1",
         "without its backlog: 0",
     ]
+
+
+def test_group_settings(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "group_settings.py").splitlines() == [
+        "the kitchen is closed",
+        "it is open, with 3 retries",
+        "180 meals to gate D8",
+    ]
+
+
+def test_scheduled_pull(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "scheduled_pull.py").splitlines() == [
+        "5 rows, from 1000 kg on",
+        "5 rows, from 1005 kg on",
+        "2 rows, from 1010 kg on",
+    ]
+
+
+def test_own_codec(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "own_codec.py") == "text/x-position Position(plane='N14228', feet=35000)\n"
 
 
 def test_fake_group(protomq_server: Broker) -> None:
