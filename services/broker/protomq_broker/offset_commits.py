@@ -8,8 +8,8 @@ log.
 A reset is a commit with its own epoch, in its own record. A member names the epoch that it knows. It learns of a newer one by its next
 commit, whose offset is refused, or by its pull (`listen_for_resets`).
 
-A queue that the group pops goes on where its pops are, not at a committed offset. So a reset of it is a record of %SYS%POP, in the same
-append: nothing of the queue is open then (`popped_queue.py`). It is a commit as well if the group has committed there before.
+A queue that the group pops goes on where its pops are, not at a committed offset. So a reset of it is a record of %SYS%POP too, in the same
+append: nothing of the queue is open then (`popped_queue.py`). The commit is for members that pull: a group may change from pops to pulls.
 
 While the send lane is blocked, for example by a disk that hangs, waiting commits are limited. Above ARRIVED_SIZE_MAX_BYTES further ones are
 refused (SYSTEM_BUSY). Of offsets that pulls commit, the newest of PASSING_MAX queues are kept.
@@ -336,8 +336,6 @@ class _Record:
                 reset = self._reset_of_popped(group, offset)
                 if reset is not None:
                     popped.append(reset)
-                    if current is None:
-                        continue
                 offset.reset_epoch = store.appended_position
             elif epoch and offset.HasField("reset_epoch") and offset.reset_epoch != epoch:
                 assert current is not None, "only a committed offset has been reset"
@@ -357,7 +355,8 @@ class _Record:
         is_told = is_known or not taken
         if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
-            if not offsets.has_room_for(group, new_count):
+            # A group that pops is let in: its number is limited elsewhere, and what has piled up must be skippable.
+            if not popped and not offsets.has_room_for(group, new_count):
                 raise TooManyGroupsError
         self.commits.append(commit)
         self._popped += popped

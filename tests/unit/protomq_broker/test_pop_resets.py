@@ -168,7 +168,7 @@ def test_a_reset_outlives_a_kill_the_loss_of_caches_and_the_segment_of_its_recor
     assert Group(again).ack(later) == AckResponse()
 
 
-def test_a_reset_is_one_append_and_commits_nothing_where_the_group_only_pops() -> None:
+def test_a_reset_is_one_append_and_commits_where_the_group_only_pops_too() -> None:
     broker = filled(6)
     commit(broker, "group", 3)
     assert offsets(Group(broker).pop(record_count_max=1)) == [3]
@@ -184,21 +184,38 @@ def test_a_reset_is_one_append_and_commits_nothing_where_the_group_only_pops() -
     other.pop()
     assert other.pop() == []
     reset(broker, "other", end=True)
-    assert committed(broker, "other") == {}
+    assert committed(broker, "other") == {0: 6, 1: 0}
     assert lag(broker, "other") == 0
+
+
+def test_a_member_that_pulls_goes_on_at_a_reset_from_when_the_group_only_popped() -> None:
+    broker = filled(6)
+    Group(broker).pop()
+    broker.call(CONSUMER + "ResetOffsets", reset_request(queue_offset=2, queue_ids=[0])).response()
+    clone(broker, "group", "clone")
+    for group in ("group", "clone"):
+        (found,) = broker.call(CONSUMER + "GetOffsets", GetOffsetsRequest(consumer_group=group, topic="topic")).response().offsets
+        assert (found.queue_id, found.queue_offset) == (0, 2)
+        assert found.reset_epoch > 0
+
+
+def test_what_a_reset_of_pops_commits_outlives_a_kill() -> None:
+    broker = filled(6)
+    Group(broker).pop()
+    reset(broker, queue_offset=2, queue_ids=[0])
+    assert committed(FakeBroker(disk=broker.disk.killed())) == {0: 2}
 
 
 def test_a_group_that_only_pops_is_reset_although_no_group_more_may_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = filled(3)
     Group(broker).pop()
     monkeypatch.setattr(offsets_state, "GROUPS_MAX", 0)
-    reset(broker, end=True, queue_ids=[0])
-    assert lag(broker) == 0
     before = broker.store.appended_position
-    refused = broker.refusal(CONSUMER + "ResetOffsets", reset_request(queue_offset=0))
+    refused = broker.refusal(CONSUMER + "ResetOffsets", reset_request("new", queue_offset=0))
     assert refused.reason == "TOO_MANY"
     assert broker.store.appended_position == before
-    assert lag(broker) == 0
+    reset(broker, end=True, queue_ids=[0])
+    assert (committed(broker), lag(broker)) == ({0: 3}, 0)
 
 
 @pytest.mark.parametrize("was_popped", [True, False])
