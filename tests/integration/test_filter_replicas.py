@@ -27,6 +27,11 @@ class Pair:
         self.slave = slave
         self.admin = Admin(namesrv=namesrv)
 
+    def connect_anew(self) -> None:
+        """The connections to brokers that have stopped are broken."""
+        self.admin.close()
+        self.admin = Admin(namesrv=self.namesrv)
+
     def ids(self) -> list[int]:
         """Of the brokers that the name server knows."""
         return [broker.broker_id for broker in self.admin.cluster_info()]
@@ -119,6 +124,34 @@ def test_a_slave_that_was_away_has_what_its_master_has_when_it_is_back(brokers: 
     brokers.wait_for(label, "late", "new")
     assert brokers.modules(label) == {"late": len(OTHERS), "new": len(LATE)}
     assert brokers.pulled(1) == [b"early"]
+
+
+def test_who_has_led_keeps_what_was_deployed_at_it_when_it_follows_again(brokers: Pair) -> None:
+    """What it knew of its master from before it led is out of date: the module is another deployment, with the same bytes."""
+    first, second = brokers.master, brokers.slave
+    brokers.admin.deploy_filter("late", LATE)
+    assert second.stop() == 0
+    second.start()
+    wait_for(lambda: "late" in _known(second), PATIENCE_S)
+    assert second.stop() == 0
+    wait_for(lambda: brokers.ids() == [0], PATIENCE_S)
+    assert brokers.admin.delete_filter("late") == [NAME]
+    assert first.stop() == 0
+    second.configure(broker_role="ASYNC_MASTER", broker_id=0)
+    second.start()
+    wait_for(lambda: brokers.ids() == [0], PATIENCE_S)
+    assert _known(second) == ""
+    brokers.connect_anew()
+    assert brokers.admin.deploy_filter("late", LATE) == [NAME]
+    assert second.stop() == 0
+    first.start()
+    second.configure(broker_role="SLAVE", broker_id=1)
+    second.start()
+    # The first look says that the two have no module in common.
+    wait_for(lambda: '"modules": {}' in _known(second), PATIENCE_S)
+    brokers.connect_anew()
+    assert brokers.modules(f"{NAME}/1") == {"late": len(LATE)}
+    assert brokers.modules(NAME) == {}
 
 
 def test_without_a_master_a_deployment_is_not_whole(brokers: Pair) -> None:

@@ -535,14 +535,19 @@ class Broker:
         self._pop.signal_group(group)
 
     def _follow_filters(self, modules: FilterModules) -> FilterFollower | None:
-        """Makes a slave copy the filter modules of its master."""
+        """Makes a slave copy the filter modules of its master. Who leads forgets what it knew of a master."""
+        known = CopiesFile(Disk(), self.store.root)
         follower = self._replication.follower
         if follower is None:
+            try:
+                known.clear()
+            except OSError as error:  # No reason not to lead: at worst, a module is to be deployed again.
+                log.warning("what is known of a former master's filter modules could not be forgotten: %s", error)
             return None
         client_id = f"slave {self.config.broker_id} of {self.name}"
         copies = FilterFollower(
             modules,
-            CopiesFile(Disk(), self.store.root),
+            known,
             self._forget_module,
             lambda: not follower.view.problem,
             lambda master: FilterClient(master, client_id),

@@ -9,6 +9,10 @@
 
 What is known of one store says nothing of another. So an emptied replica that was promoted takes no module from the others. `filter list`
 shows where they are, and a user deploys them again.
+
+A broker that leads follows nobody, and users deploy and delete at it. What it knew of a master is out of date from then on, and is forgotten.
+So a former master that follows again removes no module that was deployed at it while it led. It only removes what a new look has found at
+its new master.
 """
 
 from __future__ import annotations
@@ -102,6 +106,13 @@ class CopiesFile:
                 self._disk, self._path, {"store_id": known.store_id, "modules": dict(known.modules)}
             )
             self._known = known
+
+    def clear(self) -> None:
+        """Forgets durably what is known. It needs no room on the disk. Raises OSError."""
+        if self._disk.exists(self._path):
+            self._disk.unlink(self._path)
+            self._disk.fsync_dir(self._path.rpartition("/")[0])
+        self._known = NOTHING_KNOWN
 
     def _read(self) -> KnownCopies:
         try:

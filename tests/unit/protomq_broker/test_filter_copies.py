@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from protomq_broker.filter_copies import (
@@ -98,3 +100,17 @@ def test_it_is_written_only_if_it_has_changed():
     disk.unlink("/s/config/filter_copies.json")
     file.write(KnownCopies(MASTER, {"late": LATE.crc32c}))
     assert not disk.exists("/s/config/filter_copies.json")
+
+
+def test_what_is_forgotten_stays_forgotten_after_a_power_cut():
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    made(disk).clear()
+    made(disk).write(KnownCopies(MASTER, {"late": LATE.crc32c}))
+    file = made(disk)
+    file.clear()
+    assert file.read() == made(disk).read() == NOTHING_KNOWN
+    for seed in range(10):
+        assert made(disk.crash(random.Random(seed))).read() == NOTHING_KNOWN
+    file.write(KnownCopies(MASTER, {"late": LATE.crc32c}))
+    assert made(disk).read() == KnownCopies(MASTER, {"late": LATE.crc32c})
