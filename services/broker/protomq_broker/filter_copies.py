@@ -10,9 +10,8 @@
 What is known of one store says nothing of another. So an emptied replica that was promoted takes no module from the others. `filter list`
 shows where they are, and a user deploys them again.
 
-A broker that leads follows nobody, and users deploy and delete at it. What it knew of a master is out of date from then on, and is forgotten.
-So a former master that follows again removes no module that was deployed at it while it led. It only removes what a new look has found at
-its new master.
+A broker that leads follows nobody, and users deploy and delete at it. What it knew of a master is out of date, and is forgotten. So a
+former master that follows again removes no module that was deployed at it while it led. It removes only what it has found at its new master.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Rules:
   is made, whether or not a producer of the group was there (as with RocketMQ). The next interval later the transaction expires: its
   message goes to TRANS_CHECK_MAX_TIME_TOPIC, and nobody else gets it.
 - The broker asks the producers of the group in turn. If there is none, it asks the first that comes, at once.
+- A question has the number that its own record made, however late that is stored. So no two questions have the same number.
 - The broker never asks about a damaged half message, and never expires it: it waits for healing, or for an operator.
 - A timer of the lane runs while a transaction is open. Messages are read in batches of a few milliseconds.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -94,8 +95,8 @@ class TransactionChecks:
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         self._waiters: dict[str, deque[_Waiter]] = {}
-        self._unasked: dict[str, dict[TransactionKey, None]] = {}
-        """By group: transactions whose check found no producer."""
+        self._unasked: dict[str, dict[TransactionKey, int]] = {}
+        """By group: transactions whose check found no producer, with the number of the check."""
         self._unasked_count = 0
         self._offered_count = 0
         """How often a transaction was to be kept since ended ones were dropped."""
@@ -162,10 +163,12 @@ class TransactionChecks:
     def _check(self, halves: Sequence[HalfMessage], now_ms: int) -> None:
         keys = [half.key for half in halves]
         end_position = self._writer.append(TRANSACTIONS_TOPIC, [checked_record(keys, now_ms)])
+        find = self._store.transactions.find
+        counts = {key: known.check_count for key in keys if (known := find(key)) is not None}
 
         def ask(failure: Exception | None) -> None:
             if failure is None:
-                self._ask(keys)
+                self._ask(counts)
 
         # The record of a check must be readable before any producer hears of it.
         self._waiting.wait(self._writer.lane, end_position, STORED_TIMEOUT_MS, ask)
@@ -201,25 +204,26 @@ class TransactionChecks:
         self._waiters.clear()
 
     def _take_unasked(
-        self, group: str, unasked: dict[TransactionKey, None]
+        self, group: str, unasked: dict[TransactionKey, int]
     ) -> list[bytes]:
         """Takes as many open transactions as fit into an answer."""
         find = self._store.transactions.find
         open_ = [known.half for key in unasked if (known := find(key)) is not None]
         chosen = first_halves(open_[:BATCH_COUNT_MAX])
-        kept = {half.key: None for half in open_[len(chosen) :]}
+        kept = {half.key: unasked[half.key] for half in open_[len(chosen) :]}
         self._unasked_count += len(kept) - len(unasked)
         if kept:
             self._unasked[group] = kept
         else:
             del self._unasked[group]
-        return [check for _, _, check in self._checks_of(chosen)]
+        return [check for _, _, check in self._checks_of(chosen, unasked)]
 
-    def _ask(self, keys: Sequence[TransactionKey]) -> None:
+    def _ask(self, counts: Mapping[TransactionKey, int]) -> None:
+        """`counts`: the number of each transaction's check."""
         find = self._store.transactions.find
-        halves = [known.half for key in keys if (known := find(key)) is not None]
+        halves = [known.half for key in counts if (known := find(key)) is not None]
         by_group: dict[str, list[tuple[TransactionKey, bytes]]] = {}
-        for group, key, check in self._checks_of(halves):
+        for group, key, check in self._checks_of(halves, counts):
             by_group.setdefault(group, []).append((key, check))
         for group, asked in by_group.items():
             waiters = self._waiters.get(group)
@@ -228,29 +232,45 @@ class TransactionChecks:
                 if not waiters:
                     del self._waiters[group]
                 self._end(waiter, [check for _, check in asked])
+                self._forget_unasked(group, [key for key, _ in asked])
             elif group:
-                self._keep_unasked(group, [key for key, _ in asked])
+                self._keep_unasked(group, {key: counts[key] for key, _ in asked})
 
-    def _keep_unasked(self, group: str, keys: Sequence[TransactionKey]) -> None:
-        self._offered_count += len(keys)
+    def _forget_unasked(self, group: str, keys: Iterable[TransactionKey]) -> None:
+        """Somebody is asked about these now, with a later number."""
+        unasked = self._unasked.get(group)
+        if unasked is None:
+            return
+        for key in keys:
+            if unasked.pop(key, None) is not None:
+                self._unasked_count -= 1
+        if not unasked:
+            del self._unasked[group]
+
+    def _keep_unasked(self, group: str, counts: Mapping[TransactionKey, int]) -> None:
+        self._offered_count += len(counts)
         if self._offered_count >= self._unasked_count:
             self._drop_ended()
         unasked = self._unasked.setdefault(group, {})
-        for key in keys:
-            if key not in unasked and self._unasked_count < UNASKED_MAX:
-                unasked[key] = None
+        for key, count in counts.items():
+            if key in unasked:
+                unasked[key] = count
+            elif self._unasked_count < UNASKED_MAX:
+                unasked[key] = count
                 self._unasked_count += 1
 
     def _drop_ended(self) -> None:
         """Drops transactions that have ended meanwhile, of groups too whose producers never come back."""
         find = self._store.transactions.find
-        by_group = {group: {key: None for key in keys if find(key) is not None} for group, keys in self._unasked.items()}
-        self._unasked = {group: keys for group, keys in by_group.items() if keys}
+        by_group = {
+            group: {key: count for key, count in counts.items() if find(key) is not None} for group, counts in self._unasked.items()
+        }
+        self._unasked = {group: counts for group, counts in by_group.items() if counts}
         self._unasked_count = sum(map(len, self._unasked.values()))
         self._offered_count = 0
 
     def _checks_of(
-        self, halves: Sequence[HalfMessage]
+        self, halves: Sequence[HalfMessage], counts: Mapping[TransactionKey, int]
     ) -> list[tuple[str, TransactionKey, bytes]]:
         """For each half message that can be read: its group, its transaction, and the encoded question.
 
@@ -258,10 +278,9 @@ class TransactionChecks:
         """
         found = []
         for half, field in self.fields_of(halves):
-            known = self._store.transactions.find(half.key)
             check = TransactionCheck(
                 transaction_handle=self._handles.encode(half.position, half.key),
-                check_count=0 if known is None else known.check_count,
+                check_count=counts[half.key],
             )
             octets = check.SerializeToString() + b"\x12" + field[1:]
             group = record_of(field).attributes.producer_group

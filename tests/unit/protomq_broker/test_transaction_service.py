@@ -15,6 +15,7 @@ from protomq.v1.transaction_service_pb2 import (
     EndTransactionRequest,
     EndTransactionResponse,
     TransactionEnd,
+    WaitForChecksRequest,
 )
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
@@ -502,6 +503,60 @@ def test_a_check_is_stored_before_anybody_hears_of_it() -> None:
     world.store.flush()
     world.waiting.resolve()
     assert len(checks_of(call)) == 1
+
+
+def counts_asked(*calls: Call) -> list[int]:
+    return [check.check_count for call in calls for check in checks_of(call)]
+
+
+def stored(world: World) -> None:
+    world.store.flush()
+    world.waiting.resolve()
+
+
+def test_checks_that_a_slow_disk_confirms_together_have_numbers_of_their_own() -> None:
+    world = World(sync_flush=True).start()
+    world.half()
+    calls = [world.wait() for _ in range(2)]
+    world.turns(6_000)
+    world.turns(30_000)
+    assert not any(call.answered for call in calls)
+    stored(world)
+    assert counts_asked(*calls) == [1, 2]
+
+
+def test_a_check_that_is_not_stored_yet_is_not_the_one_that_a_late_producer_is_told() -> None:
+    world = World(sync_flush=True).start()
+    world.half()
+    world.turns(6_000)
+    stored(world)  # Nobody is there to be asked.
+    world.clock.time_ms += 30_000
+    world.checks.turn()
+    first = Call(WaitForChecksRequest(producer_group="g", hold_ms=1_000), world.lane)
+    world.service.wait_for_checks(first)  # type: ignore[arg-type]
+    second = Call(WaitForChecksRequest(producer_group="g", hold_ms=1_000), world.lane)
+    world.service.wait_for_checks(second)  # type: ignore[arg-type]
+    assert first.answered
+    assert not second.answered
+    stored(world)
+    assert counts_asked(first, second) == [1, 2]
+
+
+def test_what_a_producer_was_asked_is_not_asked_again_for_the_check_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in (b"0", b"1"):
+        world.half(body)
+    world.turns(6_000)
+    # A producer that comes is held although something is left to ask: of the first batch, nothing can be read.
+    with monkeypatch.context() as damaged:
+        damaged.setattr(transaction_checks, "BATCH_COUNT_MAX", 1)
+        damaged.setattr(world.store, "read_records", lambda positions, sizes: (b"", positions, positions < 0))
+        call = world.wait()
+    assert not call.answered
+    world.turns(30_000)
+    assert counts_asked(call) == [2, 2]
+    assert not world.wait().answered
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
