@@ -61,12 +61,12 @@ class MemberTasks:
     async def wait_answered(self, broker_name: str, timeout_s: float) -> None:
         """See MemberDriver."""
         self.poke()
-        await self._wait(lambda: self._closed or self.state.is_answered(broker_name), timeout_s)
+        await self._wait(lambda: self.state.is_answered(broker_name), timeout_s)
 
     async def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not is_so():
+                while not self._closed and not is_so():
                     self._changed.clear()
                     await self._changed.wait()
 
@@ -83,6 +83,7 @@ class MemberTasks:
     def abandon(self) -> None:
         """Nobody wants it any more; does not wait."""
         self._closed = True
+        self._changed.set()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:

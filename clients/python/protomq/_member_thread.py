@@ -88,7 +88,7 @@ class MemberThread:
                 self._transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """Nobody wants it any more; does not wait."""
+        """Nobody wants it any more; does not wait. It takes no lock, for it may run anywhere: the thread wakes who waits, when it ends."""
         self._closed = True
         calls = self._calls
         if calls is not None:
@@ -113,6 +113,8 @@ class MemberThread:
                     self._changed.notify_all()
                 self._on_news()
                 time.sleep(RESTART_S)
+        with self.lock:
+            self._changed.notify_all()
 
     def _call(self, calls: PullMultiplexer) -> None:
         """Until the member is closed."""

@@ -11,7 +11,7 @@ What is known of one store says nothing of another. So an emptied replica that w
 shows where they are, and a user deploys them again.
 
 A broker that leads follows nobody, and users deploy and delete at it. What it knew of a master is out of date, and is forgotten. So a
-former master that follows again removes no module that was deployed at it while it led. It removes only what it has found at its new master.
+former master that follows again removes no module that was deployed at it while it led. It removes only what its new master has had.
 """
 
 from __future__ import annotations

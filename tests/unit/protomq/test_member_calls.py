@@ -138,6 +138,54 @@ def test_tasks_wait_for_the_answer_of_a_broker_that_is_asked() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("wait", ["wait_known", "wait_granted", "wait_answered"])
+def test_who_waits_for_a_thread_that_ends_goes_on(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch, wait: str
+) -> None:
+    monkeypatch.setattr(calls, "send", lambda *_: None)  # The broker never answers.
+    state = member_state()
+    member = MemberThread(state, FakeSyncTransport(FakeCluster()), lambda: None)
+    waits = threading.Event()
+    monkeypatch.setattr(state, "is_known_everywhere", lambda: waits.set())
+    monkeypatch.setattr(state, "has_open_claims", lambda: not waits.set())
+    monkeypatch.setattr(state, "is_answered", lambda _: waits.set())
+    member.poke()
+    arguments = ("a", 3_600.0) if wait == "wait_answered" else (3_600.0,)
+    waiter = threading.Thread(target=getattr(member, wait), args=arguments, daemon=True)
+    waiter.start()
+    assert waits.wait(PATIENCE_S)
+    with member.lock:  # It is free only while the other one waits.
+        pass
+    member.abandon()
+    waiter.join(PATIENCE_S)
+    assert not waiter.is_alive()
+
+
+@pytest.mark.parametrize("wait", ["wait_known", "wait_granted", "wait_answered"])
+def test_who_waits_for_tasks_that_end_goes_on(wait: str) -> None:
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            await asyncio.sleep(3600)
+            return b""
+
+    async def run() -> None:
+        state = member_state()
+        member = MemberTasks(state, Transport(), lambda: None)
+        state.has_open_claims = lambda: True  # type: ignore[method-assign]
+        state.is_answered = lambda _: False  # type: ignore[method-assign]
+        member.poke()
+        arguments = ("a", 3_600.0) if wait == "wait_answered" else (3_600.0,)
+        waiter = asyncio.ensure_future(getattr(member, wait)(*arguments))
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        member.abandon()
+        await asyncio.wait_for(waiter, PATIENCE_S)
+
+    asyncio.run(run())
+
+
 def test_a_thread_goes_on_though_it_gets_no_descriptors_for_a_while(
     calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
