@@ -20,10 +20,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
@@ -71,16 +71,21 @@ _ANSWER = CommitOffsetsResponse().SerializeToString()
 assert DeleteGroupResponse().SerializeToString() == _ANSWER, "both say nothing"
 
 
+_NOTHING: Final[Mapping[OffsetKey, QueueOffset]] = {}
+
+
 class _Commit(NamedTuple):
     """A commit to be appended; each offset names the incarnation of its topic. `call` waits for the answer; None: nobody waits.
 
     `is_reset`: members of the group must go on at these offsets. `resets`: offsets that were refused, because they were reset meanwhile.
+    `earlier`: what pulls had committed in its queues when it came; it is dropped once this commit is appended.
     """
 
     request: CommitOffsetsRequest
     call: Call | None
     is_reset: bool = False
     resets: Sequence[QueueOffset] = ()
+    earlier: Mapping[OffsetKey, QueueOffset] = _NOTHING
 
 
 class OffsetCommits:
@@ -128,11 +133,7 @@ class OffsetCommits:
             has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
             if has_room:
                 self._arrived_size_bytes += size_bytes
-                self._arrived.append(_Commit(request, call, is_reset))
-                for offset in request.offsets:  # what pulls committed there was earlier
-                    key = OffsetKey(request.consumer_group, offset.topic, offset.queue_id)
-                    self._passing.pop(key, None)
-                    self._taken.pop(key, None)
+                self._arrived.append(_Commit(request, call, is_reset, earlier=self._passing_in(request)))
         if has_room:
             self._post()
         else:
@@ -177,6 +178,26 @@ class OffsetCommits:
         self._retry = None
         self.write()
 
+    def _passing_in(self, request: CommitOffsetsRequest) -> Mapping[OffsetKey, QueueOffset]:
+        """What pulls have committed in the queues of the request. Under the lock."""
+        if not self._passing and not self._taken:
+            return _NOTHING
+        earlier = {}
+        for offset in request.offsets:
+            key = OffsetKey(request.consumer_group, offset.topic, offset.queue_id)
+            found = self._passing.get(key) or self._taken.get(key)
+            if found is not None:
+                earlier[key] = found
+        return earlier
+
+    def _drop_passing(self, earlier: Mapping[OffsetKey, QueueOffset]) -> None:
+        """Drops what pulls have committed, where it is still this: something later is in the log."""
+        with self._arriving:
+            for key, offset in earlier.items():
+                for passing in (self._passing, self._taken):
+                    if passing.get(key) is offset:
+                        del passing[key]
+
     def _post(self) -> None:
         with self._arriving:
             is_posted, self._is_posted = self._is_posted, True
@@ -186,8 +207,7 @@ class OffsetCommits:
     def _delete(self, group: str, call: Call) -> None:
         self.write()
         with self._arriving:
-            for key in [key for key in self._passing if key.group == group]:
-                del self._passing[key]
+            earlier = {key: offset for key, offset in self._passing.items() if key.group == group}
         deletion = _Commit(CommitOffsetsRequest(consumer_group=group), call)
         states = []
         if self._store.offsets.has_group(group):
@@ -210,6 +230,7 @@ class OffsetCommits:
         except Exception as error:
             _answer([deletion], error)
             return
+        self._drop_passing(earlier)
         self._answer_when_stored([deletion], position)
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:
@@ -231,6 +252,9 @@ class OffsetCommits:
         except Exception as error:
             _answer(record.commits, error)
             return
+        for commit in record.commits:
+            if commit.earlier:
+                self._drop_passing(commit.earlier)
         self._answer_when_stored(record.commits, position)
 
     def _answer_when_stored(self, commits: Sequence[_Commit], position: int) -> None:
@@ -351,7 +375,9 @@ class _Record:
             is_known = is_known and offset.queue_offset == current
         if len(taken) < len(request.offsets):
             request = CommitOffsetsRequest(consumer_group=group, offsets=taken)
-            commit = commit._replace(resets=resets)
+            left_out = {OffsetKey(group, offset.topic, offset.queue_id) for offset in resets}
+            earlier = {key: offset for key, offset in commit.earlier.items() if key not in left_out}
+            commit = commit._replace(resets=resets, earlier=earlier)
         is_told = is_known or not taken
         if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))

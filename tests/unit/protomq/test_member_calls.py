@@ -146,9 +146,14 @@ def test_who_waits_for_a_thread_that_ends_goes_on(
     state = member_state()
     member = MemberThread(state, FakeSyncTransport(FakeCluster()), lambda: None)
     waits = threading.Event()
-    monkeypatch.setattr(state, "is_known_everywhere", lambda: waits.set())
-    monkeypatch.setattr(state, "has_open_claims", lambda: not waits.set())
-    monkeypatch.setattr(state, "is_answered", lambda _: waits.set())
+
+    def waits_on() -> bool:
+        waits.set()
+        return False
+
+    monkeypatch.setattr(state, "is_known_everywhere", waits_on)
+    monkeypatch.setattr(state, "has_open_claims", lambda: not waits_on())
+    monkeypatch.setattr(state, "is_answered", lambda _: waits_on())
     member.poke()
     arguments = ("a", 3_600.0) if wait == "wait_answered" else (3_600.0,)
     waiter = threading.Thread(target=getattr(member, wait), args=arguments, daemon=True)
@@ -174,7 +179,7 @@ def test_who_waits_for_tasks_that_end_goes_on(wait: str) -> None:
         state = member_state()
         member = MemberTasks(state, Transport(), lambda: None)
         state.has_open_claims = lambda: True  # type: ignore[method-assign]
-        state.is_answered = lambda _: False  # type: ignore[method-assign]
+        state.is_answered = lambda broker_name: False  # type: ignore[method-assign]
         member.poke()
         arguments = ("a", 3_600.0) if wait == "wait_answered" else (3_600.0,)
         waiter = asyncio.ensure_future(getattr(member, wait)(*arguments))

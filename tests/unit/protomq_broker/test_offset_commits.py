@@ -173,6 +173,62 @@ def test_of_offsets_that_come_during_an_append_the_last_one_stays(
     assert committed(store, "group", "topic", 0) == expected
 
 
+def commit_on_the_wire(commits: OffsetCommits, lane: StubLane, incarnation: int, queue_offset: int, **fields: Any) -> StubCall:
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=queue_offset, topic_incarnation=incarnation, **fields)
+    call = StubCall(lane)
+    commits.commit(CommitOffsetsRequest(consumer_group="group", offsets=[offset]), cast("Any", call))
+    return call
+
+
+def test_a_commit_that_is_refused_leaves_what_a_pull_committed_before_it() -> None:
+    commits, lane, store, incarnation = make_commits()
+    commit_by_pull(commits, incarnation, 3)
+    refused = commit_on_the_wire(commits, lane, incarnation, 5, lock_token=77)  # Nobody has that lock.
+    lane.run(lane.posted)
+    assert isinstance(refused.outcome, ServiceError)
+    assert refused.outcome.reason == "QUEUE_NOT_OWNED"
+    assert committed(store, "group", "topic", 0) == 3
+
+
+def test_a_commit_that_the_log_does_not_take_leaves_what_a_pull_committed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits, lane, store, incarnation = make_commits()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append_state", refuse)
+        commit_by_pull(commits, incarnation, 3)
+        refused = commit_on_the_wire(commits, lane, incarnation, 5)
+        lane.run(lane.posted)
+    assert isinstance(refused.outcome, ServiceError)
+    assert refused.outcome.reason == "DISK_FULL"
+    lane.run(lane.due)
+    assert committed(store, "group", "topic", 0) == 3
+
+
+def test_a_commit_replaces_what_a_pull_committed_before_it_even_if_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits, lane, store, incarnation = make_commits()
+    commit_on_the_wire(commits, lane, incarnation, 5)
+    lane.run(lane.posted)
+    commit_by_pull(commits, incarnation, 7)
+    taken = commit_on_the_wire(commits, lane, incarnation, 5)
+    lane.run(lane.posted)
+    lane.run(lane.due)
+    assert taken.outcome == b""
+    assert committed(store, "group", "topic", 0) == 5
+
+
+def test_a_deletion_that_is_refused_leaves_what_a_pull_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits, lane, store, incarnation = make_commits()
+    refused = StubCall(lane)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append_state", refuse)
+        commit_by_pull(commits, incarnation, 3)
+        commits.delete_group("group", cast("Any", refused))
+        lane.run(lane.posted)
+    assert isinstance(refused.outcome, ServiceError)
+    assert refused.outcome.reason == "GROUP_NOT_FOUND"
+    lane.run(lane.due)
+    assert committed(store, "group", "topic", 0) == 3
+
+
 def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
