@@ -8,7 +8,8 @@ Rules:
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   When a member takes a free queue, the version stays: no other member wants it.
-- Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused.
+- Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. Queues that it did
+  not have when it was forgotten do not count: it claims them with this call, and is answered as any other.
 - After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is
   refused if others have them, or had them since, and if his commits name his membership. A slave refuses nobody, since it takes no commits.
   Nor could it: it settled long before its master was away and members came to it, one by one.
@@ -16,7 +17,8 @@ Rules:
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
-- Bounded: members of a group, groups, topics of a member, queues that a member has, free queues whose last owner is remembered.
+- Bounded: members of a group, groups, topics of a member, queues that a member has. So is what is remembered of the past: last owners of
+  free queues, and queues of members that are gone.
 
 Not thread-safe: the service has a lock. Only `may_commit` and `owner` may be called without it.
 """
@@ -27,7 +29,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq.wire.topics import TopicClass, class_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
@@ -43,7 +45,8 @@ TOPICS_MAX: Final = 256
 QUEUES_MAX: Final = 16_384
 """Most queues that a member has at one broker."""
 LAST_OWNERS_MAX: Final = 100_000
-"""Most free queues of groups whose last owner is remembered, the newest; the same number as locks."""
+"""Most free queues of groups whose last owner is remembered, the newest; the same number as locks. And most queues of members that are
+gone whose former owner is remembered."""
 TEXT_MAX_BYTES: Final = 255
 FILTER_MAX_BYTES: Final = 8_192
 
@@ -65,6 +68,18 @@ class Member:
     expires_ms: int = 0
     """When the member counts as gone, if it holds no call."""
     queues: frozenset[Queue] = frozenset()
+
+
+class _Departed(NamedTuple):
+    """What a member had when it was forgotten, in which of its memberships."""
+
+    member_epoch: int
+    queues: frozenset[Queue]
+
+    @property
+    def cost(self) -> int:
+        """What it counts of LAST_OWNERS_MAX: one without queues costs memory, too."""
+        return len(self.queues) + 1
 
 
 @dataclass(slots=True)
@@ -119,6 +134,9 @@ class Memberships:
         self._groups: dict[str, Group] = {}
         self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
         """Who was the last to have each free queue of each group; the newest stands last."""
+        self._departed: dict[tuple[str, MemberKey], _Departed] = {}
+        """Members that are gone; the newest stands last."""
+        self._departed_cost = 0
         self._versions = itertools.count(1)
         self.rebalance_count = 0
         """Number of times that a member came or went."""
@@ -143,13 +161,10 @@ class Memberships:
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
-        is_over = False
-        if member is None and rejoins:
-            is_over = self._have_others(name, queues) or self._had_others(name, key, queues)
-        elif member is None and was_known and said.member_epoch and self._takes_commits:
-            has_settled = name in self._known_groups and now_ms >= self._settled_ms
-            is_over = has_settled and (self._have_others(name, queues) or self._had_others(name, key, queues))
-        if is_over:
+        may_be_over = rejoins
+        if not rejoins and was_known and said.member_epoch and self._takes_commits:
+            may_be_over = name in self._known_groups and now_ms >= self._settled_ms
+        if member is None and may_be_over and self._is_over(name, said, queues):
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "MEMBER_UNKNOWN",
@@ -165,6 +180,7 @@ class Memberships:
             if len(group.members) >= MEMBERS_MAX:
                 raise too_many("members", MEMBERS_MAX, f"the group {name} has {MEMBERS_MAX} members already")
             has_news = True
+            self._forget_departed(name, key)
             self._count_ownerless(name, group, now_ms)
             member = group.members[key] = Member(said, peer, now_ms, now_ms)
             self._add_interests(group, said)
@@ -211,6 +227,7 @@ class Memberships:
             return False
         self._count_ownerless(name, group, now_ms)
         member = group.members.pop(key)
+        self._note_departed(name, key, _Departed(member.said.member_epoch, member.queues))
         self._change_queues(name, group, member, frozenset())
         self._drop_interests(group, member.said)
         group.version = next(self._versions)
@@ -292,6 +309,25 @@ class Memberships:
     def _find(self, name: str, key: MemberKey) -> Member | None:
         group = self._groups.get(name)
         return group.members.get(key) if group is not None else None
+
+    def _is_over(self, name: str, said: GroupMember, queues: frozenset[Queue]) -> bool:
+        """Whether others have queues of a member that is not known any more, or had them since it was."""
+        key = (said.client_id, said.nonce)
+        departed = self._departed.get((name, key))
+        if departed is not None and departed.member_epoch == said.member_epoch:
+            queues &= departed.queues
+        return self._have_others(name, queues) or self._had_others(name, key, queues)
+
+    def _note_departed(self, name: str, key: MemberKey, departed: _Departed) -> None:
+        self._departed[name, key] = departed
+        self._departed_cost += departed.cost
+        while self._departed_cost > LAST_OWNERS_MAX:
+            self._forget_departed(*next(iter(self._departed)))
+
+    def _forget_departed(self, name: str, key: MemberKey) -> None:
+        departed = self._departed.pop((name, key), None)
+        if departed is not None:
+            self._departed_cost -= departed.cost
 
     def _have_others(self, name: str, queues: frozenset[Queue]) -> bool:
         """Whether members have any of the queues."""

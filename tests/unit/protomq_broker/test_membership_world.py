@@ -651,6 +651,35 @@ def test_two_that_claim_one_queue_at_once_do_not_both_get_it() -> None:
     assert second.state._is_taken(queue), "it is not claimed again before the broker says that it is free"
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_who_claims_by_the_first_call_after_its_connection_broke_keeps_what_it_has(is_faster: bool) -> None:
+    world = World(BrokerNode("a", 3))
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    assert (len(first.queues), len(second.queues)) == (2, 1)
+    kept, queue = set(first.queues), next(iter(second.queues))
+    second.queues.clear()
+    second.state.claim(())
+    beat(second)
+    world.members.clear()  # None of them comes to `poll`.
+    world.run(100)
+    beat(first)
+    assert not first.state._is_taken(queue)
+    first.crash()  # The broker sees that its call broke; the member has not seen it yet.
+    first.calls.clear()
+    if is_faster:
+        second.queues = {queue}
+        second.state.claim({queue})
+        beat(second)
+    first.state._claims = {queue: _Claim()}
+    first.state._tell_brokers([queue])
+    beat(first)
+    first._take_outcomes(world.now_s)
+    assert first.state.take_lost() == set()
+    assert first.queues == kept
+    assert [claim.is_granted for claim in first.state._claims.values()] == ([] if is_faster else [True])
+
+
 def lists_of(member: MemberNode) -> dict[str, int | None]:
     """Number of members in the list of each broker; None: it has no list."""
     return {name: None if broker.members is None else len(broker.members) for name, broker in member.state._brokers.items()}

@@ -143,6 +143,59 @@ def test_who_has_waited_for_an_owner_in_vain_and_took_its_queue_had_it() -> None
         seen(known, member("a", 0), 60_003, rejoins=True)
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_claim_costs_one_whose_connection_broke_none_of_its_other_queues(is_taken: bool) -> None:
+    known = made()
+    seen(known, member("b", 3))
+    seen(known, member("a", 0, 1))
+    seen(known, member("b"))
+    known.left("g", ("a", 1), 1)
+    if is_taken:
+        seen(known, member("b", 3), 2)
+    assert seen(known, member("a", 0, 1, 3), 3, rejoins=True), "it had never had queue 3, which it claims"
+    assert known.taken("g", ("a", 1)) == ({"T": [3]} if is_taken else {})
+
+
+def test_what_it_had_when_its_connection_broke_is_no_claim() -> None:
+    known = made()
+    seen(known, member("a", 0, 1))
+    known.left("g", ("a", 1), 1)
+    seen(known, member("b", 1), 2)
+    for _ in range(2):
+        with pytest.raises(ServiceError, match="Give them up"):
+            seen(known, member("a", 0, 1, 3), 3, rejoins=True)
+    assert seen(known, member("a", 0, 3), 4, rejoins=True)
+
+
+def test_a_call_of_another_membership_than_the_one_that_ended_claims_nothing() -> None:
+    known = made()
+    said = member("a", 0)
+    said.member_epoch = 2
+    seen(known, said)
+    known.left("g", ("a", 1), 1)
+    seen(known, member("b", 1), 2)
+    late = member("a", 1)
+    late.member_epoch = 1
+    with pytest.raises(ServiceError, match="Give them up"):
+        seen(known, late, 3, rejoins=True)
+
+
+def test_members_that_are_gone_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_OWNERS_MAX", 4)
+    known = made()
+    for name in ("a", "b"):
+        seen(known, member(name, 0, 1))
+        known.left("g", (name, 1), 1)
+    seen(known, member("c", 3), 2)
+    for name in ("a", "b"):
+        if name == "a":  # Forgotten: all that it says counts as what it had.
+            with pytest.raises(ServiceError, match="Give them up"):
+                seen(known, member(name, 3), 3, rejoins=True)
+        else:
+            assert seen(known, member(name, 3), 3, rejoins=True)
+    assert len(known._departed) <= 1
+
+
 @pytest.mark.parametrize("how", ["settles", "new group", "slave", "names no membership", "is new", "has other queues", "in time"])
 def test_one_that_comes_to_a_broker_that_started_again_is_refused_only_if_others_could_take_its_queues_in_order(how: str) -> None:
     known = made(() if how == "new group" else ("g",), takes_commits=how != "slave")
