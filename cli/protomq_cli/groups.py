@@ -30,7 +30,7 @@ from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
-    from protomq import Admin, MessageQueue, PullConsumer
+    from protomq import Admin, GroupLag, MessageQueue, PullConsumer
 
 _COLUMNS = (
     "group", "topic", "broker", "queue_id", "min_offset", "committed_offset", "end_offset", "lag",
@@ -68,21 +68,17 @@ def list_groups(
     """List consumer groups with their lag in each topic.
 
     Those that have committed offsets or popped: no others are known. A queue
-    without a committed offset lags by all that is stored; of a group that
-    pops, `protomq group lag` shows the lag.
+    in which a group has done neither lags by all that is stored. Of a group
+    that pops, LAG counts messages that were never handed out, and those that
+    are not acknowledged.
     """
     rows = []
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
-        groups = missing.take(lambda: admin.list_groups(topic or ""))
-    for group in groups:
-        with open_consumer(
-            namesrv, group.name, auto_commit=False, request_timeout_s=timeout
-        ) as consumer:
+        for group in missing.take(lambda: admin.list_groups(topic or "")):
             for name in (topic,) if topic else group.topics:
-                queues = _offset_rows(consumer, consumer.queues(name), missing)
-                lag = sum(queue["lag"] for queue in queues)
-                rows.append({"group": group.name, "topic": name, "lag": lag})
+                lags = missing.take(partial(admin.group_lag, group.name, name))
+                rows.append({"group": group.name, "topic": name, "lag": sum(one.lag for one in lags)})
     print_rows(rows, ("group", "topic", "lag"), output)
     missing.check()
 
@@ -96,20 +92,27 @@ def offsets(
 ) -> None:
     """Show offsets and lag of a group in a topic.
 
-    A queue without a committed offset lags by all that is stored. Of a group
-    that pops, `protomq group lag` shows the lag.
+    A queue in which the group has not committed or popped lags by all that is
+    stored. Of a group that pops, LAG counts messages that were never handed
+    out, and those that are not acknowledged; COMMITTED-OFFSET does not count.
     """
     missing = _missing(namesrv, timeout, topic)
-    with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
-        rows = _offset_rows(consumer, missing.queues(consumer, topic), missing)
+    with (
+        open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer,
+        open_admin(namesrv, timeout) as admin,
+    ):
+        rows = _offset_rows(admin, consumer, topic, missing.queues(consumer, topic), missing)
+        is_known = any(row["committed_offset"] is not None for row in rows) or any(
+            one.name == group for one in missing.take(lambda: admin.list_groups(topic))
+        )
     if not rows:
         missing.raise_first()
-    if all(row["committed_offset"] is None for row in rows):
+    if not is_known:
         missing.check()  # Who does not answer may know the group.
         raise CliError(
             ExitCode.NOT_FOUND,
             "GROUP_NOT_FOUND",
-            f"group {group!r} has committed nothing in topic {topic!r}; `protomq group list` shows the groups",
+            f"group {group!r} has committed and popped nothing in topic {topic!r}; `protomq group list` shows the groups",
         )
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
@@ -165,7 +168,7 @@ def commit(
         with open_admin(namesrv, timeout) as admin:
             for found, queue_offset in places.items():
                 missing.ask(found.broker_name, partial(_reset, admin, group, found, queue_offset))
-        rows = _offset_rows(consumer, places, missing)
+            rows = _offset_rows(admin, consumer, topic, places, missing)
     if group not in {one.name for one in groups}:
         sys.stderr.write(
             f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
@@ -216,30 +219,32 @@ def delete(
 
 
 def _offset_rows(
-    consumer: PullConsumer, queues: Iterable[MessageQueue], missing: Missing
+    admin: Admin, consumer: PullConsumer, topic: str, queues: Iterable[MessageQueue], missing: Missing
 ) -> list[dict[str, Any]]:
     """A row for each queue whose broker answers."""
-    rows = (
-        missing.ask(queue.broker_name, partial(_offset_row, consumer, queue)) for queue in queues
-    )
-    return [row for row in rows if row is not None]
+    lags = {one.queue: one for one in missing.take(lambda: admin.group_lag(consumer.group, topic))}
+    rows = []
+    for queue in queues:
+        found = missing.ask(queue.broker_name, partial(consumer.queue_range, queue))
+        if found is not None and queue in lags:
+            rows.append(_offset_row(consumer.group, lags[queue], min_offset=found[0]))
+    return rows
 
 
-def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
-    committed = consumer.committed(queue)  # first: read later, it could be ahead of the end
-    min_offset, end_offset = consumer.queue_range(queue)
+def _offset_row(group: str, found: GroupLag, min_offset: int) -> dict[str, Any]:
+    queue, committed, end_offset = found.queue, found.committed_offset, found.end_offset
     if committed is not None and committed > end_offset:
         sys.stderr.write(
-            f"protomq: {consumer.group} has committed {committed} in queue {queue.queue_id} of {queue.topic} at {queue.broker_name}, "
+            f"protomq: {group} has committed {committed} in queue {queue.queue_id} of {queue.topic} at {queue.broker_name}, "
             f"beyond its end {end_offset}: set it with `protomq group commit`, or messages are skipped\n"
         )
     return {
-        "group": consumer.group,
+        "group": group,
         "topic": queue.topic,
         "broker": queue.broker_name,
         "queue_id": queue.queue_id,
         "min_offset": min_offset,
         "committed_offset": committed,
         "end_offset": end_offset,
-        "lag": max(end_offset - max(committed or 0, min_offset), 0),
+        "lag": found.lag,
     }

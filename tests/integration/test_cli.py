@@ -22,7 +22,7 @@ import pytest
 import wasmtime
 import yaml
 
-from protomq import Admin, Message, Producer, PullConsumer
+from protomq import Admin, Message, Producer, PullConsumer, SimpleConsumer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
@@ -308,6 +308,28 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str)
     (row, *_) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "@-1h", "-o", "jsonl"))
     assert row["committed_offset"] == 0
     assert "group commit" in cli("group", "reset", group, protomq_topic, "--to", "-3", code=2).stderr
+
+
+def test_the_lag_of_a_group_that_pops_is_what_it_has_not_acknowledged(
+    cli: Cli, protomq_topic: str, protomq_server: Broker
+) -> None:
+    group = f"{protomq_topic}-g"
+    cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
+    with SimpleConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+        messages: list[Message] = []
+        while len(messages) < 6:
+            messages += consumer.receive(protomq_topic, 6 - len(messages), hold_s=5.0)
+        consumer.ack(messages[:4])
+    listed = jsonl(cli("group", "list", "-t", protomq_topic, "-o", "jsonl"))
+    assert listed == [{"group": group, "topic": protomq_topic, "lag": 6}]
+    assert [row["lag"] for row in jsonl(cli("group", "list", "-o", "jsonl")) if row["group"] == group] == [6]
+    rows = {row["queue_id"]: row for row in jsonl(cli("group", "offsets", group, protomq_topic, "-o", "jsonl"))}
+    assert (rows[0]["committed_offset"], rows[0]["end_offset"], rows[0]["lag"]) == (None, 10, 6)
+    assert [row["lag"] for row in rows.values() if row["lag"]] == [6]
+    shown = {row["queue_id"]: row["lag"] for row in jsonl(cli("group", "lag", group, "-o", "jsonl"))}
+    assert shown[0] == 6
+    (after,) = jsonl(cli("group", "commit", group, protomq_topic, "-O", "8", "-q", "0", "-o", "jsonl"))
+    assert (after["committed_offset"], after["lag"]) == (8, 2)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
         # What needs nothing of it is whole.
         run("pull", "only-a", namesrv=namesrv, code=0)
         run("group", "commit", "g", "only-a", "-O", "end", namesrv=namesrv)
+        run("group", "lag", "g", "-t", "only-a", namesrv=namesrv)
+        run("group", "reset", "g", "only-a", "--to", "end", "--create", namesrv=namesrv)
         run("cluster", "status", "-b", "a", namesrv=namesrv)
         # What needs it alone does not reach it.
         alone = [

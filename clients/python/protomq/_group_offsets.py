@@ -66,7 +66,7 @@ def group_lag(
             for queue in answer.queues
         )
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, topic)
     if unknown and not known and not failures:
         raise unknown[0]
     return sorted(found, key=lambda one: one.queue), failures
@@ -130,7 +130,7 @@ def _on_those_that_have_it(
             return
         done.append(broker.broker_name)
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, request.topic)
     if unknown and not done and not failures:
         raise unknown[0]
     return sorted(done), failures

@@ -196,7 +196,9 @@ def test_groups_that_pull_and_groups_that_pop_are_behind_in_messages_and_in_seco
             for sample in family.samples:
                 if sample.name.startswith("protomq_group_"):
                     labels = tuple(sample.labels[name] for name in ("group", "topic", "queue"))
-                    found.setdefault(labels, {})[sample.name.removeprefix("protomq_group_")] = sample.value
+                    name = sample.name.removeprefix("protomq_group_")
+                    assert name not in found.setdefault(labels, {}), "counted twice"
+                    found[labels][name] = sample.value
         return {
             labels: (each["lag_records"], each["committed_offset"], each["delay_seconds"])
             for labels, each in found.items()
@@ -208,4 +210,4 @@ def test_groups_that_pull_and_groups_that_pop_are_behind_in_messages_and_in_seco
         ("pulls", "topic", "0"): (1, 2, 2),
     }
     reset(broker, "pops", end=True)
-    assert groups()["pops", "topic", "0"] == (0, 3, 0)
+    assert groups()["pops", "topic", "0"] == (0, 3, 0), "the reset has committed it, too"
