@@ -43,12 +43,17 @@ class Master(NamedTuple):
 
 
 class InSync(NamedTuple):
-    """Attributes: epoch: of the last election; successor: the member to which the master has handed over, "" if none."""
+    """Attributes:
+    epoch: of the last election.
+    successor: the member to which the master has handed over, "" if none.
+    is_given_back: whoever was elected last could not lead, and has given the lead back.
+    """
 
     epoch: int
     members: frozenset[str]
     successor: str
     revision: int
+    is_given_back: bool = False
 
 
 class Order(NamedTuple):
@@ -112,9 +117,13 @@ def encode_master(member: str, epoch: int, address: str) -> bytes:
     return _encode(member=member, epoch=epoch, address=address)
 
 
-def encode_in_sync(epoch: int, members: frozenset[str], successor: str = "") -> bytes:
+def encode_in_sync(
+    epoch: int, members: frozenset[str], successor: str = "", *, is_given_back: bool = False
+) -> bytes:
     """The value of the key."""
-    return _encode(epoch=epoch, members=sorted(members), successor=successor)
+    return _encode(
+        epoch=epoch, members=sorted(members), successor=successor, is_given_back=is_given_back
+    )
 
 
 def encode_order(kind: str, target: str) -> bytes:
@@ -130,11 +139,17 @@ def _encode(**fields: object) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _decode(row: Row, key: str, **types: type) -> dict[str, Any]:
+def _decode(
+    row: Row, key: str, later: Mapping[str, object] | None = None, **types: type
+) -> dict[str, Any]:
+    """`later`: fields that brokers of earlier versions do not write, with what is meant then."""
     try:
         fields = json.loads(row.value)
     except ValueError:
         fields = None
+    if isinstance(fields, dict) and later:
+        fields = {**later, **fields}
+        types |= {name: type(value) for name, value in later.items()}
     if not isinstance(fields, dict) or any(
         type(fields.get(name)) is not wanted for name, wanted in types.items()
     ):
@@ -152,11 +167,16 @@ def _master(row: Row | None) -> Master | None:
 def _in_sync(row: Row | None) -> InSync | None:
     if row is None:
         return None
-    fields = _decode(row, IN_SYNC, epoch=int, members=list, successor=str)
+    later = {"is_given_back": False}
+    fields = _decode(row, IN_SYNC, later, epoch=int, members=list, successor=str)
     if not all(isinstance(member, str) for member in fields["members"]):
         raise ValueError(f"key {IN_SYNC!r} in etcd has members that are no names")
     return InSync(
-        fields["epoch"], frozenset(fields["members"]), fields["successor"], row.revision
+        fields["epoch"],
+        frozenset(fields["members"]),
+        fields["successor"],
+        row.revision,
+        fields["is_given_back"],
     )
 
 

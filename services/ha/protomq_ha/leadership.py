@@ -15,8 +15,9 @@ Rules
   of a master whose lease ran out, writes the in-sync set again. So a transaction that was under way before can no longer succeed.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
-- A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing;
-  the next election takes it out. It does not run again before it could open its log (`able`).
+- A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing,
+  until another one has opened its log. That one's disk may be the next to fail. The first does not run again before it could open its log
+  (`able`).
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -442,8 +443,11 @@ class Leadership:
         known = in_sync.epoch if in_sync is not None else 0
         epoch = max(known, self.own_epoch) + 1
         alone = in_sync is None or is_ordered
-        # The master whose lease ran out has had its time: it joins when it is back.
-        members = frozenset({own}) if alone or in_sync is None else in_sync.members - {self._gone}
+        # The master whose lease ran out has had its time: it joins when it is back. One that gave the lead back is there.
+        if alone or in_sync is None:
+            members = frozenset({own})
+        else:
+            members = in_sync.members - (set() if in_sync.is_given_back else {self._gone})
         compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC)]
         if is_ordered:
             compares.append(Compare(ORDER, view.key_revision(ORDER)))
@@ -469,7 +473,7 @@ class Leadership:
         if not self._is_fresh or self._is_pending(Transaction):
             return
         if self.role is Role.OPENING and self._inability:
-            self._ask(effects, Transaction((Compare(MASTER, view.key_revision(MASTER)),), (), (MASTER,)), now_ms)
+            self._ask(effects, self._give_back(view, in_sync), now_ms)
         elif view.master is None:
             if now_ms < self._lease_until_ms:
                 self._ask(effects, self._return(in_sync), now_ms)
@@ -487,6 +491,11 @@ class Leadership:
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
                 put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted))
                 self._ask(effects, Transaction(compares, (put,)), now_ms)
+
+    def _give_back(self, view: ClusterView, in_sync: InSyncSet) -> Transaction:
+        value = encode_in_sync(self.epoch, in_sync.members, is_given_back=True)
+        compares = (Compare(MASTER, view.key_revision(MASTER)), Compare(IN_SYNC, in_sync.revision))
+        return Transaction(compares, (Put(IN_SYNC, value),), (MASTER,))
 
     def _return(self, in_sync: InSyncSet) -> Transaction:
         """Writes the master key and the set again after the lease ran out and nobody was elected. So transactions of others that are under

@@ -27,7 +27,7 @@ def test_what_is_written_is_read_again() -> None:
     }
     view = ClusterView(12, rows)
     assert view.master == ("m1", 3, "host:1", 7, 99)
-    assert view.in_sync == (3, frozenset({"m1", "m2"}), "m2", 8)
+    assert view.in_sync == (3, frozenset({"m1", "m2"}), "m2", 8, False)
     assert view.order == (SWITCH, "", 9)
     assert [view.key_revision(key) for key in (MASTER, IN_SYNC, ORDER, "other")] == [7, 8, 9, 0]
 
@@ -62,6 +62,14 @@ def test_members_must_be_names() -> None:
     row = Row(b'{"epoch": 1, "members": [1], "successor": ""}', 1)
     with pytest.raises(ValueError, match="members that are no names"):
         ClusterView(1, {IN_SYNC: row})
+
+
+def test_a_set_that_an_earlier_version_has_written_is_read() -> None:
+    row = Row(b'{"epoch": 1, "members": ["m"], "successor": ""}', 4)
+    assert ClusterView(1, {IN_SYNC: row}).in_sync == (1, frozenset("m"), "", 4, False)
+    wrong = Row(b'{"epoch": 1, "members": ["m"], "successor": "", "is_given_back": 1}', 4)
+    with pytest.raises(ValueError, match="which no broker has written"):
+        ClusterView(1, {IN_SYNC: wrong})
 
 
 def test_an_order_is_one_that_can_be_carried_out() -> None:

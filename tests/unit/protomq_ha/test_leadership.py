@@ -438,6 +438,23 @@ def test_who_cannot_open_its_log_to_lead_gives_the_lead_back_and_another_one_tak
     assert slave.tick(20_300) == [Follow("t", "t:1", lead.epoch + 1)]
 
 
+def test_who_gave_the_lead_back_is_in_the_set_still_if_the_next_one_cannot_lead_either(etcd: SimEtcd) -> None:
+    master_with(etcd, "s", "t")
+    slave, lead = elected(etcd, "s")
+    other = Member(etcd, "t", 10_000)
+    other.tick(10_000)
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_100), 10_100)
+    assert other.tick(20_000) == [StopFollowing()], "it has seen that the other one led"
+    other.run(other.machine.following_stopped(1, 20_000), 20_000)
+    slave.tick(20_050)
+    other.run(other.machine.unable(lead.epoch + 1, "its disk is full, too", 20_100), 20_100)
+    assert other.members() == {"s", "t"}
+    slave.machine.able()
+    assert slave.lead(20_200) == lead.epoch + 2
+    slave.report(0, {}, 20_300)
+    assert slave.members() == {"s"}, "it waits for nobody who has not come"
+
+
 def test_it_runs_again_when_it_can_and_not_before(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave, lead = elected(etcd, "s")
