@@ -106,6 +106,7 @@ class SimBroker:
             tail_may_be_lost=self.disk.may_lack_tail,
         )
         self.asked: set[int] = set()
+        self.refused = False
         self.follows: Follow | None = None
         self.session, self.has_agreed = 0, False
         self.heard_master_ms = 0
@@ -305,13 +306,23 @@ class SimBroker:
             )
             self.world.send(self, master, master.take_fetch, fetch)
 
+    def may_drop(self, position: int, follow: Follow) -> bool:
+        """Whether the log may end there to follow this master: see HaFollower."""
+        log = self.disk.log
+        return position > 0 or not log or follow.may_lose(log[-1].epoch)
+
     def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int) -> None:
         """The log from a position on: at the start of a session that is where both agree."""
         log = self.disk.log
         if session != self.session or self.follows is None:
             return
         if not self.has_agreed:
+            self.refused = not self.may_drop(position, self.follows)
+            if self.refused:
+                self.session = 0
+                return
             self.has_agreed = True
+            self.world.check_dropped(self, log[position:])
             del log[position:]
             self.disk.flushed = min(self.disk.flushed, position)
         elif position != len(log):

@@ -53,6 +53,13 @@ class SimEtcd:
         for lease in self.leases.values():
             lease.ends_ms = now_ms + lease.ttl_ms
 
+    def forget(self) -> None:
+        """All data are gone: a new etcd is in its place."""
+        self.revision = 1
+        self.rows.clear()
+        self.leases.clear()
+        self._view = ClusterView(1, {})
+
     def expire(self, now_ms: float) -> None:
         """Ends what has run out."""
         for number, lease in list(self.leases.items()):

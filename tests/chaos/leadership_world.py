@@ -2,7 +2,7 @@
 
 Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
 their time-out, wall clocks that jump, replaced stores, operators who order switches and unclean promotions, elected brokers whose disk
-does not take the new epoch.
+does not take the new epoch, an etcd that loses its data.
 
 Rules (the letters are those of docs/reliability.md)
     L1  each epoch has one writer, and a later election has a higher epoch
@@ -10,6 +10,9 @@ Rules (the letters are those of docs/reliability.md)
     L3  an old master acknowledges nothing once another one has been elected, and knows it; but for orders
     L4  nobody from outside the in-sync set is elected without an order
     L5  when all faults are over, somebody leads within 12 s, takes sends, and all logs become equal
+    L6  nobody drops what was acknowledged, but for orders
+
+Where etcd has lost its data, two members may go on from two pasts. So only L6 holds then, and whoever does not follow has to say why.
 """
 
 from __future__ import annotations
@@ -49,12 +52,13 @@ KINDS: Final = (
 
 class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
-    full: share of elections whose winner cannot open its log to lead."""
+    full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data."""
 
     kinds: tuple[str, ...]
     loss: float
     slow: float
     full: float = 0.0
+    forgets: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -70,8 +74,8 @@ class LeadershipWorld:
         self.rng = Random(seed)
         # Of its own, so that all else of a seed is as it is without full disks.
         self.disks = Random(f"disks of {seed}")
-        mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)))
-        self.kinds, self.loss, self.slow, self.full = mood
+        mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)), forgets=self.disks.random() < 0.25)
+        self.kinds, self.loss, self.slow, self.full, self.forgets = mood
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -87,6 +91,9 @@ class LeadershipWorld:
         self.last_epoch = 0
         self.owes_loss = False
         self.acknowledged: dict[int, Entry] = {}
+        self.owed: set[Entry] = set()
+        """What was acknowledged since the last order: nobody may drop it."""
+        self.was_forgotten = False
         self.set_before: frozenset[str] | None = None
         self.order_before = ""
         self.brokers = [SimBroker(self, f"b{n}", self.new_disk()) for n in range(self.rng.choice((2, 3, 3)))]
@@ -158,13 +165,18 @@ class LeadershipWorld:
         if view.master is None or view.master.revision != view.revision:
             return
         epoch, member = view.master.epoch, view.master.member
+        is_ordered = self.order_before == member
+        if is_ordered:
+            self.owed.clear()
+        if self.was_forgotten:
+            self.fired["elected since etcd has forgotten"] += 1
+            return
         if epoch == self.last_epoch and self.epochs.get(epoch, (member,))[0] == member:
             self.fired["returned"] += 1
             return
         if epoch <= self.last_epoch:
             self.say("L1", f"{member} is elected for epoch {epoch}, {self.last_epoch} was before")
         before = self.set_before
-        is_ordered = self.order_before == member
         if before is not None and member not in before and not is_ordered:
             self.say("L4", f"{member} is elected, {sorted(before)} is the in-sync set")
         self.epochs[epoch] = (member, life)
@@ -185,6 +197,8 @@ class LeadershipWorld:
 
     def check_lead(self, broker: SimBroker, epoch: int) -> None:
         """A new master opens its log; one that slept since its election, and opens it behind another's, acknowledges nothing."""
+        if self.was_forgotten:
+            return
         if epoch < self.last_epoch:
             self.fired["opened too late"] += 1
             return
@@ -198,13 +212,23 @@ class LeadershipWorld:
             del self.acknowledged[at]
         self.fired["lost by order"] += len(lacks)
 
+    def check_dropped(self, broker: SimBroker, entries: list[Entry]) -> None:
+        """A broker drops the end of its log to follow another one."""
+        lost = self.owed.intersection(entries)
+        if lost:
+            self.say("L6", f"{broker.disk.member} drops {len(lost)} of what was acknowledged, without an order: {sorted(lost)[:3]}")
+
     def check_writer(self, broker: SimBroker) -> None:
+        if self.was_forgotten:
+            return
         writer = self.epochs.get(broker.machine.epoch)
         if writer != (broker.disk.member, broker.life):
             self.say("L1", f"{broker.disk.member} writes epoch {broker.machine.epoch}, which is that of {writer}")
 
     def check_alone(self, broker: SimBroker) -> None:
         """A broker believes that it may acknowledge."""
+        if self.was_forgotten:
+            return
         later = [epoch for epoch in self.epochs if epoch > broker.machine.epoch]
         if later and all(self.is_clean[epoch] for epoch in later):
             begun = f"epoch {broker.machine.epoch}, and {max(later)} has begun"
@@ -213,10 +237,15 @@ class LeadershipWorld:
     def check_acknowledged(self, broker: SimBroker, positions: list[int]) -> None:
         """A broker answers its senders."""
         self.check_alone(broker)
+        if self.was_forgotten:
+            self.owed.update(broker.disk.log[at] for at in positions)
+            self.fired["acknowledged"] += len(positions)
+            return
         if any(epoch > broker.machine.epoch for epoch in self.epochs):
             return
         for at in positions:
             entry = broker.disk.log[at]
+            self.owed.add(entry)
             if self.acknowledged.setdefault(at, entry) != entry:
                 self.say("L2", f"{entry} is acknowledged at {at}, as {self.acknowledged[at]} was")
             self.fired["acknowledged"] += 1
@@ -232,6 +261,8 @@ class LeadershipWorld:
         if rng.random() < 0.5:
             broker = next((each for each in self.brokers if each.machine.role is Role.LEADING), broker)
         kind = rng.choice(self.kinds)
+        if self.forgets and self.disks.random() < 0.15:
+            kind = "forget"
         length_ms = rng.choice((400, 2_000, 4_000, 8_000)) * rng.uniform(0.5, 1.5)
         if kind in ("kill", "power", "replace", "all down"):
             victims = self.brokers if kind == "all down" else [broker]
@@ -254,6 +285,9 @@ class LeadershipWorld:
         elif kind == "etcd away":
             self.etcd.is_up = False
             self.at(length_ms, lambda: self.etcd.come_back(self.now_ms))
+        elif kind == "forget":
+            self.etcd.forget()
+            self.was_forgotten = True
         elif kind == "clock":
             broker.wall_offset_ms += rng.choice((-1, 1)) * rng.uniform(1_000, 60_000)
         else:
@@ -318,7 +352,7 @@ class LeadershipWorld:
         if not self.found and view.master is None:
             members = view.in_sync.members if view.in_sync is not None else frozenset()
             here = {broker.disk.member for broker in self.brokers}
-            if members & here:
+            if members & here and not self.was_forgotten:
                 self.say("L5", f"nobody leads, though {sorted(members & here)} could")
                 return
             self.fired["needed an order"] += 1
@@ -334,10 +368,24 @@ class LeadershipWorld:
             roles = {broker.name: broker.machine.role.value for broker in self.brokers}
             self.say("L5", f"no send is taken and acknowledged at the end: {roles}")
             return
+        if self.was_forgotten:
+            self.check_said()
+            return
         lengths = [len(broker.disk.log) for broker in self.brokers]
         shared = min(lengths)
         if max(lengths) - shared > 60 or any(b.disk.log[:shared] != self.brokers[0].disk.log[:shared] for b in self.brokers):
             self.say("L5", f"logs differ at the end: {lengths}")
+
+
+    def check_said(self) -> None:
+        """Whoever neither leads nor follows with the log of the master says why."""
+        leader = next((each for each in self.brokers if each.machine.role is Role.LEADING), None)
+        for broker in self.brokers:
+            shared = min(len(broker.disk.log), len(leader.disk.log)) if leader is not None else 0
+            is_there = leader is not None and shared and broker.disk.log[:shared] == leader.disk.log[:shared]
+            if not is_there and not broker.refused and not broker.machine.problems(broker.clock_ms()):
+                self.say("L5", f"{broker.disk.member} does not follow, and does not say why")
+        self.fired["refused to drop its log"] += sum(broker.refused for broker in self.brokers)
 
 
 def check_leadership(seed: int, fired: Counter[str], mood: Mood | None = None) -> list[Violation]:

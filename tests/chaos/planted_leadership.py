@@ -193,6 +193,16 @@ _FAULT: Final = LeadershipWorld.fault
 
 
 
+def drops_its_log_for_whoever_leads() -> Any:
+    """A member with messages follows an empty one."""
+    return mock.patch.object(SimBroker, "may_drop", return_value=True)
+
+
+def lives_with_an_etcd_that_forgets(seed: int) -> list[Violation]:
+    """Members are away, and replaced, when etcd has lost its data."""
+    return _lives(seed, Mood(("all down", "kill", "replace", "replace", "forget"), 0.0, 0.0, 0.0, True))
+
+
 def drill(seed: int) -> list[Violation]:
     """Ten random lives, up to the first that is red."""
     return _lives(seed, None)
@@ -224,6 +234,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("runs from outside the set", anybody_runs, drill),
     ("runs without the end of its log", runs_without_its_tail, drill),
     ("keeps the epoch at an election", keeps_its_epoch, drill),
+    ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
 """(name, what plants it, where it shows, within how many seeds where that is not the default)."""

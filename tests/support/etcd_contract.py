@@ -33,7 +33,7 @@ def check_contract(etcd: EtcdGateway) -> Lease:
         (Compare(MASTER, 0), Compare(IN_SYNC, 0)),
         (
             Put(MASTER, encode_master("7", 3, "host:10911"), lease.lease),
-            Put(IN_SYNC, encode_in_sync(3, members)),
+            Put(IN_SYNC, encode_in_sync(3, members, unclean_epoch=0)),
         ),
     )
     made = etcd.ask(election)
@@ -53,7 +53,7 @@ def check_contract(etcd: EtcdGateway) -> Lease:
 
     unknown = Transaction((Compare(IN_SYNC, made.revision),), (Put(MASTER, b"{}", 12_345),))
     assert etcd.ask(unknown) is None, "a lease that is not there: nothing was done"
-    both = Transaction((), (Put(IN_SYNC, encode_in_sync(4, members)),), (MASTER,))
+    both = Transaction((), (Put(IN_SYNC, encode_in_sync(4, members, unclean_epoch=0)),), (MASTER,))
     assert isinstance(etcd.ask(both), Committed)
     end = etcd.ask(ReadCluster())
     assert isinstance(end, ClusterView)

@@ -107,6 +107,12 @@ class EtcdServer:
             self._process = None
 
 
+    def lose_data(self) -> None:
+        """Of one that was killed: it starts as a new one."""
+        assert self._process is None
+        shutil.rmtree(self._folder / "data")
+
+
 class EtcdMembers:
     """An etcd of some processes."""
 
@@ -132,6 +138,13 @@ class EtcdMembers:
         """kill -9 of all."""
         for member in self.members:
             member.kill()
+
+    def lose_data(self) -> None:
+        """All are killed, and start as a new etcd."""
+        self.kill()
+        for member in self.members:
+            member.lose_data()
+        self.start()
 
     def leader(self) -> EtcdServer:
         """Whoever leads among them."""

@@ -112,6 +112,7 @@ class ElectedBroker:
                 member_timeout_ms=etcd.member_timeout_ms,
                 member_lost_timeout_ms=etcd.member_lost_timeout_ms,
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
+                new_name_wait_ms=etcd.lease_ttl_ms,
             ),
             store.epochs.highest_epoch,
             log_is_empty=store.appended_position == 0,

@@ -1,8 +1,8 @@
 """A slave follows its master: one thread that fetches the log, has each seal checked, and stores the same bytes at the same positions.
 
     find the master    by the configuration, else by the name servers: the broker of the same name with id 0. Where it is elected: as told
-    agree              the master has the point at which our log ends; else we truncate our log to the last point that both have. If
-                       they share nothing, and roles are fixed, we drop nothing that was confirmed: the master may have lost its log
+    agree              the master has the point at which our log ends; else we truncate our log to the last point that both have. We
+                       drop nothing that was confirmed: the master, or etcd, may have lost its data. An operator can order it
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
 
 Any error ends the connection; the thread makes another one after a pause. After a truncation the store must be opened again, so the thread
@@ -73,7 +73,7 @@ class TruncatedError(Exception):
 
 
 class OtherPastError(Exception):
-    """The master's log shares nothing with this one, of which a part was confirmed: only an operator knows which of them is right."""
+    """The master lacks what was confirmed here: only an operator knows which log is right."""
 
 
 _EXPECTED: Final = (
@@ -154,7 +154,7 @@ class HaFollower:
         self._client: RemotingClient | None = None
         self._stopping = threading.Event()
         self._complaint = ""
-        self._has_disk_failed = False
+        self._has_disk_failed = self._is_of_another_past = False
         self._thread: threading.Thread | None = None
         self.on_following: Callable[[Address], None] = lambda master: None
         """Called on the follower's thread when a session with this master has begun. It must not wait."""
@@ -213,12 +213,13 @@ class HaFollower:
                 self._on_truncated()
                 return
             except _EXPECTED as error:
+                self._is_of_another_past = isinstance(error, OtherPastError)
                 self._has_disk_failed = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
                 self._complain(error)
             except Exception as error:
                 log.exception("following the master failed; it begins again")
                 self._complain(error)
-            if self._store.log_failure or self._has_disk_failed:
+            if self._store.log_failure or self._has_disk_failed or self._is_of_another_past:
                 pause_s = RETRY_PAUSE_MAX_S
             elif self._leadership is not None:
                 pause_s = ELECTED_PAUSE_S
@@ -288,9 +289,13 @@ class HaFollower:
         store = self._store
         master = RemoteLog(client, self._broker_name)
         point = last_agreed(store, master, store.epoch) or START
-        # An elected master has what was confirmed, or an operator has ordered it to lead without that. All logs begin with the same head.
-        if point.position <= SEAL_SIZE_BYTES and self._leadership is None:
-            self._check_may_drop(max(point.position, master.first_position), client.address)
+        # Retention may have deleted there what both had.
+        shared = max(point.position, master.first_position)
+        if self._leadership is not None:
+            self._check_elected_lacks_nothing(shared, client.address)
+        # All logs begin with the same head.
+        elif point.position <= SEAL_SIZE_BYTES:
+            self._check_may_drop(shared, client.address)
         kept = self._writer.run(lambda: store.truncate_to(point))
         raise TruncatedError(
             f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
@@ -300,13 +305,30 @@ class HaFollower:
         """Raises OtherPastError if this log may be the last copy of something that was confirmed at or behind `position`."""
         store = self._store
         confirmed = store.positions.confirmed
-        # Retention may have deleted there what both had. A log of which nothing holds is no copy.
+        # A log of which nothing holds is no copy.
         if confirmed <= position or not _has_sound_part(store):
             return
         raise OtherPastError(
             f"the log of the master at {address} shares nothing with this one, of which {confirmed} bytes were confirmed; nothing is"
             " dropped. If the master has lost its log, let this broker lead: change broker_role and broker_id of both. Else give this"
             " broker an empty folder"
+        )
+
+    def _check_elected_lacks_nothing(self, shared: int, address: Address) -> None:
+        """Raises OtherPastError if an elected master has this log up to `shared` only, more was confirmed, and no order explains that.
+
+        As long as etcd keeps its data, a master without what was confirmed leads by an unclean promotion only.
+        """
+        store, target = self._store, self._target
+        assert target is not None, "it is followed"
+        # Which part was confirmed is written down now and then, and of a log that shares nothing, nobody knows it.
+        confirmed = store.positions.confirmed if shared > SEAL_SIZE_BYTES else store.appended_position
+        if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
+            return
+        raise OtherPastError(
+            f"the master at {address} has this log up to position {shared} only, and what was confirmed here ends at {confirmed}: nothing"
+            " is dropped. Has etcd lost its data? If this store has the right messages, stop that master, and order the unclean promotion"
+            " of this one. Else give this broker an empty folder"
         )
 
     # Fetching.
@@ -372,3 +394,8 @@ def _has_sound_part(store: Store) -> bool:
             return True
         position = max(position, damage.end_position)
     return position < store.appended_position
+
+
+def _is_sound(store: Store, start: int, end: int) -> bool:
+    """Whether nothing of a part of the log is in quarantine. Where this log is damaged, it agrees with no other."""
+    return all(damage.end_position <= start or end <= damage.start_position for damage in store.damaged_ranges)

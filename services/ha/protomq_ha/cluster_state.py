@@ -47,6 +47,7 @@ class InSync(NamedTuple):
     epoch: of the last election.
     successor: the member to which the master has handed over, "" if none.
     is_given_back: whoever was elected last could not lead, and has given the lead back.
+    unclean_epoch: the epoch of the last unclean promotion, 0 if there was none. Logs of earlier epochs may lose by an operator's order.
     """
 
     epoch: int
@@ -54,6 +55,7 @@ class InSync(NamedTuple):
     successor: str
     revision: int
     is_given_back: bool = False
+    unclean_epoch: int = 0
 
 
 class Order(NamedTuple):
@@ -118,11 +120,20 @@ def encode_master(member: str, epoch: int, address: str) -> bytes:
 
 
 def encode_in_sync(
-    epoch: int, members: frozenset[str], successor: str = "", *, is_given_back: bool = False
+    epoch: int,
+    members: frozenset[str],
+    successor: str = "",
+    *,
+    unclean_epoch: int,
+    is_given_back: bool = False,
 ) -> bytes:
     """The value of the key."""
     return _encode(
-        epoch=epoch, members=sorted(members), successor=successor, is_given_back=is_given_back
+        epoch=epoch,
+        members=sorted(members),
+        successor=successor,
+        is_given_back=is_given_back,
+        unclean_epoch=unclean_epoch,
     )
 
 
@@ -167,7 +178,7 @@ def _master(row: Row | None) -> Master | None:
 def _in_sync(row: Row | None) -> InSync | None:
     if row is None:
         return None
-    later = {"is_given_back": False}
+    later = {"is_given_back": False, "unclean_epoch": 0}
     fields = _decode(row, IN_SYNC, later, epoch=int, members=list, successor=str)
     if not all(isinstance(member, str) for member in fields["members"]):
         raise ValueError(f"key {IN_SYNC!r} in etcd has members that are no names")
@@ -177,6 +188,7 @@ def _in_sync(row: Row | None) -> InSync | None:
         fields["successor"],
         row.revision,
         fields["is_given_back"],
+        fields["unclean_epoch"],
     )
 
 

@@ -13,6 +13,10 @@ Rules
 - While etcd is away, nobody is elected, the set stays, and the master goes on as long as its members follow it. `problems` says so.
 - The outcome of a transaction is unknown until etcd has a later revision of the key that it compared with. Each election, and each return
   of a master whose lease ran out, writes the in-sync set again. So a transaction that was under way before can no longer succeed.
+- Where etcd has no in-sync set, the name is new, or etcd has lost its data. A member with messages writes a set of nobody then: only an
+  operator knows who has the latest ones. An empty member leads a new name; it waits some seconds, so that members with messages can write
+  that. If it leads all the same, they do not follow it (`Follow.may_lose`).
+- etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
 - A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing,
@@ -111,7 +115,11 @@ class Leadership:
         self._is_fresh = False
         self._fresh_from = 0
         self._absent_since_ms = now_ms
+        self._unknown_since_ms = now_ms
+        """Since when etcd has no in-sync set, where it has none."""
         self._answered_ms = now_ms
+        self._asked_before = 0
+        """Requests with this number, or a higher one, were sent when `view` was known."""
         self._followed: Follow | None = None
         self._end_position = 0
         self._reports: Mapping[str, MemberReport] = {}
@@ -119,6 +127,8 @@ class Leadership:
         self._order_revision = 0
         self._hand_over_until_ms = 0
         self._gave_away = False
+        self._was_replaced = False
+        """While it led, etcd's answers went back."""
         self._inability = ""
         """Why its log cannot be opened to lead; in OPENING it gives the lead back."""
         self.is_leaving = False
@@ -163,10 +173,12 @@ class Leadership:
             return found
         if view.in_sync is None:
             if not self._log_is_empty:
-                found.append(
-                    "etcd has no in-sync set of this name, and there are messages here: if this store has the latest ones, "
-                    "order its unclean promotion"
-                )
+                found.append("etcd has no in-sync set of this name, and there are messages here")
+        elif view.master is None and not view.in_sync.members:
+            found.append(
+                "nobody leads, and etcd knows no member that has all that was acknowledged: if no other member has later messages than "
+                "this store, order its unclean promotion"
+            )
         elif self._is_ahead(view):
             found.append(
                 f"the log here has epoch {self.own_epoch}, and etcd knows {view.in_sync.epoch} only: etcd's data is older than this log; "
@@ -251,7 +263,8 @@ class Leadership:
         if result is not None:
             self._answered_ms = now_ms
         if isinstance(result, ClusterView):
-            self._note_view(result, now_ms, is_fresh=number >= self._fresh_from)
+            is_back = number >= self._asked_before
+            self._note_view(result, now_ms, is_fresh=number >= self._fresh_from, may_go_back=is_back)
         elif isinstance(result, Lease):
             self._note_lease(result, pending.sent_ms, now_ms)
         elif isinstance(pending.request, Transaction):
@@ -273,9 +286,16 @@ class Leadership:
         """Whether the lease of the master key has not run out yet."""
         return 0 != self._lease == self._master_lease and now_ms < self._lease_until_ms
 
-    def _note_view(self, view: ClusterView, now_ms: int, *, is_fresh: bool) -> None:
+    def _note_view(
+        self, view: ClusterView, now_ms: int, *, is_fresh: bool, may_go_back: bool = False
+    ) -> None:
         if self.view is not None and view.revision < self.view.revision:
-            return
+            if not may_go_back:
+                return
+            self._was_replaced = self.in_sync is not None
+        if view.in_sync is None and (self.view is None or self.view.in_sync is not None):
+            self._unknown_since_ms = now_ms
+        self._asked_before = self._next_number
         was_absent = self.view is not None and self.view.master is None
         if view.master is None and not was_absent:
             self._absent_since_ms = now_ms
@@ -302,6 +322,13 @@ class Leadership:
             self._has_left = self.role is Role.FOLLOWING
             self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
 
+    @property
+    def _unclean_epoch(self) -> int:
+        """As etcd has it, while this member leads."""
+        assert self.view is not None
+        assert self.view.in_sync is not None
+        return self.view.in_sync.unclean_epoch
+
     def _is_own(self, view: ClusterView) -> bool:
         """Whether the master key belongs to this member."""
         return view.master is not None and view.master.member == self.settings.member
@@ -311,7 +338,9 @@ class Leadership:
         return view.in_sync is not None and self.own_epoch > view.in_sync.epoch
 
     def _is_deposed(self, view: ClusterView) -> bool:
-        """Whether etcd says that the lead of this epoch is over."""
+        """Whether etcd says that the lead of this epoch is over, or is no more the etcd that knew of it."""
+        if self._was_replaced:
+            return True
         if view.in_sync is None or view.in_sync.epoch != self.epoch:
             return True
         if view.master is None:
@@ -336,7 +365,7 @@ class Leadership:
         is_over = self._is_deposed(view) or (gives_back and view.master is None)
         if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and is_over:
             self.role, self.in_sync, self.epoch, self._gave_away = Role.FOLLOWING, None, 0, False
-            self._followed = None
+            self._followed, self._was_replaced = None, False
             if not gives_back:  # else it does not lead
                 effects.append(StopLeading())
         if self.role is Role.FOLLOWING:
@@ -369,13 +398,26 @@ class Leadership:
         if self._tail_may_be_lost:
             self._leave(effects, view, now_ms)
         if view.master is not None and not self._is_own(view):
-            follow = Follow(view.master.member, view.master.address, view.master.epoch)
+            unclean_epoch = view.in_sync.unclean_epoch if view.in_sync is not None else 0
+            follow = Follow(view.master.member, view.master.address, view.master.epoch, unclean_epoch)
             if follow != self._followed and not self._is_ahead(view):
                 self._followed = follow
                 effects.append(follow)
         elif self._may_run(view, now_ms):
             self.role, self._followed = Role.STOPPING, None
             effects.append(StopFollowing())
+        elif not self._log_is_empty and self._is_fresh and not self._is_pending(Transaction):
+            self._claim_past(effects, view, now_ms)
+
+    def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
+        in_sync = view.in_sync
+        if view.master is not None or (in_sync is not None and (in_sync.members or not self._is_ahead(view))):
+            return
+        unclean_epoch = in_sync.unclean_epoch if in_sync is not None else 0
+        compares = (Compare(MASTER, 0), Compare(IN_SYNC, view.key_revision(IN_SYNC)))
+        value = encode_in_sync(self.own_epoch, frozenset(), unclean_epoch=unclean_epoch)
+        self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),)), now_ms)
 
     def _leave(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Leaves the set, because this store may lack something that it has acknowledged."""
@@ -385,7 +427,7 @@ class Leadership:
         elif self._is_fresh and not self._is_pending(Transaction):
             left = in_sync.members - {self.settings.member}
             successor = in_sync.successor if in_sync.successor in left else ""
-            value = encode_in_sync(in_sync.epoch, left, successor)
+            value = encode_in_sync(in_sync.epoch, left, successor, unclean_epoch=in_sync.unclean_epoch)
             compares = (Compare(IN_SYNC, in_sync.revision),)
             self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),)), now_ms)
 
@@ -411,7 +453,7 @@ class Leadership:
         if self._tail_may_be_lost or self._is_ahead(view):
             return False
         if in_sync is None:
-            return self._log_is_empty
+            return self._log_is_empty and now_ms >= self._unknown_since_ms + self.settings.new_name_wait_ms
         if own not in in_sync.members:
             return False
         if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
@@ -449,13 +491,15 @@ class Leadership:
         else:
             members = in_sync.members - (set() if in_sync.is_given_back else {self._gone})
         compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC)]
+        unclean_epoch = in_sync.unclean_epoch if in_sync is not None else 0
         if is_ordered:
             compares.append(Compare(ORDER, view.key_revision(ORDER)))
+            unclean_epoch = epoch
         return Transaction(
             tuple(compares),
             (
                 Put(MASTER, encode_master(own, epoch, self.settings.address), self._lease),
-                Put(IN_SYNC, encode_in_sync(epoch, members)),
+                Put(IN_SYNC, encode_in_sync(epoch, members, unclean_epoch=unclean_epoch)),
             ),
             (ORDER,) if is_ordered else (),
         )
@@ -489,11 +533,12 @@ class Leadership:
             if wanted != in_sync.members:
                 in_sync.propose(wanted)
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
-                put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted))
+                put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted, unclean_epoch=self._unclean_epoch))
                 self._ask(effects, Transaction(compares, (put,)), now_ms)
 
     def _give_back(self, view: ClusterView, in_sync: InSyncSet) -> Transaction:
-        value = encode_in_sync(self.epoch, in_sync.members, is_given_back=True)
+        unclean_epoch = self._unclean_epoch
+        value = encode_in_sync(self.epoch, in_sync.members, unclean_epoch=unclean_epoch, is_given_back=True)
         compares = (Compare(MASTER, view.key_revision(MASTER)), Compare(IN_SYNC, in_sync.revision))
         return Transaction(compares, (Put(IN_SYNC, value),), (MASTER,))
 
@@ -507,7 +552,7 @@ class Leadership:
             (Compare(MASTER, 0), Compare(IN_SYNC, in_sync.revision)),
             (
                 Put(MASTER, master, self._lease),
-                Put(IN_SYNC, encode_in_sync(self.epoch, in_sync.members)),
+                Put(IN_SYNC, encode_in_sync(self.epoch, in_sync.members, unclean_epoch=self._unclean_epoch)),
             ),
         )
 
@@ -548,7 +593,7 @@ class Leadership:
             # Sends of the next master wait for all members. This one follows some time later, or never.
             left = in_sync.members - {self.settings.member}
             members = left if self.is_leaving or len(left) > 1 else in_sync.members
-            value = encode_in_sync(self.epoch, members, self._successor)
+            value = encode_in_sync(self.epoch, members, self._successor, unclean_epoch=self._unclean_epoch)
             revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
             compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))
             self._ask(

@@ -18,6 +18,7 @@ class Settings:
     member_timeout_ms: a member that does not keep up for this time leaves the set; member_lost_timeout_ms: one whose session has ended, and
         that is not back.
     hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
+    new_name_wait_ms: how long an empty member waits for members with messages where etcd has no in-sync set.
     """
 
     member: str
@@ -28,6 +29,7 @@ class Settings:
     member_timeout_ms: int = 3_000
     member_lost_timeout_ms: int = 500
     hand_over_timeout_ms: int = 3_000
+    new_name_wait_ms: int = 3_000
 
     @property
     def trusted_ms(self) -> int:
@@ -78,11 +80,16 @@ class Ask(NamedTuple):
 
 
 class Follow(NamedTuple):
-    """Follow this master."""
+    """Follow this master. `unclean_epoch`: of the last unclean promotion, 0 if there was none."""
 
     member: str
     address: str
     epoch: int
+    unclean_epoch: int = 0
+
+    def may_lose(self, last_epoch: int) -> bool:
+        """Whether a log that ends with this epoch may lose what was confirmed: an operator has ordered it after that epoch."""
+        return last_epoch < self.unclean_epoch
 
 
 class StopFollowing(NamedTuple):

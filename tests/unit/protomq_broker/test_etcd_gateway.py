@@ -23,7 +23,7 @@ from tests.support.fake_etcd import FakeEtcd
 
 PREFIX = "/protomq/DefaultCluster/a"
 URLS = ("http://one:2379", "http://two:2379")
-PUT = Transaction((Compare(IN_SYNC, 0),), (Put(IN_SYNC, encode_in_sync(1, frozenset({"7"}))),))
+PUT = Transaction((Compare(IN_SYNC, 0),), (Put(IN_SYNC, encode_in_sync(1, frozenset({"7"}), unclean_epoch=0)),))
 
 
 def test_the_model_keeps_the_contract() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.follower_writer import FollowerWriter
@@ -16,6 +17,7 @@ from protomq_broker.ha_service import HaService
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.leadership_values import Follow
 from protomq_runtime.addresses import Address
 
 from .store.log_helpers import ManualClock
@@ -45,16 +47,25 @@ def follower_of(store: Store, *, leadership: Any = None) -> HaFollower:
     )
 
 
-def drops_its_log_for(master: Store, slave: Store, *, leadership: Any = None) -> bool:
-    """Whether all of the slave's log goes when it comes to this master; else nothing does."""
+def truncated_to(master: Store, slave: Store, *, elected: Follow | None = None) -> int | None:
+    """Where the slave's log ends after it has come to this master; None: nothing is dropped. `elected`: whom the election names."""
+    follower = follower_of(slave, leadership=SimpleNamespace() if elected else None)
+    follower._target = elected
     with pytest.raises((TruncatedError, OtherPastError)) as told:
-        follower_of(slave, leadership=leadership)._truncate(_Line(master))  # type: ignore[arg-type]
+        follower._truncate(_Line(master))  # type: ignore[arg-type]
     is_intended = disk_of(slave).exists(f"/s/{TRUNCATION_NAME}")
     assert is_intended is bool(slave.log_failure) is isinstance(told.value, TruncatedError)
-    if is_intended:
-        slave.close()
-        assert open_store(disk_of(slave), follows=True).appended_position == 0, "not even the head of its first segment is left"
-    return is_intended
+    if not is_intended:
+        return None
+    slave.close()
+    return open_store(disk_of(slave), follows=True).appended_position
+
+
+def drops_its_log_for(master: Store, slave: Store, *, elected: Follow | None = None) -> bool:
+    """Whether all of the slave's log goes when it comes to this master; else nothing does."""
+    end = truncated_to(master, slave, elected=elected)
+    assert not end, "not even the head of its first segment is left"
+    return end == 0
 
 
 def with_messages(count: int, first: int = 0) -> Store:
@@ -98,10 +109,44 @@ def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
     assert drops_its_log_for(with_messages(20), slave_of(with_messages(5, 100), confirmed=False))
 
 
-def test_an_elected_master_is_followed_whatever_it_has() -> None:
-    """It has all that was confirmed, or an operator has ordered its unclean promotion."""
-    slave = slave_of(with_messages(20))
-    assert drops_its_log_for(with_messages(5, 100), slave, leadership=SimpleNamespace())
+@pytest.mark.parametrize("count", [0, 5])
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_an_elected_master_of_another_past_is_followed_by_order_only(count: int, confirmed: bool) -> None:
+    """As where etcd has lost its data, and an empty member was elected. What was confirmed here last may stand in no file."""
+    slave = slave_of(with_messages(20), confirmed=confirmed)
+    before = slave.appended_position
+    elected = Follow("m", "m:1", 9)
+    for unclean_epoch in (0, slave.epoch):
+        assert not drops_its_log_for(with_messages(count, 100), slave, elected=elected._replace(unclean_epoch=unclean_epoch))
+        assert slave.appended_position == before
+    end = truncated_to(with_messages(count, 100), slave, elected=elected._replace(unclean_epoch=slave.epoch + 1))
+    assert end == (0 if count else SEAL_SIZE_BYTES), "the head of the first segment is that of any log"
+
+
+def longer_than_its_master(*, confirmed: bool) -> tuple[Store, Store, int]:
+    """A master, a slave that has more of the same past, and what they share. Nothing more was confirmed, or all of it."""
+    old = with_messages(20)
+    slave = slave_of(old)
+    heir = slave_of(old)
+    shared = heir.appended_position
+    fill(old, 5, 20)
+    follow(old, slave, confirmed=confirmed)
+    heir.lead(old.epoch + 1)
+    fill(heir, 5, 100)
+    return heir, slave, shared
+
+
+def test_what_was_not_confirmed_is_dropped_for_an_elected_master() -> None:
+    master, slave, shared = longer_than_its_master(confirmed=False)
+    assert truncated_to(master, slave, elected=Follow("m", "m:1", master.epoch)) == shared
+
+
+def test_what_was_confirmed_is_dropped_for_an_elected_master_by_order_only() -> None:
+    """As where etcd was restored from a copy: it names a set of an earlier time."""
+    master, slave, shared = longer_than_its_master(confirmed=True)
+    elected = Follow("m", "m:1", master.epoch)
+    assert truncated_to(master, slave, elected=elected) is None
+    assert truncated_to(master, slave, elected=elected._replace(unclean_epoch=master.epoch)) == shared
 
 
 def test_a_master_whose_log_begins_behind_what_was_confirmed_is_followed_from_there() -> None:

@@ -22,12 +22,12 @@ from protomq_ha.cluster_state import (
 def test_what_is_written_is_read_again() -> None:
     rows = {
         MASTER: Row(encode_master("m1", 3, "host:1"), 7, 99),
-        IN_SYNC: Row(encode_in_sync(3, frozenset({"m2", "m1"}), "m2"), 8),
+        IN_SYNC: Row(encode_in_sync(3, frozenset({"m2", "m1"}), "m2", unclean_epoch=2), 8),
         ORDER: Row(encode_order(SWITCH, ""), 9),
     }
     view = ClusterView(12, rows)
     assert view.master == ("m1", 3, "host:1", 7, 99)
-    assert view.in_sync == (3, frozenset({"m1", "m2"}), "m2", 8, False)
+    assert view.in_sync == (3, frozenset({"m1", "m2"}), "m2", 8, False, 2)
     assert view.order == (SWITCH, "", 9)
     assert [view.key_revision(key) for key in (MASTER, IN_SYNC, ORDER, "other")] == [7, 8, 9, 0]
 
@@ -66,7 +66,7 @@ def test_members_must_be_names() -> None:
 
 def test_a_set_that_an_earlier_version_has_written_is_read() -> None:
     row = Row(b'{"epoch": 1, "members": ["m"], "successor": ""}', 4)
-    assert ClusterView(1, {IN_SYNC: row}).in_sync == (1, frozenset("m"), "", 4, False)
+    assert ClusterView(1, {IN_SYNC: row}).in_sync == (1, frozenset("m"), "", 4, False, 0)
     wrong = Row(b'{"epoch": 1, "members": ["m"], "successor": "", "is_given_back": 1}', 4)
     with pytest.raises(ValueError, match="which no broker has written"):
         ClusterView(1, {IN_SYNC: wrong})

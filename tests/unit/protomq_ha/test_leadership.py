@@ -41,13 +41,15 @@ TTL_MS = 3_000
 class Member:
     """A machine, and what it wanted. Attribute: answers: etcd answers it."""
 
-    def __init__(self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False) -> None:
+    def __init__(
+        self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0
+    ) -> None:
         self.etcd, self.answers = etcd, True
         self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
-            Settings(name, f"{name}:1"), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost
+            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost
         )
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
@@ -121,6 +123,8 @@ def test_a_log_with_messages_and_an_etcd_without_a_set_need_an_order(etcd: SimEt
     member = Member(etcd, "a", epoch=4, empty=False)
     assert member.tick(0) == []
     assert "order its unclean promotion" in member.machine.problems(0)[0]
+    assert etcd.view.in_sync is not None
+    assert (member.members(), etcd.view.in_sync.epoch) == (set(), 4), "nobody else leads by itself"
     etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "a")),)))
     assert member.lead(300) == 5
     assert etcd.view.order is None
@@ -484,7 +488,7 @@ def test_who_gives_the_lead_back_while_etcd_is_away_goes_on_with_that(etcd: SimE
 def test_who_was_deposed_meanwhile_has_nothing_to_give_back(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave, lead = elected(etcd, "s")
-    value = encode_in_sync(lead.epoch + 1, frozenset({"x"}))
+    value = encode_in_sync(lead.epoch + 1, frozenset({"x"}), unclean_epoch=0)
     etcd.commit(Transaction((), (Put(IN_SYNC, value), Put(MASTER, encode_master("x", lead.epoch + 1, "x:1")))))
     assert slave.tick(10_300)[0] == StopLeading()
     slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_400), 10_400)
@@ -512,7 +516,95 @@ def test_keys_that_are_gone_end_the_lead(etcd: SimEtcd) -> None:
     master = master_with(etcd)
     etcd.commit(Transaction((), (), (MASTER, IN_SYNC)))
     assert master.tick(300) == [StopLeading()]
-    assert "etcd has no in-sync set" in master.machine.problems(300)[0]
+    assert "etcd knows no member that has all that was acknowledged" in master.machine.problems(300)[0]
+
+
+def test_an_empty_member_waits_for_those_with_messages_before_it_leads_a_new_name(etcd: SimEtcd) -> None:
+    empty = Member(etcd, "new", wait_ms=TTL_MS)
+    for now_ms in range(0, TTL_MS, 100):
+        assert empty.tick(now_ms) == [], now_ms
+    assert empty.lead(TTL_MS) == 1
+
+
+@pytest.mark.parametrize("epochs", [(4, 7), (7, 4)])
+def test_no_empty_member_leads_where_etcd_was_lost_and_others_have_messages(etcd: SimEtcd, epochs: tuple[int, int]) -> None:
+    members = [Member(etcd, f"m{epoch}", epoch=epoch, empty=False) for epoch in epochs]
+    empty = Member(etcd, "new", wait_ms=TTL_MS)
+    for now_ms in range(0, 20_000, 100):
+        assert [each.tick(now_ms) for each in (empty, *members)] == [[], [], []]
+    assert etcd.view.in_sync is not None
+    assert (empty.members(), etcd.view.in_sync.epoch) == (set(), 7), "the next epoch is above both"
+    assert empty.machine.problems(20_000)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "m4")),)))
+    leader = next(each for each in members if each.machine.settings.member == "m4")
+    assert leader.lead(20_100) == 8
+    follow = Follow("m4", "m4:1", 8, unclean_epoch=8)
+    assert [each.tick(20_400) for each in (empty, *members) if each is not leader] == [[follow]] * 2
+    assert follow.may_lose(7), "what m7 has more is lost by the order"
+
+
+def test_an_election_of_an_empty_member_that_comes_too_late_fails(etcd: SimEtcd) -> None:
+    empty, full = Member(etcd, "new"), Member(etcd, "old", epoch=3, empty=False)
+    assert empty.tick(0) == [StopFollowing()]
+    empty.answers = False
+    empty.run(empty.machine.following_stopped(0, 10), 10)
+    full.tick(20)
+    (ask,) = empty.asks
+    empty.answers = True
+    empty.run(empty.machine.answered(ask.number, etcd.do(ask.request, 30), 30), 30)
+    for now_ms in range(100, 20_000, 100):
+        assert empty.tick(now_ms) == []
+    assert etcd.view.master is None
+
+
+def test_the_epoch_of_an_order_outlives_changes_of_the_set_elections_and_switches(etcd: SimEtcd) -> None:
+    member = Member(etcd, "m", epoch=4, empty=False)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "m")),)))
+    assert member.lead(0) == 5
+
+    def unclean_epoch() -> int:
+        assert etcd.view.in_sync is not None
+        return etcd.view.in_sync.unclean_epoch
+
+    everything = {"s": MemberReport(0, True, 100)}
+    member.report(0, everything, 100)
+    assert (member.members(), unclean_epoch()) == ({"m", "s"}, 5)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    member.report(0, everything, 400)
+    member.report(0, everything, 410)
+    assert (etcd.view.master, unclean_epoch()) == (None, 5)
+    heir = Member(etcd, "s", 420, epoch=5, empty=False)
+    assert (heir.lead(420), unclean_epoch()) == (6, 5)
+    again = Member(etcd, "s", 500, epoch=6, empty=False, lost=True)
+    again.tick(500)
+    assert ("s" in again.members(), unclean_epoch()) == (False, 5)
+
+
+def test_an_etcd_that_was_replaced_ends_the_lead_and_nobody_leads_by_itself(etcd: SimEtcd) -> None:
+    """Its revisions begin again: without that, all members believe what the old one has said until the new one has come as far."""
+    master = master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False)
+    slave.tick(100)
+    for each in (master, slave):
+        each.etcd = PromptEtcd()
+    new = master.etcd = slave.etcd
+    wants = [master.tick(now_ms) for now_ms in range(300, 20_000, 300)]
+    assert wants[0] == [StopLeading()]
+    assert not any(wants[1:])
+    assert not any(slave.tick(now_ms) for now_ms in range(300, 20_000, 300))
+    assert new.view.in_sync is not None
+    assert (new.view.master, new.view.in_sync.members) == (None, frozenset())
+
+
+def test_an_etcd_that_was_restored_ends_the_lead_though_it_names_the_same_master(etcd: SimEtcd) -> None:
+    """Its set may have a member that has left since."""
+    master = master_with(etcd)
+    copy = (etcd.revision, dict(etcd.rows))
+    master.report(0, {"s": MemberReport(0, True, 100)}, 100)
+    assert master.members() == {"m", "s"}
+    etcd.revision, etcd.rows = copy
+    assert master.tick(400)[0] == StopLeading()
+    assert master.tick(500) == [] or master.machine.role is not Role.LEADING
 
 
 def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None:
@@ -525,7 +617,7 @@ def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None
     etcd.commit(
         Transaction(
             (),
-            (Put(MASTER, encode_master("b", 1, "b:1")), Put(IN_SYNC, encode_in_sync(1, frozenset("b")))),
+            (Put(MASTER, encode_master("b", 1, "b:1")), Put(IN_SYNC, encode_in_sync(1, frozenset("b"), unclean_epoch=0))),
         )
     )
     member.run(member.machine.answered(reading.number, None, 500), 500)
