@@ -183,6 +183,32 @@ def test_a_slave_whose_log_is_longer_gives_up_the_rest(tmp_path: Path) -> None:
             new.kill()
 
 
+def test_a_slave_that_cannot_note_where_its_log_is_to_end_says_so_and_goes_on_when_it_can(tmp_path: Path) -> None:
+    """A folder where the note is to be written: it fails as on a full disk."""
+    master, slave = pair(tmp_path)
+    with running(master):
+        master.send_ok(b"both")
+        follow(slave, master)
+        slave.wait_for_all_of(master)
+        slave.kill()
+        master.send_ok(b"only here")
+        master.kill()
+    old, new = HaBroker(tmp_path / "slave", "ASYNC_MASTER", 0), HaBroker(tmp_path / "master", "SLAVE", 1, ha={})
+    blocked = tmp_path / "master/config/truncation.json.tmp"
+    blocked.mkdir()
+    with running(old):
+        try:
+            old.send_ok(b"the new one's")
+            follow(new, old)
+            wait_for(lambda: "cannot be written down" in new.status().problem, PATIENCE_S)
+            assert b"only here" not in bodies(new)
+            blocked.rmdir()
+            new.wait_for_all_of(old)
+            assert bodies(new) == [b"both", b"the new one's"]
+        finally:
+            new.kill()
+
+
 @pytest.mark.parametrize("right", ["slave", "master"])
 def test_a_slave_keeps_its_copy_if_its_master_comes_back_without_its_log(tmp_path: Path, right: str) -> None:
     """Until an operator says which of the two logs is the right one."""

@@ -28,7 +28,7 @@ from protomq_runtime.remoting_client import RemotingClient
 from .fetch_answers import AnswerMemory
 from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
-from .store.errors import StoreError
+from .store.errors import DiskFullError, StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
 from .store.log.commit_log import DISK_FULL_ERRNOS
 
@@ -214,7 +214,9 @@ class HaFollower:
                 return
             except _EXPECTED as error:
                 self._is_of_another_past = isinstance(error, OtherPastError)
-                self._has_disk_failed = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
+                self._has_disk_failed = isinstance(error, DiskFullError) or (
+                    isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
+                )
                 self._complain(error)
             except Exception as error:
                 log.exception("following the master failed; it begins again")
@@ -296,7 +298,12 @@ class HaFollower:
         # All logs begin with the same head.
         elif point.position <= SEAL_SIZE_BYTES:
             self._check_may_drop(shared, client.address)
-        kept = self._writer.run(lambda: store.truncate_to(point))
+        try:
+            kept = self._writer.run(lambda: store.truncate_to(point))
+        except OSError as error:
+            # Nothing has changed, and nothing of the master's log is stored before it has.
+            what = f"the log has to end at {point.position}, where it agrees with the master's, and that cannot be written down"
+            raise OSError(error.errno, f"{what}: {error.strerror}", error.filename) from error
         raise TruncatedError(
             f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
         )

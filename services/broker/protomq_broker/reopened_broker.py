@@ -1,15 +1,23 @@
-"""A broker whose store is opened again while the process runs: a slave that drops what its master does not have."""
+"""A broker whose store is opened again while the process runs: a slave that drops what its master does not have.
+
+Opening takes room on the disk. Where there is none, the broker tries again until there is; meanwhile it serves nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from .broker_process import REFUSED_GRACE_S, BrokerProcess, with_ports_of
 from .config import BrokerConfig
+from .store.log.commit_log import DISK_FULL_ERRNOS
 
 log = logging.getLogger("protomq.broker")
+
+ROOM_LOOK_S: Final = 1.0
+"""Between two tries to open a store for which the disk has no room."""
 
 
 class ReopenedBroker:
@@ -24,6 +32,8 @@ class ReopenedBroker:
         self._on_fatal: Callable[[BaseException], None] = lambda error: None
         self._changing = asyncio.Lock()
         self._is_stopped = False
+        self._is_open = True
+        """Whether `process` has not been stopped."""
         self._reopening: asyncio.Task[None] | None = None
         self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
 
@@ -42,7 +52,8 @@ class ReopenedBroker:
         """As BrokerProcess."""
         async with self._changing:
             self._is_stopped = True
-            await self.process.stop(grace_s)
+            if self._is_open:
+                await self.process.stop(grace_s)
 
     def _reopen_soon(self) -> None:
         """Opens the store again soon. Any thread, after the start."""
@@ -53,19 +64,32 @@ class ReopenedBroker:
         self._reopening = asyncio.get_running_loop().create_task(self._reopen())
 
     async def _reopen(self) -> None:
+        config = with_ports_of(self.process, self.process.broker.config)
+        while True:
+            if await self._try_reopen(config):
+                return
+            await asyncio.sleep(ROOM_LOOK_S)
+
+    async def _try_reopen(self, config: BrokerConfig) -> bool:
+        """Returns False if there was no room to open the store."""
         async with self._changing:
             if self._is_stopped:
-                return
-            old = self.process
-            config = with_ports_of(old, old.broker.config)
+                return True
             try:
-                await old.stop(REFUSED_GRACE_S)
+                if self._is_open:
+                    self._is_open = False
+                    await self.process.stop(REFUSED_GRACE_S)
                 self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
                 self.process.set_on_fatal(self._on_fatal)
                 await self.process.start()
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+                    log.error("the store cannot be opened again yet: %s", error)
+                    return False
                 log.critical("the store could not be opened again: %s", error)
                 self._is_stopped = True
                 self._on_fatal(error)
-                return
+                return True
+            self._is_open = True
             log.warning("the store is open again")
+            return True

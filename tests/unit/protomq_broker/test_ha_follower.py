@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,3 +200,20 @@ def test_what_was_confirmed_first_is_written_down_at_once() -> None:
     follow(master, slave)
     follower._note(session)
     assert ConfirmedFile(disk_of(slave), "/s").read() == master.appended_position
+
+
+def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_says_so() -> None:
+    """It looks again now and then. Meanwhile it stores nothing, and shows nothing that was not confirmed."""
+    master, slave, shared = longer_than_its_master(confirmed=False)
+    disk, end, readable = disk_of(slave), slave.appended_position, slave.readable_position
+    follower = follower_of(slave)
+    room, disk.capacity_bytes = disk.capacity_bytes, 1
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"the log has to end at {shared}.* cannot be written down: No space left") as told:
+            follower._truncate(_Line(master))  # type: ignore[arg-type]
+        assert told.value.errno == errno.ENOSPC
+        assert not slave.log_failure
+        assert not disk.exists(f"/s/{TRUNCATION_NAME}")
+        assert (slave.appended_position, slave.readable_position) == (end, readable)
+    disk.capacity_bytes = room
+    assert truncated_to(master, slave) == shared
