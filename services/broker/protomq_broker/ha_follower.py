@@ -117,7 +117,8 @@ class RemoteLog:
         return LogPoint(point.position, point.epoch, point.crc32c)
 
     def _ask(self, request: ha.CompareLogRequest) -> ha.CompareLogResponse:
-        payload = self._client.call(_COMPARE, request.SerializeToString(), CALL_TIMEOUT_S)
+        # A master may have to walk a segment for it. Who is to follow another one, or to run, need not wait for that.
+        payload = self._client.call(_COMPARE, request.SerializeToString(), CALL_TIMEOUT_S, until_woken=True)
         response = ha.CompareLogResponse.FromString(payload)
         self.first_position = response.first_position
         return response
@@ -248,7 +249,7 @@ class HaFollower:
                     self._target.epoch if self._target is not None else 0,
                 )
                 self._check_may_speak()
-                answer = client.ask(_FETCH, request.SerializeToString(), timeout_s)
+                answer = client.ask(_FETCH, request.SerializeToString(), timeout_s, until_woken=True)
                 response, part = memory.read(answer.unwrap_octets())
                 if session.began(response, part):
                     self._fetch(client, session, memory)

@@ -39,6 +39,10 @@ class NotRemotingError(ConnectionError):
     """What listens there does not speak the remoting protocol; it may be a gRPC port."""
 
 
+class WokenError(ConnectionError):
+    """A call was given up because of `wake`: the connection is of no use any more."""
+
+
 class Answer(NamedTuple):
     """An answer: `octets` are the response message, or a google.rpc.Status where `status` is not 0. A view lasts until the next `wait`."""
 
@@ -120,12 +124,16 @@ class RemotingClient:
     ) -> None:
         self.close()
 
-    def call(self, method_id: int, payload: bytes, timeout_s: float) -> bytes:
-        """Call and wait. Raises TimeoutError, OSError for a lost connection, or the peer's ServiceError."""
-        return self.ask(method_id, payload, timeout_s).unwrap()
+    def call(
+        self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False
+    ) -> bytes:
+        """Call and wait. Raises TimeoutError, OSError for a lost connection, or the peer's ServiceError; `until_woken`: and WokenError."""
+        return self.ask(method_id, payload, timeout_s, until_woken=until_woken).unwrap()
 
-    def ask(self, method_id: int, payload: bytes, timeout_s: float) -> Answer:
-        """Call and wait for the answer, which may be an error. Raises TimeoutError, OSError for a lost connection."""
+    def ask(
+        self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False
+    ) -> Answer:
+        """Call and wait for the answer, which may be an error. Raises what `call` raises, but for the peer's ServiceError."""
         deadline = time.monotonic() + timeout_s
         request_id = self.start(method_id, payload, timeout_s)
         while True:
@@ -134,6 +142,8 @@ class RemotingClient:
                 return answer
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.address} did not answer within {timeout_s:g} s")
+            if until_woken:
+                raise WokenError(f"{self.address} is not waited for any more")
 
     def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
         """Send a request; its answer is got by `wait`. `timeout_s` is what the server is told."""

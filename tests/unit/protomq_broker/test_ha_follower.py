@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker import ha_follower
 from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.follower_writer import FollowerWriter
@@ -20,6 +22,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.leadership_values import Follow
 from protomq_runtime.addresses import Address
+from protomq_runtime.remoting_client import WokenError
 
 from .store.log_helpers import ManualClock
 from .store.store_helpers import SEGMENT, open_store, read_all
@@ -35,7 +38,8 @@ class _Line:
         config = BrokerConfig(broker_name="b", broker_role="ASYNC_MASTER")
         self._service = HaService(master, config, ManualClock(), "b", lambda: 7, lambda verdict: None)
 
-    def call(self, method_id: int, payload: bytes, timeout_s: float) -> bytes:
+    def call(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool) -> bytes:
+        assert until_woken
         request = ha.CompareLogRequest.FromString(payload)
         return self._service.compare_log(request, None).SerializeToString()  # type: ignore[arg-type]
 
@@ -217,3 +221,49 @@ def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_
         assert (slave.appended_position, slave.readable_position) == (end, readable)
     disk.capacity_bytes = room
     assert truncated_to(master, slave) == shared
+
+
+class _SilentMaster:
+    """A connection to a master that answers nothing until the slave is woken. Attribute: is_asked, set with the first question."""
+
+    address = Address("master", 1)
+
+    def __init__(self) -> None:
+        self.is_asked, self._is_woken = threading.Event(), threading.Event()
+
+    def __enter__(self) -> _SilentMaster:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def wake(self) -> None:
+        self._is_woken.set()
+
+    def call(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> bytes:
+        self.is_asked.set()
+        is_over = self._is_woken.wait(60) and until_woken
+        raise WokenError("woken") if is_over else TimeoutError("it was waited for all the same")
+
+
+@pytest.mark.parametrize("asks", ["where it is to begin", "where both logs agree"])
+def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: pytest.MonkeyPatch, asks: str) -> None:
+    """Whoever runs for the lead waits for that."""
+    line = _SilentMaster()
+    monkeypatch.setattr(ha_follower, "RemotingClient", lambda *arguments, **options: line)
+    target = Follow("m", "m:1", 2)
+    follower = follower_of(slave_of(with_messages(5)), leadership=SimpleNamespace(target=target, may_speak=lambda asked: True))
+    if asks == "where both logs agree":
+        monkeypatch.setattr(follower, "_follow_once", lambda: _compare_only(follower, line))
+    said: list[BaseException] = []
+    monkeypatch.setattr(follower, "_complain", said.append)
+    follower.start("here:1")
+    assert line.is_asked.wait(60)
+    assert follower.stop()
+    assert [type(each) for each in said] == [WokenError]
+
+
+def _compare_only(follower: HaFollower, line: Any) -> None:
+    follower._client = line
+    follower._target = Follow("m", "m:1", 2)
+    follower._truncate(line)

@@ -15,7 +15,7 @@ from protomq.wire import frames
 from protomq.wire.status import RpcStatus, encode_status
 from protomq_runtime.addresses import Address
 from protomq_runtime.errors import Code, ServiceError
-from protomq_runtime.remoting_client import NotRemotingError, RemotingClient
+from protomq_runtime.remoting_client import NotRemotingError, RemotingClient, WokenError
 
 METHOD_ID = 0x0104
 WELCOME = RemotingWelcome(server_name="s", frame_size_max_bytes=1 << 20).SerializeToString()
@@ -258,6 +258,23 @@ def test_wake_from_another_thread_ends_a_wait() -> None:
         assert client.wait((), 0) is None
         done.set()
     client.wake()
+
+
+def test_wake_ends_a_call_that_is_made_until_then() -> None:
+    done = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        done.wait(60)
+
+    with peer_that(script) as address, connect(address) as client:
+        client.wake()
+        with pytest.raises(WokenError, match="not waited for any more"):
+            client.call(METHOD_ID, b"", 60, until_woken=True)
+        client.wake()
+        with pytest.raises(TimeoutError, match="did not answer"):
+            client.call(METHOD_ID, b"", 0.02)
+        done.set()
 
 
 def test_silent_peer_ends_a_call_with_a_time_out() -> None:
