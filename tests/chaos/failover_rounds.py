@@ -119,6 +119,7 @@ class _Round:
             parts = watch.parts_ms(self.producer.first_answer_s(watch.elected_s))
             self.parts_ms.append(parts)
             print(", ".join(f"{name} {ms} ms" for name, ms in parts.items()), flush=True)
+            print(f"  {self.cluster.last_change()}", flush=True)
         self.rng.shuffle(brokers)
         for broker in brokers:
             broker.start()

@@ -30,6 +30,7 @@ from .namesrv import running_namesrv
 from .waiting import PATIENCE_S, wait_for
 
 SEND_OK: Final = WireStatus.SEND_STATUS_SEND_OK
+CHANGE_TEXT: Final = "the slave's services ended in"
 LEADS_PATTERN: Final = re.compile(rf"this broker leads {NAME} in epoch (\d+)")
 
 
@@ -58,6 +59,11 @@ class ElectedCluster:
         """In how many brokers' logs each epoch was led."""
         found = (LEADS_PATTERN.findall(broker.log_text()) for broker in self.brokers)
         return Counter(int(epoch) for epochs in found for epoch in epochs)
+
+    def last_change(self) -> str:
+        """What the broker that began to lead last says of its change of role; "" if none does."""
+        lines = [line for broker in self.brokers for line in broker.log_text().splitlines() if CHANGE_TEXT in line]
+        return max(lines, default="").rpartition(": ")[2]
 
     def leading(self, *, copies: int = 1) -> HaBroker | None:
         """The broker that leads with so many copies in sync, if there is one that can be asked."""

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 TICK_S: Final = 0.05
+HURRIED_TICK_S: Final = 0.01
+"""The same while the lead changes: sends wait for it."""
 HAND_OVER_LOOK_S: Final = 0.02
 ASKERS: Final = 4
 """Threads that ask etcd. At most one transaction, one read, one request about the lease and one operator's order are under way."""
@@ -309,14 +311,18 @@ class LeadershipDriver:
 
     def _run(self) -> None:
         while not self._closing.is_set():
+            pause_s = TICK_S
             try:
                 with self._lock:
-                    self._pass_on(self._begun.tick(self.now_ms()))
+                    now_ms = self.now_ms()
+                    self._pass_on(self._begun.tick(now_ms))
+                    if self._begun.is_hurried(now_ms):
+                        pause_s = HURRIED_TICK_S
                 self._tell_standing()
             except Exception:
                 # Without ticks nobody renews the lease or notices its end.
                 log.exception("a tick of the leadership failed")
-            self._closing.wait(TICK_S)
+            self._closing.wait(pause_s)
 
     def _tell_standing(self) -> None:
         if self.role in (Role.LEADING, Role.HANDING_OVER):

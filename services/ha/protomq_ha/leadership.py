@@ -66,7 +66,7 @@ from .leadership_values import (
 )
 
 NEVER_MS: Final = -(1 << 62)
-HURRIED_INTERVAL_MS: Final = 100
+HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
 
 
@@ -191,6 +191,14 @@ class Leadership:
                 f"({members}), or order an unclean promotion"
             )
         return found
+
+    def is_hurried(self, now_ms: int) -> bool:
+        """Whether sends may wait for what this member does: nobody leads, a master is silent for as long as a lease, or an order waits."""
+        view = self.view
+        if view is None or self.role in (Role.LEADING, Role.HANDING_OVER):
+            return False
+        is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms
+        return is_silent or view.master is None or view.order is not None
 
     # What happens.
 
@@ -377,14 +385,8 @@ class Leadership:
         return effects
 
     def _read_interval_ms(self, now_ms: int) -> int:
-        """Short while nobody leads, a master is silent for as long as a lease, or an order waits."""
-        interval_ms, view = self.settings.read_interval_ms, self.view
-        if view is None or self.role in (Role.LEADING, Role.HANDING_OVER):
-            return interval_ms
-        is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms
-        if is_silent or view.master is None or view.order is not None:
-            return min(interval_ms, HURRIED_INTERVAL_MS)
-        return interval_ms
+        interval_ms = self.settings.read_interval_ms
+        return min(interval_ms, HURRIED_INTERVAL_MS) if self.is_hurried(now_ms) else interval_ms
 
     def _is_pending(self, *kinds: type) -> bool:
         return any(pending.kind in kinds for pending in self._pending.values())

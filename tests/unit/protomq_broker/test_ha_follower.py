@@ -263,6 +263,22 @@ def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: 
     assert [type(each) for each in said] == [WokenError]
 
 
+def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = _SilentMaster()
+    monkeypatch.setattr(ha_follower, "RemotingClient", lambda *arguments, **options: line)
+    monkeypatch.setattr(ha_follower, "ELECTED_PAUSE_S", 600)
+    leadership = SimpleNamespace(target=None, may_speak=lambda asked: True)
+    follower = follower_of(slave_of(with_messages(5)), leadership=leadership)
+    has_complained = threading.Event()
+    monkeypatch.setattr(follower, "_complain", lambda error: has_complained.set())
+    follower.start("here:1")
+    assert has_complained.wait(60)
+    leadership.target = Follow("m", "m:1", 2)
+    follower.go_on()
+    assert line.is_asked.wait(60)
+    assert follower.stop()
+
+
 def _compare_only(follower: HaFollower, line: Any) -> None:
     follower._client = line
     follower._target = Follow("m", "m:1", 2)
