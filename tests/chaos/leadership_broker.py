@@ -40,13 +40,16 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Disk:
-    """What outlives a process. `flushed` entries outlive a power cut; `may_lack_tail` until the machine says that it is settled."""
+    """What outlives a process. `flushed` entries outlive a power cut; `may_lack_tail` until the machine says that it is settled;
+    `confirmed`: as masters have said."""
 
     member: str
     log: list[Entry] = field(default_factory=list)
     flushed: int = 0
     epoch: int = 0
     may_lack_tail: bool = False
+    has_led: bool = False
+    confirmed: int = 0
 
     @property
     def own_epoch(self) -> int:
@@ -107,6 +110,7 @@ class SimBroker:
         )
         self.asked: set[int] = set()
         self.refused = False
+        self.confirmed = 0
         self.follows: Follow | None = None
         self.session, self.has_agreed = 0, False
         self.heard_master_ms = 0
@@ -206,7 +210,8 @@ class SimBroker:
             self.run(self.machine.unable(epoch, "its disk is full", self.clock_ms()))
             self.find_room()
             return
-        self.disk.epoch = epoch
+        self.disk.epoch, self.disk.has_led = epoch, True
+        self.confirmed = 0
         self.disk.flushed = len(self.disk.log)
         self.reports.clear()
         self.sessions.clear()
@@ -244,7 +249,7 @@ class SimBroker:
         in_sync = self.machine.in_sync
         if in_sync is None or not self.unanswered or not self.machine.may_acknowledge(self.clock_ms()):
             return
-        confirmed = in_sync.confirmed_position
+        confirmed = self.confirmed = in_sync.confirmed_position
         self.world.check_acknowledged(self, [at for at in self.unanswered if at < confirmed])
         self.unanswered = [at for at in self.unanswered if at >= confirmed]
 
@@ -274,7 +279,7 @@ class SimBroker:
 
     def reply(self, fetch: Fetch, position: int) -> None:
         entries = self.disk.log[position : position + BLOCK]
-        arguments = (fetch.session, position, entries, self.clock_ms())
+        arguments = (fetch.session, position, entries, self.clock_ms(), self.confirmed)
         self.world.send(self, fetch.slave, fetch.slave.take_entries, *arguments)
 
     # Following.
@@ -308,10 +313,12 @@ class SimBroker:
 
     def may_drop(self, position: int, follow: Follow) -> bool:
         """Whether the log may end there to follow this master: see HaFollower."""
-        log = self.disk.log
-        return position > 0 or not log or follow.may_lose(log[-1].epoch)
+        log, confirmed = self.disk.log, min(self.disk.confirmed, len(self.disk.log))
+        if not position and self.disk.has_led:
+            confirmed = len(log)
+        return confirmed <= position or follow.may_lose(log[-1].epoch)
 
-    def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int) -> None:
+    def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int, confirmed: int) -> None:
         """The log from a position on: at the start of a session that is where both agree."""
         log = self.disk.log
         if session != self.session or self.follows is None:
@@ -325,10 +332,12 @@ class SimBroker:
             self.world.check_dropped(self, log[position:])
             del log[position:]
             self.disk.flushed = min(self.disk.flushed, position)
+            self.disk.confirmed = min(self.disk.confirmed, position)
         elif position != len(log):
             return
         self.heard_master_ms, self.last_heard_ms = said_ms, self.world.now_ms
         log.extend(entries)
+        self.disk.confirmed = max(self.disk.confirmed, min(confirmed, len(log)))
         self.machine.heard(self.clock_ms())
         self.machine.followed(self.disk.own_epoch, not log)
         self.fetch(None)

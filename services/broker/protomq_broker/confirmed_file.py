@@ -3,8 +3,8 @@
     config/confirmed.json    {"position": n}: the master said that its log is confirmed up to there
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
-of the log below the position removes the file, like a snapshot of a state. Without the file a slave with a fixed master follows it even if
-that has nothing of its log.
+of the log below the position removes the file, like a snapshot of a state. Without the file a slave follows a master
+even if that has nothing of its log. Where masters are elected, it does not if it has led.
 """
 
 from __future__ import annotations

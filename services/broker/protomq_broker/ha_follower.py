@@ -334,8 +334,10 @@ class HaFollower:
         """
         store, target = self._store, self._target
         assert target is not None, "it is followed"
-        # Which part was confirmed is written down now and then, and of a log that shares nothing, nobody knows it.
-        confirmed = store.positions.confirmed if shared > SEAL_SIZE_BYTES else store.appended_position
+        confirmed = store.positions.confirmed
+        # A master writes down what is confirmed at its end only. Where nothing is shared, all that it had may have been.
+        if shared <= SEAL_SIZE_BYTES and any(row.is_led for row in store.epochs.rows):
+            confirmed = store.appended_position
         if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
             return
         raise OtherPastError(

@@ -172,8 +172,8 @@ class Leadership:
         if view is None or self.role is not Role.FOLLOWING:
             return found
         if view.in_sync is None:
-            if not self._log_is_empty:
-                found.append("etcd has no in-sync set of this name, and there are messages here")
+            if self._has_past:
+                found.append("etcd has no in-sync set of this name, and this store has had messages")
         elif view.master is None and not view.in_sync.members:
             found.append(
                 "nobody leads, and etcd knows no member that has all that was acknowledged: if no other member has later messages than "
@@ -331,6 +331,11 @@ class Leadership:
             self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
 
     @property
+    def _has_past(self) -> bool:
+        """Whether this store has messages, or has known an epoch: then the name is not new, whatever etcd has."""
+        return not self._log_is_empty or self.own_epoch > 0
+
+    @property
     def _unclean_epoch(self) -> int:
         """As etcd has it, while this member leads."""
         assert self.view is not None
@@ -408,7 +413,7 @@ class Leadership:
         elif self._may_run(view, now_ms):
             self.role, self._followed = Role.STOPPING, None
             effects.append(StopFollowing())
-        elif not self._log_is_empty and self._is_fresh and not self._is_pending(Transaction):
+        elif self._has_past and self._is_fresh and not self._is_pending(Transaction):
             self._claim_past(effects, view, now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
@@ -455,7 +460,7 @@ class Leadership:
         if self._tail_may_be_lost or self._is_ahead(view):
             return False
         if in_sync is None:
-            return self._log_is_empty and now_ms >= self._unknown_since_ms + self.settings.new_name_wait_ms
+            return not self._has_past and now_ms >= self._unknown_since_ms + self.settings.new_name_wait_ms
         if own not in in_sync.members:
             return False
         if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:

@@ -114,11 +114,20 @@ def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
     assert drops_its_log_for(with_messages(20), slave_of(with_messages(5, 100), confirmed=False))
 
 
+def that_has_led() -> Store:
+    """It was killed while it led, so it has not written down what was confirmed."""
+    slave = slave_of(with_messages(10), confirmed=False)
+    slave.lead(2)
+    fill(slave, 10, 10)
+    slave.close()
+    return open_store(disk_of(slave), follows=True)
+
+
 @pytest.mark.parametrize("count", [0, 5])
-@pytest.mark.parametrize("confirmed", [True, False])
-def test_an_elected_master_of_another_past_is_followed_by_order_only(count: int, confirmed: bool) -> None:
-    """As where etcd has lost its data, and an empty member was elected. What was confirmed here last may stand in no file."""
-    slave = slave_of(with_messages(20), confirmed=confirmed)
+@pytest.mark.parametrize("has_led", [True, False])
+def test_an_elected_master_of_another_past_is_followed_by_order_only(count: int, has_led: bool) -> None:
+    """As where etcd has lost its data, and an empty member was elected."""
+    slave = that_has_led() if has_led else slave_of(with_messages(20))
     before = slave.appended_position
     elected = Follow("m", "m:1", 9)
     for unclean_epoch in (0, slave.epoch):
@@ -144,6 +153,8 @@ def longer_than_its_master(*, confirmed: bool) -> tuple[Store, Store, int]:
 def test_what_was_not_confirmed_is_dropped_for_an_elected_master() -> None:
     master, slave, shared = longer_than_its_master(confirmed=False)
     assert truncated_to(master, slave, elected=Follow("m", "m:1", master.epoch)) == shared
+    slave = slave_of(with_messages(5, 200), confirmed=False)
+    assert drops_its_log_for(master, slave, elected=Follow("m", "m:1", master.epoch))
 
 
 def test_what_was_confirmed_is_dropped_for_an_elected_master_by_order_only() -> None:

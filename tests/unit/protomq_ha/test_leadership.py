@@ -543,6 +543,15 @@ def test_no_empty_member_leads_where_etcd_was_lost_and_others_have_messages(etcd
     assert follow.may_lose(7), "what m7 has more is lost by the order"
 
 
+def test_a_member_that_has_dropped_its_log_to_follow_knows_that_the_name_is_not_new(etcd: SimEtcd) -> None:
+    """It has not got the log of its master yet when etcd loses its data."""
+    member = Member(etcd, "a", epoch=4, empty=True)
+    for now_ms in range(0, 20_000, 500):
+        assert member.tick(now_ms) == []
+    assert etcd.view.in_sync is not None
+    assert (member.members(), etcd.view.in_sync.epoch) == (set(), 4)
+
+
 def test_an_election_of_an_empty_member_that_comes_too_late_fails(etcd: SimEtcd) -> None:
     empty, full = Member(etcd, "new"), Member(etcd, "old", epoch=3, empty=False)
     assert empty.tick(0) == [StopFollowing()]
