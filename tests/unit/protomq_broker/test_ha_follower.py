@@ -193,7 +193,8 @@ def test_a_master_of_another_past_whose_log_begins_within_what_was_confirmed_is_
     assert not drops_its_log_for(master, slave)
 
 
-def test_a_log_of_which_nothing_holds_keeps_no_slave_from_its_master() -> None:
+@pytest.mark.parametrize("elected", [None, Follow("m", "m:1", 2)])
+def test_a_log_of_which_nothing_holds_keeps_no_slave_from_its_master(elected: Follow | None) -> None:
     master = with_messages(10)
     slave = slave_of(master)
     slave.close()
@@ -202,7 +203,7 @@ def test_a_log_of_which_nothing_holds_keeps_no_slave_from_its_master() -> None:
     slave = open_store(disk, follows=True, corruption="quarantine")
     slave.positions.note_replicated(slave.appended_position)
     assert slave.positions.confirmed > 0
-    assert drops_its_log_for(master, slave)
+    assert drops_its_log_for(master, slave, elected=elected)
 
 
 def test_what_was_confirmed_first_is_written_down_at_once() -> None:
