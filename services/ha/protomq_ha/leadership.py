@@ -68,6 +68,8 @@ from .leadership_values import (
 NEVER_MS: Final = -(1 << 62)
 HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
+HURRIED_MAX_MS: Final = 60_000
+"""From then on a member that has seen nobody lead waits for an operator, or for a member that is to be started."""
 
 
 class Pending(NamedTuple):
@@ -197,8 +199,9 @@ class Leadership:
         view = self.view
         if view is None or self.role in (Role.LEADING, Role.HANDING_OVER):
             return False
-        is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms
-        return is_silent or view.master is None or view.order is not None
+        if view.master is None:
+            return view.order is not None or now_ms < self._absent_since_ms + HURRIED_MAX_MS
+        return view.order is not None or now_ms >= self._heard_ms + self.settings.lease_ttl_ms
 
     # What happens.
 

@@ -174,6 +174,19 @@ def test_etcd_is_looked_at_more_often_while_nobody_is_heard_of(etcd: SimEtcd) ->
     assert looks(7_500, 9_000) >= 13, "it may have to lead soon"
 
 
+def test_who_finds_nobody_to_lead_for_a_minute_looks_less_often(etcd: SimEtcd) -> None:
+    member = Member(etcd, "a", epoch=4, empty=False)
+    for at_ms, looks in ((30_000, 20), (91_000, 4)):
+        member.tick(at_ms - 300)
+        before = member.readings
+        for now_ms in range(at_ms, at_ms + 1_000, 50):
+            member.tick(now_ms)
+        assert member.readings - before <= looks
+    assert not member.machine.is_hurried(92_000)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "a")),)))
+    assert member.lead(92_000) == 5
+
+
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave = Member(etcd, "s")
