@@ -12,7 +12,10 @@ from typing import Any, Final, NamedTuple
 from unittest import mock
 
 from protomq_broker import send_backs
+from protomq_broker.pop_settling import PopSettler
+from protomq_broker.pop_time import PopTime
 from protomq_broker.store.state.group_settings import plan_retry
+from protomq_broker.store.state.popped_queue import OpenMessages, offsets_in, runs_of
 from protomq_broker.store.state.transactions import Decision, Ending, Transactions, Verdict
 from protomq_broker.store.timer.pending import PendingTimers
 from protomq_broker.system_writer import SystemWriter
@@ -75,13 +78,58 @@ def takes_the_other_decision() -> Any:
     return mock.patch.object(Transactions, "decide", decide)
 
 
+def ends_holds_at_a_start() -> Any:
+    """Pop time begins an hour ahead of what the log says: nobody has any message after a restart."""
+    real = PopTime.__init__
+
+    def begin(self: PopTime, clock: Any, floor_ms: int) -> None:
+        real(self, clock, floor_ms + 3_600_000 if floor_ms else 0)
+
+    return mock.patch.object(PopTime, "__init__", begin)
+
+
+def acknowledges_in_memory_only() -> Any:
+    """What is acknowledged is known, and not in the log when it is answered, or later."""
+    real = PopSettler._store_and_answer
+
+    def store_and_answer(self: PopSettler, turn: Any, settled: Any) -> None:
+        if turn.told:
+            self._state.apply(turn.record.SerializeToString(), self._store.appended_position - 1)
+            turn.told.clear()
+        real(self, turn, settled)
+
+    return mock.patch.object(PopSettler, "_store_and_answer", store_and_answer)
+
+
+def forgets_whose_receipt_it_is() -> Any:
+    """Which pop a message is of is not kept over a restart: then any receipt of it is good, also one of an earlier pop."""
+    real_begin, real = PopTime.__init__, OpenMessages.held_and_lost
+    began_ms = []
+
+    def begin(self: PopTime, clock: Any, floor_ms: int) -> None:
+        real_begin(self, clock, floor_ms)
+        began_ms.append(self.now_ms())
+
+    def held_and_lost(self: OpenMessages, runs: Any, number: int, time_ms: int) -> Any:
+        held, lost = real(self, runs, number, time_ms)
+        kept = [offset for offset in offsets_in(lost) if offset in self.open and self.open[offset].time_ms <= began_ms[-1]]
+        return runs_of([*offsets_in(held), *kept]), runs_of(offset for offset in offsets_in(lost) if offset not in kept)
+
+    mock.patch.object(PopTime, "__init__", begin).__enter__()
+    return mock.patch.object(OpenMessages, "held_and_lost", held_and_lost)
+
+
 class PlantedInChild(NamedTuple):
-    """A bug, the campaign that meets it, the rule that it breaks, and how many rounds that takes."""
+    """A bug, the campaign that meets it, the rule that it breaks, and how many rounds that takes.
+
+    `invisible_s`: for which pops ask. Where a hold is to outlive a restart, it is longer than one on a busy machine.
+    """
 
     plant: Callable[[], Any]
     campaign: str
     rule: str
     rounds: int = 1
+    invisible_s: float = 1.0
 
 
 BUGS: Final = (
@@ -92,6 +140,9 @@ BUGS: Final = (
     PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1", rounds=12),
     PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
     PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
+    PlantedInChild(ends_holds_at_a_start, "kill_pops", "E1", invisible_s=5.0),
+    PlantedInChild(acknowledges_in_memory_only, "kill_pops", "E2", rounds=2),
+    PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "E3", rounds=20, invisible_s=0.5),
 )
 
 

@@ -2,11 +2,15 @@
 
     E1   nobody gets a message within the invisible time of another holder
     E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
+    E3   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
     E5   at least once: in the end each message that was sent was acknowledged
     I2   after each kill messages are delivered again
 
 An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
 come again or not, and E5 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
+
+Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
+them, on this side of a kill or on the other.
 
 Invisible times count from before a member asks, by one clock of this process: a broker that begins to count later holds for longer.
 """
@@ -16,12 +20,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from protomq import Producer, SimpleConsumer
-from protomq.errors import ProtomqError
+from protomq import Message, Producer, SimpleConsumer
+from protomq.errors import ProtomqError, StaleReceiptError
 from protomq.testing import Broker
 
 from .checker import Violation
@@ -30,6 +36,18 @@ TOPIC: Final = "popped"
 MEMBERS: Final = 3
 INVISIBLE_S: Final = 1.0
 PATIENCE_S: Final = 120.0
+PART_AT_ONCE: Final = 0.6
+PART_LATE: Final = 0.25
+
+
+class _Delivery(NamedTuple):
+    """A message as a member got it."""
+
+    message: Message
+    number: int
+    """How often the message had come by then."""
+    until_s: float
+    """Nobody else gets it before."""
 
 
 @dataclass
@@ -38,6 +56,7 @@ class _Group:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held_until_s: dict[bytes, float] = field(default_factory=dict)
+    times: Counter[bytes] = field(default_factory=Counter)
     acked: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
     kill_count: int = 0
@@ -45,10 +64,13 @@ class _Group:
     sent: set[bytes] = field(default_factory=set)
     found: list[Violation] = field(default_factory=list)
     delivered_count: int = 0
+    late_count: int = 0
+    """Acknowledgements that were too late, since another member had the message."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
-    def take(self, body: bytes, asked_s: float) -> None:
+    def take(self, message: Message, asked_s: float) -> _Delivery:
         """A member got a message for which it asked then."""
+        body = message.body
         with self.lock:
             self.delivered_count += 1
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
@@ -56,22 +78,39 @@ class _Group:
                 self.found.append(Violation("E1", f"{body!r} came {early_s:.3f} s early"))
             if body in self.acked:
                 self.found.append(Violation("E2", f"{body!r} came after it was acknowledged"))
-            self.held_until_s[body] = asked_s + INVISIBLE_S
+            until_s = self.held_until_s[body] = asked_s + INVISIBLE_S
+            self.times[body] += 1
+            return _Delivery(message, self.times[body], until_s)
 
-    def note_acks(self, bodies: set[bytes], stale: set[bytes] | None, kill_count: int) -> None:
-        """A member acknowledged `bodies`; it was told that `stale` were too late, or got no answer (None). `kill_count` is from before."""
+    def passed_on(self, deliveries: Sequence[_Delivery]) -> set[bytes]:
+        """Those that have come again since."""
         with self.lock:
-            if stale is None:
-                self.unknown |= bodies
-                return
-            self.acked |= bodies - stale
-            if kill_count % 2 or self.kill_count != kill_count:
-                self.unknown |= stale
+            return {one.message.body for one in deliveries if self.times[one.message.body] > one.number}
+
+    def note_acks(self, deliveries: Sequence[_Delivery], stale: set[bytes] | None, kill_count: int, passed_on: set[bytes]) -> None:
+        """A member acknowledged; it was told that `stale` were too late, or got no answer (None).
+
+        `kill_count` and `passed_on` are from before.
+        """
+        with self.lock:
+            now_s = time.monotonic()
+            was_killed = bool(kill_count % 2) or self.kill_count != kill_count
+            for one in deliveries:
+                body = one.message.body
+                # The further try of an acknowledgement is taken for one that was done, and not for one that came too late.
+                if stale is None or (was_killed and (body in stale or now_s > one.until_s)):
+                    self.unknown.add(body)
+                elif body in stale:
+                    self.late_count += body in passed_on
+                elif body in passed_on:
+                    self.found.append(Violation("E3", f"{body!r} was acknowledged with the receipt of an earlier delivery"))
+                else:
+                    self.acked.add(body)
 
     def open_messages(self) -> set[bytes]:
-        """What was sent and must still come."""
+        """What was sent and must still come; nothing once something is wrong."""
         with self.lock:
-            return self.sent - self.acked - self.unknown
+            return set() if self.found else self.sent - self.acked - self.unknown
 
 
 def _produce(namesrv: str, group: _Group) -> None:
@@ -90,6 +129,7 @@ def _produce(namesrv: str, group: _Group) -> None:
 
 
 def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
+    later: list[tuple[float, _Delivery]] = []
     with SimpleConsumer("members", namesrv=namesrv) as consumer:
         while not group.stopping.is_set() or group.open_messages():
             asked_s = time.monotonic()
@@ -97,21 +137,39 @@ def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
                 messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5)
             except ProtomqError:
                 group.stopping.wait(0.05)
-                continue
+                messages = []
+            now = []
             for message in messages:
-                group.take(message.body, asked_s)
-            kept = [message for message in messages if rng.random() < 0.8]
-            kill_count = group.kill_count
-            stale: set[bytes] | None
-            try:
-                stale = {message.body for message in consumer.ack(kept)} if kept else set()
-            except ProtomqError:
-                stale = None
-            group.note_acks({message.body for message in kept}, stale, kill_count)
+                delivery, drawn = group.take(message, asked_s), rng.random()
+                if drawn < PART_AT_ONCE:
+                    now.append(delivery)
+                elif drawn < PART_AT_ONCE + PART_LATE:
+                    later.append((asked_s + rng.uniform(0.5, 5.0) * INVISIBLE_S, delivery))
+            _acknowledge(consumer, group, now)
+            now_s = time.monotonic()
+            for at_s, delivery in later:
+                if at_s <= now_s:
+                    _acknowledge(consumer, group, [delivery])
+            later = [one for one in later if one[0] > now_s]
 
 
-def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], int]:
-    """Violations, and how many messages were delivered."""
+def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_Delivery]) -> None:
+    """None of them twice, so that it is known by its body which one was too late."""
+    if not deliveries:
+        return
+    kill_count, passed_on = group.kill_count, group.passed_on(deliveries)
+    stale: set[bytes] | None
+    try:
+        stale = {message.body for message in consumer.ack([one.message for one in deliveries])}
+    except StaleReceiptError:
+        stale = {one.message.body for one in deliveries}
+    except ProtomqError:
+        stale = None
+    group.note_acks(deliveries, stale, kill_count, passed_on)
+
+
+def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> list[Violation]:
+    """What is wrong."""
     rng = random.Random(seed)
     group = _Group()
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
@@ -126,8 +184,10 @@ def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], i
         for _ in range(rounds):
             goal = group.delivered_count + rng.randint(20, 200)
             deadline_s = time.monotonic() + PATIENCE_S
-            while group.delivered_count < goal and time.monotonic() < deadline_s:
+            while group.delivered_count < goal and time.monotonic() < deadline_s and not group.found:
                 group.stopping.wait(0.01)
+            if group.found:
+                break
             if group.delivered_count < goal:
                 group.found.append(Violation("I2", f"{goal - group.delivered_count} messages short, and no more for {PATIENCE_S:.0f} s"))
                 break
@@ -141,4 +201,5 @@ def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], i
         left = group.open_messages()
         if left:
             group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
-    return group.found, group.delivered_count
+    counts.update({"kills": group.kill_count // 2, "deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    return group.found

@@ -177,9 +177,7 @@ def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
 
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
         with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
-            found, delivered_count = pop_rounds(seed, rounds_each, Path(name))
-        counts.update(kills=rounds_each, deliveries=delivered_count)
-        return found
+            return pop_rounds(seed, rounds_each, Path(name), counts)
 
     return _run("kill-pops", seeds, round_, rounds_each=rounds_each)
 
