@@ -54,6 +54,7 @@ class Extent:
     rounds: int
     consume_messages: int
     stored_bytes: int
+    timers: int = 1_000_000
 
 
 QUICK: Final = Extent("quick", 2.0, 0.7, 2, 1_000_000, 1 << 30)

@@ -85,6 +85,8 @@ def _extent(options: argparse.Namespace) -> Extent:
         changes["stored_bytes"] = int(options.stored_gib * (1 << 30))
     if options.messages:
         changes["consume_messages"] = options.messages
+    if options.timers:
+        changes["timers"] = options.timers
     return dataclasses.replace(extent, **changes)
 
 
@@ -99,6 +101,7 @@ def _options(section: str, all_rows: Mapping[str, RowFunction]) -> argparse.Name
     parser.add_argument("--rounds", type=int, help="how often each is measured")
     parser.add_argument("--stored-gib", type=float, help="what a restart finds stored")
     parser.add_argument("--messages", type=int, help="what a catching-up consumer finds stored")
+    parser.add_argument("--timers", type=int, help="delayed messages that are pending in the row timers")
     options = parser.parse_args()
     if unknown := [name for name in options.rows if name not in all_rows]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(all_rows)}")
