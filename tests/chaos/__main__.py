@@ -38,6 +38,8 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "kill-pops": process_campaigns.kill_pops,
     "groups": process_campaigns.groups,
     "groups-stops": lambda seeds, **options: process_campaigns.groups(seeds, faults=STOPS, **options),
+    "resets": process_campaigns.resets,
+    "broadcasts": process_campaigns.broadcasts,
     "power": process_campaigns.power,
     "proxy": process_campaigns.proxy,
     "spark": process_campaigns.spark,

@@ -1,4 +1,8 @@
-"""A member of a group in a process of its own, for whoever kills and stops it: python -m tests.chaos.group_member KIND NAMESRV.
+"""A member of a group in a process of its own, for whoever kills and stops it:
+
+    python -m tests.chaos.group_member KIND NAMESRV [NAME FOLDER]
+
+NAME, FOLDER: of a kind that broadcasts: its instance, and where its offsets are.
 
 It tells each step, before the consumer itself knows, in a line that a kill cannot cut; times are of the machine's monotonic clock:
 
@@ -43,6 +47,7 @@ GROUP: Final = "members"
 TOPIC: Final = "shared"
 COMMIT_INTERVAL_S: Final = 0.2
 KINDS: Final = ("pull", "locked", "push", "async", "orderly", "async-orderly")
+BROADCAST_KINDS: Final = ("broadcast", "async-broadcast", "pull-broadcast")
 
 
 def tell(*words: object, time_s: float | None = None) -> None:
@@ -64,6 +69,11 @@ def work_s(is_orderly: bool = False) -> float:
     if is_orderly and random.random() < 0.015:
         return 1.5
     return random.choice((0.002, 0.005, 0.01)) if random.random() > 0.02 else 2 * COMMIT_INTERVAL_S
+
+
+def broadcast_work_s() -> float:
+    """Often so long that the file of offsets is written meanwhile, which is once a second."""
+    return 0.8 if random.random() < 0.06 else 0.002
 
 
 class Watched:
@@ -134,21 +144,20 @@ class Watched:
         AsyncTransport.call = call_async  # type: ignore[method-assign,assignment]
 
 
-def listen(message: Message, is_orderly: bool) -> None:
+def listen(message: Message, seconds: float) -> None:
     tell("got", queue_of(message), message.queue_offset)
-    time.sleep(work_s(is_orderly))
+    time.sleep(seconds)
     tell("done", queue_of(message), message.queue_offset)
 
 
-async def listen_async(message: Message, is_orderly: bool) -> None:
+async def listen_async(message: Message, seconds: float) -> None:
     tell("got", queue_of(message), message.queue_offset)
-    await asyncio.sleep(work_s(is_orderly))
+    await asyncio.sleep(seconds)
     tell("done", queue_of(message), message.queue_offset)
 
 
-def pull(namesrv: str, lock_queues: bool, stopping: threading.Event) -> None:
-    consumer = PullConsumer(GROUP, namesrv=namesrv, lock_queues=lock_queues, auto_commit_interval_s=COMMIT_INTERVAL_S)
-    with consumer:
+def pull(namesrv: str, stopping: threading.Event, **options: Any) -> None:
+    with PullConsumer(GROUP, namesrv=namesrv, auto_commit_interval_s=COMMIT_INTERVAL_S, **options) as consumer:
         consumer.subscribe(TOPIC)
         while not stopping.is_set():
             messages = consumer.poll(0.1, 4)
@@ -156,29 +165,35 @@ def pull(namesrv: str, lock_queues: bool, stopping: threading.Event) -> None:
             for message in messages:
                 tell("got", queue_of(message), message.queue_offset, time_s=got_s)
             for message in messages:
-                time.sleep(work_s())
+                # Who begins at the beginning each time has to catch up.
+                time.sleep(0.001 if options.get("broadcasting") else work_s())
                 tell("done", queue_of(message), message.queue_offset)
 
 
-def push(namesrv: str, orderly: bool, stopping: threading.Event) -> None:
-    consumer = PushConsumer(GROUP, namesrv=namesrv, orderly=orderly, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
-    consumer.subscribe(TOPIC, lambda message: listen(message, orderly))
+def listener_work_s(options: dict[str, Any]) -> float:
+    """Of a consumer with these options."""
+    return broadcast_work_s() if options.get("broadcast") else work_s(bool(options.get("orderly")))
+
+
+def push(namesrv: str, stopping: threading.Event, **options: Any) -> None:
+    consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4, **options)
+    consumer.subscribe(TOPIC, lambda message: listen(message, listener_work_s(options)))
     with consumer:
         stopping.wait()
 
 
-async def push_async(namesrv: str, orderly: bool, stopping: threading.Event) -> None:
-    consumer = AsyncPushConsumer(GROUP, namesrv=namesrv, orderly=orderly, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
+async def push_async(namesrv: str, stopping: threading.Event, **options: Any) -> None:
+    consumer = AsyncPushConsumer(GROUP, namesrv=namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4, **options)
 
     async def listener(message: Message) -> None:
-        await listen_async(message, orderly)
+        await listen_async(message, listener_work_s(options))
 
     consumer.subscribe(TOPIC, listener)
     async with consumer:
         await asyncio.to_thread(stopping.wait)
 
 
-def main(kind: str, namesrv: str) -> None:
+def main(kind: str, namesrv: str, name: str = "", folder: str = "") -> None:
     """Until SIGTERM, or its standard input ends: then its parent is gone."""
     watched, stopping = Watched(), threading.Event()
     watched.watch()
@@ -187,13 +202,17 @@ def main(kind: str, namesrv: str) -> None:
     faulthandler.register(signal.SIGUSR2)  # for one that does not end
     signal.signal(signal.SIGUSR1, lambda *_: watched.stops_in_commit.set())
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+    alone: dict[str, Any] = {"broadcast": True, "instance": name, "offset_folder": folder}
     runs: dict[str, Callable[[], object]] = {
-        "pull": lambda: pull(namesrv, False, stopping),
-        "locked": lambda: pull(namesrv, True, stopping),
-        "push": lambda: push(namesrv, False, stopping),
-        "orderly": lambda: push(namesrv, True, stopping),
-        "async": lambda: asyncio.run(push_async(namesrv, False, stopping)),
-        "async-orderly": lambda: asyncio.run(push_async(namesrv, True, stopping)),
+        "pull": lambda: pull(namesrv, stopping),
+        "locked": lambda: pull(namesrv, stopping, lock_queues=True),
+        "push": lambda: push(namesrv, stopping),
+        "orderly": lambda: push(namesrv, stopping, orderly=True),
+        "async": lambda: asyncio.run(push_async(namesrv, stopping)),
+        "async-orderly": lambda: asyncio.run(push_async(namesrv, stopping, orderly=True)),
+        "broadcast": lambda: push(namesrv, stopping, **alone),
+        "async-broadcast": lambda: asyncio.run(push_async(namesrv, stopping, **alone)),
+        "pull-broadcast": lambda: pull(namesrv, stopping, broadcasting=True, begin="earliest"),
     }
     while not stopping.is_set():
         try:
@@ -207,4 +226,4 @@ def main(kind: str, namesrv: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -91,10 +91,11 @@ class BrokerProcess:
 class Member:
     """A member's process, and a thread that reads what it says."""
 
-    def __init__(self, world: GroupWorld, name: str) -> None:
+    def __init__(self, world: GroupWorld, name: str, kind: str = "", *arguments: str) -> None:
+        """`kind`: other than the run's. `arguments`: of that kind."""
         self.name = name
         self._world = world
-        command = [sys.executable, "-m", "tests.chaos.group_member", world.kind, world.namesrv]
+        command = [sys.executable, "-m", "tests.chaos.group_member", kind or world.kind, world.namesrv, *arguments]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=world.log, cwd=Path(__file__).parents[2]
         )
@@ -139,6 +140,8 @@ class Member:
 
 class GroupWorld:
     """A run: its processes, and what they did."""
+
+    send_pause_s = SEND_PAUSE_S
 
     def __init__(self, seed: int, folder: Path, counts: Counter[str], gap_s: float) -> None:
         self.rng = random.Random(seed)
@@ -366,15 +369,18 @@ class GroupWorld:
     def _produce(self, broker_name: str) -> None:
         number = 0
         with Producer(namesrv=self.namesrv, send_timeout_s=1.0) as producer:
-            while not self._stopping.wait(SEND_PAUSE_S * len(BROKERS)):
+            while not self._stopping.wait(self.send_pause_s * len(BROKERS)):
                 queue = MessageQueue(TOPIC, broker_name, number % QUEUES_EACH)
                 number += 1
+                sent_s = time.monotonic()
                 try:
                     result = producer.send(TOPIC, b"%d" % number, queue=queue)
                 except ProtomqError:
                     continue
                 with self.lock:
-                    self.history.acked_s[f"{broker_name}/{queue.queue_id}", result.queue_offset] = time.monotonic()
+                    place = f"{broker_name}/{queue.queue_id}", result.queue_offset
+                    self.history.sent_s[place] = sent_s
+                    self.history.acked_s[place] = time.monotonic()
 
 
 def group_rounds(

@@ -7,9 +7,12 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from . import process_rounds as rounds
+from .broadcast_rounds import FAULTS as BROADCAST_FAULTS
+from .broadcast_rounds import broadcast_rounds
 from .checker import Violation
 from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
 from .failover_rounds import FAULTS, failover_rounds
@@ -18,6 +21,8 @@ from .group_rounds import GAP_S as GROUP_GAP_S
 from .group_rounds import group_rounds, told
 from .names_world import name_rounds
 from .pop_rounds import pop_rounds
+from .reset_rounds import FAULTS as RESET_FAULTS
+from .reset_rounds import reset_rounds
 from .spark_world import spark_rounds
 from .store_campaigns import CampaignFailed, names_its_seed
 
@@ -212,6 +217,31 @@ def groups(
     counts = _run("groups", seeds, round_, rounds_each=rounds_each)
     counts.update(told(take_overs))
     return counts
+
+
+def resets(seeds: Iterable[int], *, rounds_each: int = 10, faults: tuple[str, ...] = RESET_FAULTS) -> Counter[str]:
+    """Offsets of a group are reset while its members and brokers are killed; a kind of member for each seed."""
+    return _keep_if_red("resets", seeds, rounds_each, partial(reset_rounds, faults=faults))
+
+
+def broadcasts(seeds: Iterable[int], *, rounds_each: int = 10, faults: tuple[str, ...] = BROADCAST_FAULTS) -> Counter[str]:
+    """Members of a broadcasting group and its brokers are killed; all members get all messages."""
+    return _keep_if_red("broadcasts", seeds, rounds_each, partial(broadcast_rounds, faults=faults))
+
+
+def _keep_if_red(
+    campaign: str, seeds: Iterable[int], rounds_each: int, run: Callable[[int, int, Path, Counter[str]], list[Violation]]
+) -> Counter[str]:
+    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
+        folder = Path(tempfile.mkdtemp(prefix=f"protomq-{campaign}-"))
+        found = run(seed, rounds_each, folder, counts)
+        if found:
+            print(f"what members, brokers and checker said stands in {folder}")
+        else:
+            shutil.rmtree(folder)
+        return found
+
+    return _run(campaign, seeds, round_, rounds_each=rounds_each)
 
 
 def first_seed() -> int:

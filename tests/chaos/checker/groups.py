@@ -18,7 +18,7 @@ send is refused when others have its queues, with a lock or without: it excuses 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -89,6 +89,8 @@ class GroupHistory:
     open_commits: dict[tuple[str, int], list[Commit]] = field(default_factory=lambda: defaultdict(list))
     refused: Counter[str] = field(default_factory=Counter)
     refused_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    sent_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Of acknowledged messages: when they were sent first."""
     acked_s: dict[tuple[str, int], float] = field(default_factory=dict)
     killed_s: dict[str, float] = field(default_factory=dict)
     stops: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -141,9 +143,20 @@ class GroupHistory:
 
 def check_group(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
     """What is wrong; what is only counted goes to `counts`."""
+    checks = (_missed, _ahead, _steps_back, _two_owners, _old_tokens, _silences, _woken, _handed_over)
+    return _found_by(checks, history, counts)
+
+
+def check_owners(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
+    """G4, G5 and G6, which hold wherever a group was reset to."""
+    return _found_by((_two_owners, _old_tokens, _silences), history, counts)
+
+
+def _found_by(
+    checks: Iterable[Callable[[GroupHistory, Counter[str]], Iterable[Violation]]], history: GroupHistory, counts: Counter[str]
+) -> list[Violation]:
     for several in history.got.values():
         several.sort()
-    checks = (_missed, _ahead, _steps_back, _two_owners, _old_tokens, _silences, _woken, _handed_over)
     return [found for check in checks for found in check(history, counts)]
 
 
@@ -260,25 +273,29 @@ def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
                 break
 
 
-def _silences(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+def allowed_silence_s(history: GroupHistory, queue: str, begin_s: float, end_s: float) -> float:
+    """How long a queue may be silent at that time: others take over, its broker comes back, stopped members are given up."""
     stop_s = 1.6 * history.gap_s + 0.5
     # Who died with a broker and had its locks counts as gone once he has not come back for the gap.
     back_s = PROMISED_S + (max(history.gap_s + 1.0, history.settle_s) if history.is_locked else history.settle_s)
-    all_stops = [stop for several in history.stops.values() for stop in several]
+    allowed_s = PROMISED_S + LATE_S
+    for down in history.downs[queue.partition("/")[0]]:
+        if down.meets(begin_s - back_s, end_s):
+            allowed_s += down.end_s - down.begin_s + back_s
+    stops = (stop for several in history.stops.values() for stop in several)
+    allowed_s += sum(stop_s + PROMISED_S for stop in stops if stop.meets(begin_s - stop_s, end_s))
+    return allowed_s * history.pace(begin_s, end_s)
+
+
+def _silences(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
     for queue, several in history.got.items():
-        downs = history.downs[queue.partition("/")[0]]
         for before, got in pairwise(several):
             begin_s = max(before.time_s, history.acked_s.get((queue, got.offset), 0.0))
             silent_s = got.time_s - begin_s
             if silent_s < 0.5:
                 continue
             counts["silent queue ms"] += round(silent_s * 1000)
-            allowed_s = PROMISED_S + LATE_S
-            for down in downs:
-                if down.meets(begin_s - back_s, got.time_s):
-                    allowed_s += down.end_s - down.begin_s + back_s
-            allowed_s += sum(stop_s + PROMISED_S for stop in all_stops if stop.meets(begin_s - stop_s, got.time_s))
-            allowed_s *= history.pace(begin_s, got.time_s)
+            allowed_s = allowed_silence_s(history, queue, begin_s, got.time_s)
             if silent_s > allowed_s:
                 who = f"between {before.member} and {got.member}"
                 yield Violation("G6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
