@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ._company import Company
 from ._lines import CHAINS
 from ._transactions import ENDS_MAX, PAUSE_S, End
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
@@ -46,8 +47,17 @@ class _Entry:
 class EndLine:
     """Where decisions for one broker gather while a request is on its way; as `_lines.py` has it for sends. Any thread."""
 
-    def __init__(self, call: Callable[[Sequence[End], float], list[bool | ProtomqError]]) -> None:
+    def __init__(
+        self,
+        call: Callable[[Sequence[End], float], list[bool | ProtomqError]],
+        company: Company | None = None,
+        on_told: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`on_told` is called with the number of callers that are about to be woken with their outcomes."""
         self._call = call
+        self._on_told = on_told
+        self.company = company or Company()
+        """Whom the leaders wait for."""
         self._lock = threading.Lock()
         self._waiting: deque[_Entry] = deque()
         self._is_busy = False
@@ -61,6 +71,7 @@ class EndLine:
                 self._waiting.append(entry)
             else:
                 self._is_busy = entry.leads = True
+        self.company.arrive()
         if entry.leads:
             self._lead(entry)
         else:
@@ -106,11 +117,12 @@ class EndLine:
 
     def _lead(self, own: _Entry) -> None:
         """Tells what has gathered, and hands the lead over."""
-        with self._lock:
-            entries = [own]
-            while self._waiting and len(entries) < ENDS_MAX:
-                entries.append(self._waiting.popleft())
+        entries = [own]
         try:
+            self.company.wait()
+            with self._lock:
+                while self._waiting and len(entries) < ENDS_MAX:
+                    entries.append(self._waiting.popleft())
             timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
             outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
         except Exception as error:
@@ -125,6 +137,7 @@ class EndLine:
                 next_.leads = True
             else:
                 self._is_busy = False
+        self._on_told(len(entries))
         if next_ is not None:
             next_.wakeup.release()
         for entry, outcome in zip(entries, outcomes, strict=True):

@@ -20,8 +20,10 @@ import copy
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from ._company import Company
 from ._types import Target
 from .errors import ProtomqError, RequestTimeoutError
 
@@ -91,7 +93,7 @@ class Line:
     """The line of a queue, or of a topic where `queue` is None; for threads. Any thread."""
 
     __slots__ = (
-        "_busy", "_count_max", "_drained", "_lock", "_pending", "_size_max_bytes", "queue", "target", "topic",
+        "_busy", "_count_max", "_drained", "_lock", "_pending", "_size_max_bytes", "company", "queue", "target", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +104,10 @@ class Line:
         *,
         count_max: int,
         size_max_bytes: int,
+        company: Company | None = None,
     ) -> None:
+        """`company`: whom its leaders wait for; None: nobody."""
+        self.company = company
         self.topic = topic
         self.queue = queue
         self.target = Target(queue, delay_field)
@@ -129,14 +134,25 @@ class Line:
     def enter(self, entry: Entry) -> bool:
         """True: the line was free, the caller leads its message. False: the message waits in line."""
         with self._lock:
-            if not self._busy:
+            is_free = not self._busy
+            if is_free:
                 self._busy = True
-                return True
-            if entry.future is None:
-                entry.wakeup = wakeup = threading.Lock()
-                wakeup.acquire()
-            self._pending.append(entry)
-            return False
+            else:
+                if entry.future is None:
+                    entry.wakeup = wakeup = threading.Lock()
+                    wakeup.acquire()
+                self._pending.append(entry)
+        if self.company is not None:
+            self.company.arrive()
+        return is_free
+
+    def gather(self, batch: list[Entry]) -> list[Entry]:
+        """A leader's messages, and those of callers that come at about the same time. Waits only for its company."""
+        if self.company is None or not self.company.is_expected:
+            return batch
+        self.company.wait()
+        with self._lock:
+            return take_batch(self._pending, self._count_max, self._size_max_bytes, batch)
 
     def leave(self) -> tuple[list[Entry], Entry | None]:
         """A leader's request has returned: the messages to send next, [] if none wait, and who is to lead them.
@@ -216,11 +232,21 @@ class Waiting(Protocol):
 WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
-def take_batch(pending: deque[WaitingT], count_max: int, size_max_bytes: int) -> list[WaitingT]:
-    """Takes from the front what goes into one request: its limits kept, and only callers whose deadlines are near each other."""
-    batch = [pending.popleft()]
+def take_batch(
+    pending: deque[WaitingT],
+    count_max: int,
+    size_max_bytes: int,
+    begun: Sequence[WaitingT] = (),
+) -> list[WaitingT]:
+    """Takes from the front what goes into one request: its limits kept, and only callers whose deadlines are near each other.
+
+    `begun`: what the request has already.
+    """
+    batch = list(begun) or [pending.popleft()]
     deadline_s = batch[0].deadline_s
     size = len(batch[0].record[0])
+    for entry in batch[1:]:
+        size += len(entry.record[0]) + len(entry.record[3]) + _RECORD_OVERHEAD_BYTES
     while pending and len(batch) < count_max:
         entry = pending[0]
         size += len(entry.record[0]) + len(entry.record[3]) + _RECORD_OVERHEAD_BYTES

@@ -16,6 +16,7 @@ from typing import Final
 
 from ._batching import PreparedRecord
 from ._checks import check_queue, check_topic
+from ._company import Company
 from ._delays import When
 from ._lines import LINES_MAX, Entry, Line, resolve_batch
 from ._methods import SEND
@@ -48,6 +49,8 @@ class LineSender:
     _lines: dict[tuple[str, MessageQueue | None, bytes | None], Line]
     _workers: ThreadPoolExecutor | None
     _workers_lock: threading.Lock
+    _company: Company | None = None
+    """Whom the leaders of lines wait for."""
 
     # -- lines -----------------------------------------------------------------------------------------------------------
 
@@ -58,7 +61,8 @@ class LineSender:
         return self._send_in(line, record, deadline_s)
 
     def _send_in(self, line: Line, record: PreparedRecord, deadline_s: float) -> SendResult:
-        if line.try_to_lead():
+        company = line.company
+        if (company is None or not company.is_expected) and line.try_to_lead():
             return self._lead_alone(line, record, deadline_s)
         entry = Entry(record, deadline_s)
         if line.enter(entry):
@@ -83,6 +87,7 @@ class LineSender:
             field_of(when),
             count_max=options.coalesce_count_max,
             size_max_bytes=options.coalesce_size_max_bytes,
+            company=self._company,
         )
         if when is not None:
             self._drop_idle_lines()
@@ -117,7 +122,7 @@ class LineSender:
         stored: Stored | None = None
         error: BaseException | None = None
         try:
-            batch = self._drop_expired(batch)
+            batch = self._drop_expired(line.gather(batch))
             if batch:
                 records = [entry.record for entry in batch]
                 deadline_s = min(entry.deadline_s for entry in batch)
@@ -125,6 +130,8 @@ class LineSender:
                 stored = self._dispatch(route, records, line.target, deadline_s)
         except BaseException as caught:
             error = caught
+        if stored is not None:
+            self._on_stored(stored)
         following = self._hand_over(line)
         if error is None or isinstance(error, Exception):
             resolve_batch(batch, stored, error)
@@ -135,6 +142,9 @@ class LineSender:
         if following:
             self._fail_the_rest(line, following)
         raise error
+
+    def _on_stored(self, stored: Stored) -> None:
+        """A request is stored, and its callers are about to be woken."""
 
     def _hand_over(self, line: Line) -> list[Entry]:
         """The request has returned: the line goes to one of those who gathered, or to a worker, or is free.

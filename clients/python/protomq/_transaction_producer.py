@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._checks import check_execute, check_listener, check_seconds, checked_texts
+from ._company import Company
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
 from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of
-from ._outgoing import OutgoingMessage, SendResult
+from ._outgoing import OutgoingMessage, SendResult, Stored
 from ._producer import Producer
 from ._producer_options import ProducerSettings
 from ._send_arguments import SendSettings
@@ -44,8 +45,24 @@ logger = logging.getLogger("protomq.producer")
 class _HalfProducer(Producer):
     """A producer whose messages are half messages."""
 
+    after_stored: Callable[[Stored], None] | None = None
+    """Called for each request whose callers are about to be woken."""
+
     def _make_core(self) -> HalfCore:
         return HalfCore(self.options, self._hooks)
+
+    def _start(self) -> None:
+        super()._start()
+        self._company = Company()
+
+    def _on_stored(self, stored: Stored) -> None:
+        if self.after_stored is not None:
+            self.after_stored(stored)
+
+    def expect(self, count: int) -> None:
+        """So many callers have been answered together, and may send again at once."""
+        assert self._company is not None
+        self._company.expect(count)
 
 
 class Transaction:
@@ -152,6 +169,7 @@ class TransactionProducer:
             connection=connection,
             **settings,
         )
+        self._producer.after_stored = self._expect_ends
         self._wanted_topics = tuple(topics)
         self._closed = threading.Event()
         self.after_fork()
@@ -243,15 +261,27 @@ class TransactionProducer:
         end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
         return self._end(end, timeout_s)
 
+    def _line_of(self, broker_name: str) -> EndLine:
+        line = EndLine(self._call_end, on_told=self._producer.expect)
+        return self._lines.setdefault(broker_name, line)
+
+    def _expect_ends(self, stored: Stored) -> None:
+        """Those whose half messages have come together decide at about the same time, as a rule. If none waits for the answer to that, they
+        send again.
+        """
+        line = self._lines.get(stored.queue.broker_name)
+        if line is not None:
+            line.company.expect(stored.count)
+        elif stored.queue.broker_name in self._told:
+            self._producer.expect(stored.count)
+
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise ClosedError("the producer is closed")
 
     def _end(self, end: End, timeout_s: float | None) -> bool:
         self._check_open()
-        line = self._lines.get(end.broker_name)
-        if line is None:
-            line = self._lines.setdefault(end.broker_name, EndLine(self._call_end))
+        line = self._lines.get(end.broker_name) or self._line_of(end.broker_name)
         within_s, hooks = self._seconds(timeout_s), self._producer._hooks
         if not hooks.end:
             return line.end(end, within_s)

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from protomq._company import Company
 from protomq._end_lines import EndLine
 from protomq._lines import CHAINS
 from protomq._transactions import End, TransactionDecision
@@ -77,6 +78,20 @@ def test_what_gathers_while_a_request_is_on_its_way_is_told_together() -> None:
     callers.join()
     assert broker.told == [["first"], handles]
     assert callers.outcomes == dict.fromkeys(["first", *handles], False) | {"again": True}
+
+
+def test_callers_that_were_answered_together_are_told_together() -> None:
+    broker, answered = Broker(), list[int]()
+    line = EndLine(broker.end, Company(together_s=60), answered.append)
+    callers = Callers(line)
+    line.company.expect(3)
+    callers.begin("first", "second")
+    assert broker.told == []
+    callers.begin("third")
+    broker.may_answer.release()
+    callers.join()
+    assert broker.told == [["first", "second", "third"]]
+    assert answered == [3]
 
 
 def test_a_request_that_fails_is_an_error_of_its_own_to_each_caller() -> None:

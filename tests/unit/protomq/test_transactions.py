@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protomq import TransactionDecision
+from protomq import MessageQueue, SendStatus, TransactionDecision, TransactionProducer
+from protomq._outgoing import Stored
+from protomq._told_ends import ToldEnds
 from protomq._transactions import End, _end_field, _outcomes, decision_of
 from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
@@ -38,6 +40,38 @@ def test_a_decision_is_written_as_protobuf_writes_it(
     assert pb.EndTransactionRequest.FromString(written) == pb.EndTransactionRequest(ends=[end])
     if size:
         assert written == pb.EndTransactionRequest(ends=[end]).SerializeToString()
+
+
+def test_threads_whose_half_messages_came_together_are_expected_together_and_so_are_those_whose_decisions_did() -> None:
+    def check(_: object) -> TransactionDecision:
+        return TransactionDecision.UNKNOWN
+
+    producer = TransactionProducer("desk", check, namesrv="127.0.0.1:1")
+    ends, halves = producer._line_of("a"), producer._producer._line("T", None, None)
+    queue = MessageQueue("T", "a", 0)
+    producer._producer._on_stored(Stored(SendStatus.SEND_OK, queue, -1, 0, False, (7, 1), 0, 2))
+    assert ends.company.is_expected
+    assert halves.company is not None
+    assert not halves.company.is_expected
+    ends._on_told(2)
+    assert halves.company.is_expected
+    producer.close()
+
+
+def test_threads_that_wait_for_no_answer_to_their_decisions_are_expected_to_send_again() -> None:
+    def check(_: object) -> TransactionDecision:
+        return TransactionDecision.UNKNOWN
+
+    producer = TransactionProducer("desk", check, namesrv="127.0.0.1:1")
+    halves = producer._producer._line("T", None, None)
+    stored = Stored(SendStatus.SEND_OK, MessageQueue("T", "a", 0), -1, 0, False, (7, 1), 0, 2)
+    assert halves.company is not None
+    producer._producer._on_stored(stored)
+    assert not halves.company.is_expected  # it is not known yet what they do
+    producer._told["a"] = ToldEnds(producer._call_end)
+    producer._producer._on_stored(stored)
+    assert halves.company.is_expected
+    producer.close()
 
 
 def answer(*results: pb.TransactionEnded) -> bytes:
