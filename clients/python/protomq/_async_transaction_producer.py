@@ -151,7 +151,10 @@ class AsyncTransactionProducer:
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
         check_execute(execute)
-        half, timeout_s = await self._begin(topic, body, settings), settings.get("timeout_s")
+        if self._topics:
+            self._follow()
+        half = self._begun(await self._producer.send(topic, body, **settings))
+        timeout_s = settings.get("timeout_s")
         try:
             returned = execute(half)
             if returned is not None and inspect.isawaitable(returned):
@@ -174,15 +177,14 @@ class AsyncTransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> AsyncTransaction:
         """See TransactionProducer.begin."""
-        return AsyncTransaction(self, await self._begin(topic, body, settings))
-
-    async def _begin(
-        self, topic: str | OutgoingMessage, body: Body, settings: SendSettings
-    ) -> HalfResult:
         self._follow()
-        half = await self._producer.send(topic, body, **settings)
+        half = self._begun(await self._producer.send(topic, body, **settings))
+        return AsyncTransaction(self, half)
+
+    def _begun(self, half: SendResult) -> HalfResult:
         assert isinstance(half, HalfResult)
-        self._listen_to(half.queue)
+        if half.queue.broker_name not in self._listening:
+            self._listen_to(half.queue)
         return half
 
     async def end(
@@ -193,8 +195,12 @@ class AsyncTransactionProducer:
         timeout_s: float | None = None,
     ) -> bool:
         """See TransactionProducer.end."""
-        end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
-        return await self._end(end, timeout_s)
+        return await self._ended(half, decision, timeout_s)
+
+    def _ended(
+        self, half: SendResult, decision: TransactionDecision, timeout_s: float | None
+    ) -> Awaitable[bool]:
+        return self._told(end_of(half, decision, for_hooks=bool(self._producer._hooks.end)), timeout_s)
 
     def _line_of(self, end: End) -> AsyncEndLine:
         if self._closed:
@@ -204,14 +210,18 @@ class AsyncTransactionProducer:
             line = self._lines[end.broker_name] = AsyncEndLine(self._call_end)
         return line
 
-    async def _end(self, end: End, timeout_s: float | None) -> bool:
-        line = self._line_of(end)
-        within_s, hooks = self._seconds(timeout_s), self._producer._hooks
-        if not hooks.end:
-            return await line.end(end, within_s)
+    def _told(self, end: End, timeout_s: float | None) -> Awaitable[bool]:
+        """Mostly a future, not a coroutine: each that stands in between costs every transaction a call."""
+        line, within_s = self._line_of(end), self._seconds(timeout_s)
+        if not self._producer._hooks.end:
+            return line.tell(end, within_s)
+        return self._told_with_hooks(line, end, within_s)
+
+    async def _told_with_hooks(self, line: AsyncEndLine, end: End, within_s: float) -> bool:
+        hooks = self._producer._hooks
         context = hooks.before_end(end)
         try:
-            repeated = await line.end(end, within_s)
+            repeated = await line.tell(end, within_s)
         except BaseException as error:
             hooks.after_end(context, error)
             raise
@@ -225,7 +235,7 @@ class AsyncTransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return False
         try:
-            await self.end(half, decision, timeout_s=timeout_s)
+            await self._ended(half, decision, timeout_s)
         except ProtomqError as error:
             if error.definite and not error.retriable:
                 raise
@@ -342,7 +352,7 @@ class AsyncTransactionProducer:
             return
         try:
             message_id = check.message.message_id
-            await self._end(
+            await self._told(
                 End(topic, broker_name, check.transaction_handle, decision, message_id, True), None
             )
         except ProtomqError as error:

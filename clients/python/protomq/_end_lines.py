@@ -172,10 +172,6 @@ class AsyncEndLine:
         self._waiting: deque[_AsyncEntry] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    async def end(self, end: End, timeout_s: float) -> bool:
-        """Whether the transaction had ended so before. Raises what the call raises."""
-        return await self.tell(end, timeout_s)
-
     @property
     def is_full(self) -> bool:
         """Whether so much waits that whoever brings more waits, too."""
@@ -187,7 +183,7 @@ class AsyncEndLine:
             await asyncio.wait((self._task,), timeout=timeout_s)
 
     def tell(self, end: End, timeout_s: float) -> asyncio.Future[bool]:
-        """`end`, for whoever waits for the outcome later, or never."""
+        """Whether the transaction had ended so before, or what the call raises; for whoever waits for it now, later, or never."""
         loop = asyncio.get_running_loop()
         entry = _AsyncEntry(end, time.monotonic() + timeout_s, loop.create_future())
         self._waiting.append(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from protomq.v1.send_service_pb2 import SendResponse
 from protomq.wire.record import FLAG_KIND_HALF
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .transaction_handles import Handles
 
 RETRY_FULL_MS: Final = 10_000
+_HANDLE_TAG: Final = bytes((SendResponse.TRANSACTION_HANDLES_FIELD_NUMBER << 3 | 2,))
 
 
 class HalfSends:
@@ -63,9 +65,12 @@ class HalfSends:
             *key,
         )
 
-    def handles_of(self, request: AppendRequest) -> list[str]:
-        """Returns the handles of half messages that were just appended."""
-        return self.handles_at(request.physical_offset, request.region)
+    def handle_fields_of(self, request: AppendRequest) -> bytes:
+        """Returns the handles of half messages that were just appended, as fields of a SendResponse: it would look at each by itself."""
+        region = request.region
+        return self._handles.encode_fields(
+            _HANDLE_TAG, request.physical_offset, region.producer_id, region.producer_epoch, region_sequences(region)
+        )
 
     def handles_at(self, position: int, region: RecordRegion) -> list[str]:
         """Of half messages that stand from a position on, or stood there when they were sent."""

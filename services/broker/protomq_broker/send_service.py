@@ -293,22 +293,21 @@ class SendService:
                 record_count=region.count,
                 physical_offset=request.physical_offset,
             )
-            if region.flags:
-                self._add_handles(response, request)
+            handles = self._add_handles(response, request) if region.flags else b""
             if order.identified_here:
                 response.message_id = encode_message_id(
                     region.producer_id, region.producer_epoch, region.first_sequence
                 )
-            self._answer(order, response, end_position)
+            self._answer(order, response, end_position, handles)
         self._waiting.request_flush()
 
-    def _add_handles(self, response: SendResponse, request: AppendRequest) -> None:
-        """Adds the handles of messages that nobody gets yet: delayed and half messages."""
+    def _add_handles(self, response: SendResponse, request: AppendRequest) -> bytes:
+        """Adds the handles of messages that nobody gets yet: delayed and half messages. Returns further fields of the response."""
         if request.region.flags & FLAG_KIND_HALF:
-            response.transaction_handles.extend(self._halves.handles_of(request))
             self._checks.arm()
-        else:
-            response.recall_handle = self._recalls.handle_of(request)
+            return self._halves.handle_fields_of(request)
+        response.recall_handle = self._recalls.handle_of(request)
+        return b""
 
     def _add_topics(self, pending: Sequence[_Pending]) -> int:
         """Adds the topics that these stored sends have created. Returns where their record ends."""
@@ -321,18 +320,21 @@ class SendService:
             self._next_queue.setdefault(topic.name, itertools.count(1))
         return self._store.topics.add(topics)
 
-    def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
+    def _answer(
+        self, order: _Pending, response: SendResponse, position: int, more: bytes = b""
+    ) -> None:
+        """`more`: further fields of the response."""
         call = order.call
         if not order.wait_store_ok or self._waiting.is_stored(position):
             response.status = self._status_at(position)
-            call.answer(response.SerializeToString())
+            call.answer(response.SerializeToString() + more)
             return
         positions = self._store.positions
         timeout_ms = self._config.sync_flush_timeout_ms
         if positions.waits_for_replicas:
             timeout_ms = self._config.ha.sync_timeout_ms
         wait_ms = call.hold_time_ms(timeout_ms)
-        answer = partial(self._answer_late, call, response, position)
+        answer = partial(self._answer_late, call, response, position, more)
         self._waiting.wait(call.lane, position, wait_ms, answer)
 
     def _status_at(self, position: int) -> SendStatus.ValueType:
@@ -340,7 +342,12 @@ class SendService:
         return SEND_OK if self.confirmation.has_all_copies(position) else SLAVE_NOT_AVAILABLE
 
     def _answer_late(
-        self, call: Call, response: SendResponse, position: int, failure: Exception | None
+        self,
+        call: Call,
+        response: SendResponse,
+        position: int,
+        more: bytes,
+        failure: Exception | None,
     ) -> None:
         """Answers a send that waited for the disk or for slaves: it is stored, or may not be."""
         if call.answered:  # its time was up before
@@ -355,4 +362,4 @@ class SendService:
             return
         else:
             response.status = self._status_at(position)
-        call.answer(response.SerializeToString())
+        call.answer(response.SerializeToString() + more)

@@ -25,7 +25,6 @@ from .store.state.transactions import (
     HalfMessage,
     TransactionKey,
     Verdict,
-    ended_record,
 )
 from .store_errors import to_service_error
 from .topic_access import add_missing_topics
@@ -156,7 +155,7 @@ class TransactionEndings:
             if damaged:
                 endings = [each for each in endings if each[0] not in damaged]
             if endings:
-                states = [(TRANSACTIONS_TOPIC, [ended_record(endings)])]
+                states = [(TRANSACTIONS_TOPIC, [self._store.transactions.ended_record(endings)])]
                 self._writer.append_moved(copies.requests, states)
                 add_missing_topics(self._store, copies.requests)
         except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
+from protomq.wire.record import encode_varint
 from protomq_runtime.errors import ServiceError, invalid_argument
 
 from .store.state.transactions import TransactionKey, new_key
@@ -62,12 +63,26 @@ class Handles:
         self, position: int, producer_id: int, producer_epoch: int, sequences: range
     ) -> list[str]:
         """The handles of half messages that were sent together."""
+        text = self._text(position, producer_id, producer_epoch, sequences).decode()
+        length, step = self._length, self._padded_length
+        return [text[at : at + length] for at in range(0, len(text), step)]
+
+    def encode_fields(
+        self, tag: bytes, position: int, producer_id: int, producer_epoch: int, sequences: range
+    ) -> bytes:
+        """The same as fields of a message, each with this tag."""
+        text = self._text(position, producer_id, producer_epoch, sequences)
+        length, step = self._length, self._padded_length
+        head = tag + encode_varint(length)
+        return head + head.join([text[at : at + length] for at in range(0, len(text), step)])
+
+    def _text(
+        self, position: int, producer_id: int, producer_epoch: int, sequences: range
+    ) -> bytes:
         alike = map(repeat, (_VERSION, position, producer_id, producer_epoch))
         # `Struct.pack` gives what it lacks of the tail as zeros.
         octets = b"".join(map(self._row.pack, *alike, sequences, repeat(self._tail)))
-        text = b2a_base64(octets, newline=False).translate(_TO_URL).decode()
-        length, step = self._length, self._padded_length
-        return [text[at : at + length] for at in range(0, len(text), step)]
+        return b2a_base64(octets, newline=False).translate(_TO_URL)
 
     def decode_all(self, texts: Sequence[bytes]) -> TransactionHandles | None:
         """As `decode`, of texts of one length; None unless all of them are handles of this broker."""

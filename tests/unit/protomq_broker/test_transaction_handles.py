@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from protomq.v1.send_service_pb2 import SendResponse
 from protomq_broker.store.state.transactions import TransactionKey
 from protomq_broker.transaction_handles import Handles
 from protomq_runtime.errors import ServiceError
@@ -28,6 +29,15 @@ def test_handles_that_are_written_together_are_in_base64_each(name: str) -> None
     assert list(zip(*read, strict=True)) == [handles.decode(text) for text in written]
     assert (read.keys[-1], read.positions[-1]) == (TransactionKey(2**63 + 1, 9, 39), 2**40)
     assert type(read.keys[-1]) is TransactionKey
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fields_of_an_answer_are_those_that_protobuf_would_write(name: str) -> None:
+    handles = Handles(name)
+    tag = bytes((SendResponse.TRANSACTION_HANDLES_FIELD_NUMBER << 3 | 2,))
+    for sequences in (range(7, 8), range(7, 40)):
+        expected = SendResponse(transaction_handles=handles.encode_all(2**40, 5, 9, sequences))
+        assert handles.encode_fields(tag, 2**40, 5, 9, sequences) == expected.SerializeToString()
 
 
 @pytest.mark.parametrize("name", NAMES)

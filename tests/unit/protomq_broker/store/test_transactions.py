@@ -89,6 +89,22 @@ def test_the_second_of_two_endings_in_the_log_changes_nothing() -> None:
     assert machine.counts[Ending.ROLLED_BACK] == 0
 
 
+def test_a_record_that_was_made_here_changes_what_its_bytes_change() -> None:
+    endings = [(key(n), (Ending.COMMITTED, Ending.ROLLED_BACK)[n % 2]) for n in (3, 1, 2, 9)]
+    maker, reader = opened(1, 2, 3, 4), opened(1, 2, 3, 4)
+    made = maker.ended_record(endings)
+    assert made == ended_record(endings)
+    maker.apply(made, 500)
+    reader.apply(bytes(bytearray(made)), 500)
+    assert maker.known().open == reader.known().open
+    assert maker.known().ended.tolist() == reader.known().ended.tolist()
+    assert (maker.counts, maker.size_bytes) == (reader.counts, reader.size_bytes)
+    # One that was made and did not come to the log is nobody's.
+    maker.ended_record([(key(4), Ending.COMMITTED)])
+    maker.apply(checked_record([key(4)], 600), 600)
+    assert [one.check_count for one in maker.open_transactions()] == [1]
+
+
 def test_no_more_are_checked_at_a_time_than_asked_for() -> None:
     machine = opened(*range(5))
     assert len(machine.due(100, 3).to_check) == 3

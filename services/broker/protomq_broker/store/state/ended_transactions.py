@@ -58,37 +58,40 @@ class EndedTransactions:
         """These have ended, by the record at a position that is never less than the one before. Of each the first ending counts; the oldest
         are forgotten if they must be.
         """
-        new = dict(zip(keys, endings, strict=True))
-        if len(new) == len(keys) <= self._count_max and self._endings.keys().isdisjoint(new):
-            self._add_new(new, position)
+        known = self._endings
+        before = len(known)
+        deque(map(known.setdefault, keys, endings), maxlen=0)
+        count = len(known) - before
+        if count == len(keys) <= self._count_max:  # nearly always
+            self._add_rows(keys, endings, before, position)
             return
+        for _ in range(count):
+            known.popitem()
         for key, ending in zip(keys, endings, strict=True):
-            if key not in self._endings:
-                self._add_new({key: ending}, position)
+            if key not in known:
+                known[key] = ending
+                self._add_rows((key,), (ending,), len(known) - 1, position)
 
-    def _add_new(self, new: dict[Key, int], position: int) -> None:
-        """`add_all` for such as are not known."""
-        if not new:
-            return
-        count = len(self._endings)
-        if count + len(new) > len(self._rows):
-            if count + len(new) > self._count_max:
-                gone = count + len(new) - self._count_max
-                self._forget_first(gone)
-                count -= gone
-            if count + len(new) > len(self._rows):
-                size = max(2 * len(self._rows), count + len(new))
-                grown = np.zeros(min(size, self._count_max), ENDED_ROW)
-                grown[:count] = self.rows()
-                self._put(grown)
-                self._start = 0
-        octets = b"".join(map(_ROW.pack, *zip(*new, strict=True), new.values(), repeat(position)))
+    def _add_rows(
+        self, keys: Sequence[Key], endings: Sequence[int], before: int, position: int
+    ) -> None:
+        """The rows of the newest; there were `before` others."""
+        gone = max(before + len(keys) - self._count_max, 0)
+        if gone:
+            self._forget_first(gone)
+        count = before - gone
+        if count + len(keys) > len(self._rows):
+            size = max(2 * len(self._rows), count + len(keys))
+            grown = np.zeros(min(size, self._count_max), ENDED_ROW)
+            grown[:count] = self._first_rows(count)
+            self._put(grown)
+            self._start = 0
+        octets = b"".join(map(_ROW.pack, *zip(*keys, strict=True), endings, repeat(position)))
         # Around the end of the rows, if it comes to that.
         at = (self._start + count) % len(self._rows) * _ROW.size
         first = min(len(octets), len(self._octets) - at)
         self._octets[at : at + first] = octets[:first]
         self._octets[: len(octets) - first] = octets[first:]
-        self._endings.update(new)
 
     def forget_below(self, position: int) -> None:
         """Forgets what is told by records before `position`."""
@@ -97,7 +100,10 @@ class EndedTransactions:
 
     def rows(self) -> NDArray[Any]:
         """A copy of all rows, the oldest first."""
-        numbers = np.arange(self._start, self._start + len(self._endings)) % len(self._rows)
+        return self._first_rows(len(self._endings))
+
+    def _first_rows(self, count: int) -> NDArray[Any]:
+        numbers = np.arange(self._start, self._start + count) % len(self._rows)
         found: NDArray[Any] = self._rows[numbers]
         return found
 

@@ -147,6 +147,14 @@ class Known(NamedTuple):
     end_position: int
 
 
+class _Made(NamedTuple):
+    """A record that was made here, and what it says."""
+
+    body: bytes
+    keys: Sequence[TransactionKey]
+    events: bytes
+
+
 class Transactions:
     """The machine. The writer's thread; `known`, `open_transactions` and the numbers: any thread.
 
@@ -160,6 +168,7 @@ class Transactions:
     def __init__(self, plan: CheckPlan) -> None:
         self._plan = plan
         self._lock = threading.Lock()
+        self._made: _Made | None = None
         self.forget_all()
 
     def forget_all(self) -> None:
@@ -207,6 +216,12 @@ class Transactions:
         """Takes the body of the record of %SYS%TRANSACTIONS at `position`; no topic goes with it. One that does not hold changes nothing,
         and is said.
         """
+        made, self._made = self._made, None
+        if made is not None and made.body is body:
+            with self._lock:
+                self._end(made.keys, made.events, position)
+                self._end_apply(position)
+            return ()
         try:
             record = TransactionsRecord.FromString(body)
         except DecodeError:
@@ -229,12 +244,14 @@ class Transactions:
                         self._wait(key, *next(carried))
                     else:
                         self._end([key], bytes([event]), position)
-            # Those at the front that have ended: what has ended costs no memory.
-            first_due = self._first_due
-            while first_due and first_due[0][1] not in self._open:
-                first_due.popleft()
-            self._end_position = position + 1
+            self._end_apply(position)
         return ()
+
+    def ended_record(self, endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
+        """See the function. `apply` takes this very object without parsing it: it is appended at once, as a rule."""
+        keys, events = zip(*endings, strict=True)
+        self._made = _Made(_record(keys, bytes(events)), keys, bytes(events))
+        return self._made.body
 
     def forget_topic(self, topic: str, end_position: int | None = None) -> None:
         """The topic is deleted: its half messages before `end_position` are nobody's; all of them without one."""
@@ -373,6 +390,13 @@ class Transactions:
         self._open[key] = OpenTransaction(known.half, count, due_ms)
         if known.due_ms != due_ms:
             heapq.heappush(self._due, (due_ms, key))
+
+    def _end_apply(self, position: int) -> None:
+        # Those at the front that have ended: what has ended costs no memory.
+        first_due = self._first_due
+        while first_due and first_due[0][1] not in self._open:
+            first_due.popleft()
+        self._end_position = position + 1
 
     def _end(self, keys: Sequence[TransactionKey], endings: bytes, position: int) -> None:
         """The record at a position ends these; of those that have ended already, the first ending counts."""
