@@ -28,7 +28,7 @@ from protomq_broker.store.housekeeping.carry_forward import CarryForward
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.look_ups import MessageLookUps
 from protomq_broker.store.log import checkpoint as checkpoint_module
-from protomq_broker.store.log import commit_log, move, move_one, recovery
+from protomq_broker.store.log import commit_log, move, move_alike, move_one, recovery, transit
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.checked_log import CheckedLog
 from protomq_broker.store.log.checkpoint import Checkpoint
@@ -951,7 +951,7 @@ def _moves_in_two_appends() -> Any:
 
 def _forgets_where_a_message_stood() -> Any:
     """A copy says of each message that it was the first of its queue."""
-    real = move._origins
+    real = transit.origins_of
 
     def origins(trailers: Any) -> Any:
         found = real(trailers)
@@ -963,7 +963,8 @@ def _forgets_where_a_message_stood() -> Any:
 
     real_one = move_one._ORIGIN
     return _both(
-        mock.patch.object(move, "_origins", origins),
+        mock.patch.object(move, "origins_of", origins),
+        mock.patch.object(move_alike, "origins_of", origins),
         mock.patch.object(move_one, "_ORIGIN", mock.Mock(pack=pack)),
     )
 

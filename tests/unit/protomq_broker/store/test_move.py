@@ -227,6 +227,38 @@ def test_one_by_one_gives_the_copies_of_the_batch(
         data, twice = bytes(together.data), True
 
 
+def alike_messages(message: Message, count: int) -> list[Message]:
+    """Messages of one size and one shape whose octets differ."""
+    return [message._replace(body=bytes((row,)) + message.body[1:]) for row in range(count)]
+
+
+@given(MESSAGES, st.integers(3, 6), TOPICS, TOPICS, st.integers(0, 2), st.none() | st.just("why"), st.booleans())
+def test_copies_of_records_that_are_alike_are_those_of_each(
+    message: Message, count: int, topic: str, target: str, attempts: int, error: str | None, are_delayed: bool
+) -> None:
+    data = stored(alike_messages(message, count), topic, 0, 4)
+    due_times_ms = np.arange(70, 70 + count, dtype=np.uint64) if are_delayed else None
+    for _ in range(2):  # the second time each has transit
+        starts, sizes = places(data)
+        together = move_records(data, starts, sizes, target, due_times_ms=due_times_ms, attempts=attempts, last_errors=error)
+        alone = [
+            move_record(
+                data[start : start + size],
+                target,
+                due_time_ms=None if due_times_ms is None else int(due_times_ms[row]),
+                attempts=attempts,
+                last_error=error,
+            )
+            for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True))
+        ]
+        assert together.data == b"".join(each.data for each in alone)
+        for name in ("identities", "key_hashes", "tag_codes"):
+            assert np.array_equal(getattr(together, name), np.vstack([getattr(each, name) for each in alone]).squeeze())
+        assert {each.flags for each in alone} == {together.flags}
+        stamp_region(together, 1, 88, 20, 2000)
+        data = bytes(together.data)
+
+
 class Failed(NamedTuple):
     """How the deliveries of a message failed; `was_moved`: it was moved before."""
 

@@ -25,11 +25,11 @@ from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
 
 from .append import MoreKey, RecordRegion
+from .move_alike import ALIKE_MIN, move_alike, rows_of
 from .move_one import move_one
 from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
-from .record_region import steps
 from .record_scan import hashes_of_more_keys, record_head
-from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, raised_transit, transit_head, transit_tail
+from .transit import KEPT_FLAGS, ORIGIN, origins_of, raised_transit, transit_head, transit_tail
 
 ReadRecords = Callable[
     [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
@@ -48,16 +48,16 @@ def move_records(
     *,
     due_times_ms: NDArray[np.uint64] | None = None,
     attempts: int | Sequence[int] = 0,
-    last_errors: Sequence[str | None] | None = None,
+    last_errors: str | Sequence[str | None] | None = None,
     replayed_group: str = "",
     is_half: bool = False,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
-    each. `last_errors`: why the last delivery of each failed, in the consumer's words. None: as the record says. `replayed_group`: the
-    records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are carried forward, and stay
-    so.
+    each. `last_errors`: why the last delivery failed, in the consumer's words, of all or of each. None: as the record says.
+    `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
+    carried forward, and stay so.
 
     Raises ValueError for what is no record of a log.
     """
@@ -70,9 +70,22 @@ def move_records(
             kind,
             due_time_ms=None if due_times_ms is None else int(due_times_ms[0]),
             attempts=attempts if isinstance(attempts, int) else attempts[0],
-            last_error=None if last_errors is None else last_errors[0],
+            last_error=_first_of(last_errors),
             replayed_group=replayed_group,
         )
+    if len(starts) >= ALIKE_MIN and _is_of_all(attempts) and _is_of_all(last_errors):
+        rows = rows_of(data, starts, sizes)
+        region = None if rows is None else move_alike(
+            rows,
+            topic,
+            kind,
+            due_times_ms=due_times_ms,
+            attempts=attempts if isinstance(attempts, int) else attempts[0],
+            last_error=_first_of(last_errors),
+            replayed_group=replayed_group,
+        )
+        if region is not None:
+            return region
     octets = np.frombuffer(data, np.uint8)
     ends = starts + sizes
     try:
@@ -93,108 +106,52 @@ def move_records(
     is_opened = bool(attempts) or last_errors is not None or bool(replayed_group)
     count = len(starts)
     more = [attempts] * count if isinstance(attempts, int) else attempts
-    errors = [None] * count if last_errors is None else last_errors
+    errors = [last_errors] * count if last_errors is None or isinstance(last_errors, str) else last_errors
     added = (
         [transit_tail(more[row], errors[row], replayed_group) for row in range(count)]
         if is_opened
         else [b""] * count
     )
-    joined = None
-    if not len(moved_before):
-        origins = _origins(trailers)
-        if len(set(added)) == 1:
-            joined = _first_moves_alike(
-                data, front_starts, front_ends, topic_starts, topic_ends, origins, added[0], tails
-            )
-    elif len(moved_before) == count and not is_opened:
-        joined = _alike(data, front_starts, topic_starts, [], tails)
-    if joined is None:
-        pieces = _Pieces(data, tails)
-        carried = set(moved_before.tolist())
-        origin_octets = _origins(trailers).tobytes() if len(carried) < count else b""
-        spans = zip(
-            front_starts.tolist(),
-            front_ends.tolist(),
-            topic_starts.tolist(),
-            topic_ends.tolist(),
-            strict=True,
-        )
-        for row, (front_start, front_end, topic_start, topic_end) in enumerate(spans):
-            if row in carried:
-                transit = data[front_end:topic_start]
-                if more[row] or errors[row] is not None or replayed_group:
-                    transit = raised_transit(transit, more[row], errors[row], replayed_group)
-            else:
-                tail, at = added[row], row * ORIGIN.itemsize
-                transit = transit_head(data[topic_start + 2 : topic_end], len(tail))
-                transit += origin_octets[at : at + ORIGIN.itemsize] + tail
-            pieces.add(row, front_start, front_end, transit)
-        joined = pieces.joined()
+    pieces = _Pieces(data, tails)
+    carried = set(moved_before.tolist())
+    origin_octets = origins_of(trailers).tobytes() if len(carried) < count else b""
+    spans = zip(
+        front_starts.tolist(),
+        front_ends.tolist(),
+        topic_starts.tolist(),
+        topic_ends.tolist(),
+        strict=True,
+    )
+    for row, (front_start, front_end, topic_start, topic_end) in enumerate(spans):
+        if row in carried:
+            transit = data[front_end:topic_start]
+            if more[row] or errors[row] is not None or replayed_group:
+                transit = raised_transit(transit, more[row], errors[row], replayed_group)
+        else:
+            tail, at = added[row], row * ORIGIN.itemsize
+            transit = transit_head(data[topic_start + 2 : topic_end], len(tail))
+            transit += origin_octets[at : at + ORIGIN.itemsize] + tail
+        pieces.add(row, front_start, front_end, transit)
+    joined = pieces.joined()
     more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], joined.starts)
     return _region(topic, joined, trailers, more_keys, due_times_ms, kind)
 
 
 class _Joined(NamedTuple):
-    """The octets of all copies, and where each begins and how long it is. `stride`: their size if all have the same, else 0."""
+    """The octets of all copies, and where each begins and how long it is."""
 
     data: bytearray
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    stride: int = 0
 
 
-def _first_moves_alike(
-    data: bytes,
-    front_starts: NDArray[np.int64],
-    front_ends: NDArray[np.int64],
-    topic_starts: NDArray[np.int64],
-    topic_ends: NDArray[np.int64],
-    origins: NDArray[np.void],
-    added: bytes,
-    tails: NDArray[np.void],
-) -> _Joined | None:
-    """Copies of records that were never moved; None unless their fronts are equally long and of one topic. `added`: behind each origin."""
-    topic_size = int(topic_ends[0] - topic_starts[0])
-    if (topic_ends - topic_starts != topic_size).any():
-        return None
-    topics = windows(data, opaque(topic_size))[topic_starts].view(np.uint8).reshape(-1, topic_size)
-    if (topics != topics[0]).any():
-        return None
-    head = transit_head(topics[0, 2:].tobytes(), len(added))
-    between = [np.frombuffer(head, np.uint8), _octets(origins), np.frombuffer(added, np.uint8)]
-    return _alike(data, front_starts, front_ends, between, tails)
+def _is_of_all(values: int | str | Sequence[object] | None) -> bool:
+    """Whether all records have the same."""
+    return values is None or isinstance(values, int | str) or all(value == values[0] for value in values)
 
 
-def _alike(
-    data: bytes,
-    kept_starts: NDArray[np.int64],
-    kept_ends: NDArray[np.int64],
-    between: Sequence[NDArray[np.uint8]],
-    tails: NDArray[np.void],
-) -> _Joined | None:
-    """Copies as rows of one array; None unless what is kept of the records is equally long. `between`: what comes before the tails,
-    of all or of each.
-    """
-    kept_size = int(kept_ends[0] - kept_starts[0])
-    if (kept_ends - kept_starts != kept_size).any():
-        return None
-    count = len(kept_starts)
-    head = record_head(kept_size + sum(part.shape[-1] for part in between) + tails.itemsize)
-    columns: list[NDArray[np.uint8]] = [np.frombuffer(head, np.uint8)]
-    if kept_size:
-        columns.append(windows(data, opaque(kept_size))[kept_starts].view(np.uint8).reshape(count, kept_size))
-    columns += (*between, _octets(tails))
-    size = sum(column.shape[-1] for column in columns)
-    joined = bytearray(count * size)
-    rows, at = np.frombuffer(joined, np.uint8).reshape(count, size), 0
-    for column in columns:
-        rows[:, at : at + column.shape[-1]] = column
-        at += column.shape[-1]
-    return _Joined(joined, *steps(size, count), size)
-
-
-def _octets(values: NDArray[np.void]) -> NDArray[np.uint8]:
-    return values.view(np.uint8).reshape(len(values), values.itemsize)
+def _first_of(errors: str | Sequence[str | None] | None) -> str | None:
+    return errors if errors is None or isinstance(errors, str) else errors[0]
 
 
 class _Pieces:
@@ -253,7 +210,7 @@ def _region(
     kind: int,
 ) -> RecordRegion:
     count = len(trailers)
-    octets, starts, sizes, stride = joined
+    octets, starts, sizes = joined
     identities = np.empty((count, 3), np.uint64)
     for place, name in enumerate(("producer_id", "producer_epoch", "sequence")):
         identities[:, place] = trailers[name]
@@ -270,7 +227,6 @@ def _region(
         producer_id=0,
         producer_epoch=0,
         first_sequence=0,
-        stride=stride,
         due_times_ms=due_times_ms,
         more_keys=more_keys,
         flags=kind | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
@@ -314,13 +270,3 @@ def _tails(
         flags |= layout.FLAG_DUE_TIME
     tails["flags"] = flags
     return tails
-
-
-def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
-    """For messages that are moved for the first time: where they stand, for all that the topic does not say."""
-    origins = np.zeros(len(trailers), ORIGIN)
-    for name, tag in ORIGIN_TAGS.items():
-        origins[name] = tag
-    for name in ("queue_id", "queue_offset", "store_time_ms"):
-        origins[name] = trailers[name]
-    return origins

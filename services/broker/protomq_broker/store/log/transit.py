@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Transit
 from protomq.wire import record as layout
@@ -37,6 +38,16 @@ ORIGIN_TAGS: Final = {
     "queue_offset_tag": 0x19,
     "store_time_tag": 0x29,
 }
+_ORIGIN_OF_ZEROS: Final = np.array([(0x15, 0, 0x19, 0, 0x29, 0)], ORIGIN)
+assert list(ORIGIN_TAGS.values()) == [0x15, 0x19, 0x29]
+
+
+def origins_of(trailers: NDArray[np.void]) -> NDArray[np.void]:
+    """For messages that are moved for the first time: where they stand, for all that the topic does not say."""
+    origins = np.repeat(_ORIGIN_OF_ZEROS, len(trailers))
+    for name in ("queue_id", "queue_offset", "store_time_ms"):
+        origins[name] = trailers[name]
+    return origins
 
 
 def raised_transit(
