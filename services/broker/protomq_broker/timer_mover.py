@@ -6,6 +6,7 @@
 Rules:
 - A message is due when log time has come to its due time, not before.
 - One batch is under way at a time, of a few milliseconds' work: sends get on in between. While there are any, a pause follows each batch.
+- A batch that took all that was due is followed by a longer pause: a few large batches cost less than many small ones.
 - A batch is prepared again, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
 - A record that cannot be read is left out and logged; its message waits for the next start, which looks again.
 - What cannot be appended (a full disk) is tried again.
@@ -64,6 +65,8 @@ class TimerMover:
         self._stopping = threading.Event()
         self._seen_position = store.appended_position
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
+        self.has_more = False
+        """Whether more was due than the last batch took."""
         self.unreadable_count = 0
         """Delayed messages that were skipped since the start because they cannot be read."""
         self.lateness = Durations(LATE_BOUNDS_S)
@@ -85,7 +88,7 @@ class TimerMover:
             began_s = thread_cpu_s()
             others_append = self.others_append
             try:
-                if not self.deliver():
+                if not self.deliver() or not self.has_more:
                     wait_s = self._pause_s()
                 else:
                     wait_s = (thread_cpu_s() - began_s) * GIVES_WAY_FACTOR if others_append else 0.0
@@ -108,15 +111,17 @@ class TimerMover:
     def deliver(self) -> bool:
         """Delivers one batch of due messages. Returns whether any were due."""
         store = self._store
+        self.has_more = False
         if not store.pending.count:
             return False
         with store.timer.watch() as watch:
-            rows = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
-            if not len(rows):
+            due = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
+            if not len(due):
                 return False
             # Copies are larger than their originals, and a record goes with them. All of it must fit into a small segment, too.
             size_max_bytes = min(BATCH_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
-            rows = first_rows(rows, BATCH_COUNT_MAX, size_max_bytes)
+            rows = first_rows(due, BATCH_COUNT_MAX, size_max_bytes)
+            self.has_more = len(due) == BATCH_COUNT_MAX or len(rows) < len(due)
             deleted = store.topics.deleted
             copies = copies_of(rows, store.read_records, store.has_topic_of, keeps_due_times=False)
             unreadable = copies.unreadable
@@ -136,9 +141,8 @@ class TimerMover:
             (copies.dropped, TimerEnd.TIMER_END_DROPPED),
             (gone, TimerEnd.TIMER_END_DROPPED),
         )
-        if self._store.topics.deleted is not deleted:
-            return
-        if any(watch.has_ended(rows).any() for rows, _ in ends):
+        if self._store.topics.deleted is not deleted or any(watch.has_ended(rows).any() for rows, _ in ends):
+            self.has_more = True
             return
         now_ms = self._log_time.now_ms()
         bodies = [timer_record(rows, end, now_ms) for rows, end in ends if len(rows)]

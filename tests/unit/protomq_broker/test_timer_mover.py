@@ -17,6 +17,7 @@ from protomq.v1.state_pb2 import TimerEnd, TimerRecord
 from protomq.wire import record as layout
 from protomq.wire.recall_handle import decode_handle
 from protomq.wire.topics import TIMER_TOPIC
+from protomq_broker import timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
@@ -46,6 +47,18 @@ def test_the_mover_gives_way_to_others_and_not_to_itself(world: World) -> None:
     assert not world.mover.others_append
     world.send(b"another", delay_ms=5_000)
     assert world.mover.others_append
+
+
+def test_the_mover_knows_whether_a_batch_took_all_that_was_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_mover, "BATCH_COUNT_MAX", 2)
+    for body in (b"1", b"2", b"3"):
+        world.send(body, delay_ms=5_000)
+    world.clock.time_ms += 5_000
+    assert (world.mover.deliver(), world.mover.has_more) == (True, True)
+    assert (world.mover.deliver(), world.mover.has_more) == (True, False)
+    assert (world.mover.deliver(), world.mover.has_more) == (False, False)
 
 
 def test_the_copy_is_the_message(world: World) -> None:
