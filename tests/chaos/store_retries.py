@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from protomq.v1.dead_letter_service_pb2 import (
@@ -22,6 +22,7 @@ from protomq.v1.dead_letter_service_pb2 import (
 )
 from protomq.v1.group_service_pb2 import SendBackRequest, SendBackResponse
 from protomq.v1.record_pb2 import Record
+from protomq_broker.alike_failures import ALIKE_MIN
 from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings
@@ -70,9 +71,9 @@ class RetriesWorld:
 
     def send(self) -> None:
         """New messages."""
-        count = self.rng.randint(1, 4)
+        count = self.rng.randint(1, 6)
         before = len(self.world.read(TOPIC))
-        self.world.send(*(b"%d" % self.rng.randrange(1 << 30) for _ in range(count)))
+        self.world.send(*(b"%09d" % self.rng.randrange(1 << 29) for _ in range(count)))
         self.sent |= {id_of(record) for record in self.world.read(TOPIC, 0, before)}
 
     def fail(self) -> None:
@@ -84,9 +85,13 @@ class RetriesWorld:
             if (id_of(record), record.transit.attempt + 1) not in attempts
             and not record.transit.replayed_group
         ]
-        chosen = self.rng.sample(waiting, min(len(waiting), self.rng.randint(1, 5)))
-        if not chosen:
+        if not waiting:
             return
+        if self.rng.random() < 0.5:
+            chosen = _run_from(waiting, self.rng.randrange(len(waiting)))
+            self.fired["sent back in a run"] += len(chosen) if len(chosen) >= ALIKE_MIN else 0
+        else:
+            chosen = self.rng.sample(waiting, min(len(waiting), self.rng.randint(1, 5)))
         by_hand = self.rng.random() < 0.1
         fields = {"dead_letter": True} if by_hand else {}
         if by_hand:
@@ -235,6 +240,16 @@ def check_retries(
             found.append(Violation("R1", f"{key} was answered, and is not in {topic}"))
     found += [Violation("R5", f"{name} was replayed {count} times") for name, count in replayed.items() if count > 1]
     return found
+
+
+def _run_from(records: Sequence[Record], first: int) -> list[Record]:
+    """The record at an index, and those that follow it in its queue."""
+    run = [records[first]]
+    for record in records[first + 1 :]:
+        if (record.topic, record.queue_offset) != (run[0].topic, run[-1].queue_offset + 1):
+            break
+        run.append(record)
+    return run
 
 
 def check_send_backs(seed: int, fired: Counter[str] | None = None) -> list[Violation]:

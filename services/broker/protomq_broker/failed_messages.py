@@ -12,23 +12,36 @@ import numpy as np
 from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
 from protomq.wire.record import decode_message_id, encode_message_id
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
+from .store.log.record_arrays import opaque, windows
 from .store.queues.reading import ReadResult, ReadStatus
 from .topic_access import check_incarnation, check_read_queue, readable_topic
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from protomq.v1.group_service_pb2 import FailedMessage
 
+    from .alike_failures import AlikeFailures
     from .store.state.topics import TopicConfig
     from .store.store import Store
 
 _U32: Final = struct.Struct("<I").unpack_from
 _IDENTITY: Final = struct.Struct("<QxIxQ")
 """Producer id, epoch and sequence, as they stand in a trailer, with a tag between."""
+_ID_PLACES: Final = np.array(
+    [
+        layout.FIXED_TRAILER_SIZE_BYTES + at + octet
+        for at, size in ((layout.PRODUCER_ID_AT, 8), (layout.PRODUCER_EPOCH_AT, 4), (layout.SEQUENCE_AT, 8))
+        for octet in reversed(range(size))
+    ]
+)
+"""The octets of a trailer in the order of a message id."""
 READ_SIZE_BYTES: Final = 1 << 20
 """Size of one read of neighbouring messages."""
 
@@ -47,14 +60,14 @@ class FoundMessages:
     """
 
     data: bytes
-    starts: list[int]
-    sizes: list[int]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     attempts: list[int]
 
     @property
     def size_bytes(self) -> int:
         """Size of all record fields."""
-        return sum(self.sizes)
+        return int(self.sizes.sum())
 
 
 class RetryPlan(NamedTuple):
@@ -104,7 +117,52 @@ def find_messages(
             parts.append(data)
             base += len(data)
             done += result.record_count
-    found = FoundMessages(b"".join(parts), starts, sizes, attempts)
+    found = FoundMessages(b"".join(parts), np.array(starts), np.array(sizes), attempts)
+    return found, [(topic.name, topic.incarnation) for topic in topics.values()]
+
+
+def find_alike(
+    store: Store, failures: Sequence[AlikeFailures]
+) -> tuple[FoundMessages, list[tuple[str, int]]] | None:
+    """As `find_messages`, of requests that all give ids, or none of them. None if they have to be looked up one by one, which says what is
+    wrong, if anything is.
+
+    Raises ServiceError, StoreError.
+    """
+    topics: dict[str, TopicConfig] = {}
+    parts, starts, sizes = [], [], []
+    base = 0
+    for each in failures:
+        first, count = each.first, each.message_count
+        topic = topics.get(first.topic)
+        if topic is None:
+            topic = topics[first.topic] = readable_topic(store, first.topic)
+        check_read_queue(topic, first.queue_id)
+        check_incarnation(topic, first.topic_incarnation)
+        result = store.read(first.topic, first.queue_id, first.queue_offset, count, READ_SIZE_BYTES)
+        if (
+            result.status is not ReadStatus.FOUND
+            or result.first_offset != first.queue_offset
+            or result.record_count != count
+            or result.queue_offsets is not None
+        ):
+            return None
+        parts.append(result.octets())
+        starts.append(result.starts + np.int64(base))
+        sizes.append(result.sizes)
+        base += len(parts[-1])
+    data = b"".join(parts)
+    found = FoundMessages(data, np.concatenate(starts), np.concatenate(sizes).astype(np.int64), [])
+    ends = found.starts + found.sizes
+    trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[ends - layout.FIXED_TRAILER_SIZE_BYTES]
+    octets = trailers.view(np.uint8).reshape(len(ends), layout.FIXED_TRAILER_SIZE_BYTES)
+    ids = b"".join([each.ids for each in failures])
+    if ids and octets[:, _ID_PLACES].tobytes() != ids:
+        return None
+    found.attempts = [0] * len(ends)
+    flags = trailers.view(FIXED_TRAILER_DTYPE)["flags"]
+    for row in np.flatnonzero(flags & layout.FLAG_TRANSIT).tolist():
+        found.attempts[row] = _attempt_of(data, int(found.starts[row]), int(ends[row]))
     return found, [(topic.name, topic.incarnation) for topic in topics.values()]
 
 
@@ -129,8 +187,8 @@ def copies_for(
             continue
         region = move_records(
             found.data,
-            np.array([found.starts[row] for row in rows], np.int64),
-            np.array([found.sizes[row] for row in rows], np.int64),
+            found.starts[rows],
+            found.sizes[rows],
             topic,
             due_times_ms=np.array([plans[row].due_time_ms for row in rows], np.uint64)
             if rows is waiting
@@ -140,6 +198,31 @@ def copies_for(
         )
         copies.append(AppendRequest(region, 0))
     return copies
+
+
+def copies_alike(
+    found: FoundMessages,
+    error: str,
+    plan: RetryPlan,
+    retry_topic: str,
+    dead_letter_topic: str,
+    now_ms: int,
+) -> list[AppendRequest]:
+    """`copies_for` of messages that have failed as often as each other, and have one plan."""
+    due_ms = plan.due_time_ms
+    due_times_ms = None
+    if due_ms is not None and due_ms > now_ms:
+        due_times_ms = np.full(len(found.starts), due_ms, np.uint64)
+    region = move_records(
+        found.data,
+        found.starts,
+        found.sizes,
+        dead_letter_topic if due_ms is None else retry_topic,
+        due_times_ms=due_times_ms,
+        attempts=plan.attempt - found.attempts[0],
+        last_errors=error,
+    )
+    return [AppendRequest(region, 0)]
 
 
 def _runs(places: Sequence[Place]) -> list[list[int]]:

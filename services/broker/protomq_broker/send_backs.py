@@ -1,11 +1,12 @@
 """Messages that a group could not process: a copy of each goes to %RETRY%group, to be delivered after a delay, or to %DLQ%group.
 
     consumer lane   reads the requests of a turn > finds the records > plans > makes the copies
+                    by arrays, if the messages of a request are alike (`alike_failures.py`)
     send lane                                                                                   appends them, of all that has arrived
 
 Rules:
 - All requests of one group in a turn are looked up and copied together, which costs little more than one request. If one of them is known
-  already or refused, each is prepared by itself.
+  already or refused, each is prepared by itself. Requests with runs of messages that failed alike are prepared together, by arrays.
 - All messages of a request are copied, or none. The copies and the record that the request is done are one append, so the broker recognises
   a repeated request, and does nothing.
 - The record says how often its message was handed out. A consumer that retried by itself may name a higher number, never a lower one.
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -37,8 +38,17 @@ from protomq.wire.topics import (
 )
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
+from .alike_failures import AlikeFailures, read_alike
 from .delays import illegal_delay
-from .failed_messages import Place, RetryPlan, copies_for, find_messages, place_of
+from .failed_messages import (
+    Place,
+    RetryPlan,
+    copies_alike,
+    copies_for,
+    find_alike,
+    find_messages,
+    place_of,
+)
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
 from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, due_of_level
@@ -81,14 +91,18 @@ class _Asked(NamedTuple):
 
     Attributes:
         key: the request's identity; 0 if a repeat must be done again.
-        messages, places: what it names, and where each was pulled.
+        message_count: how many messages it names.
+        messages, places: what it names, and where each was pulled; none if they are alike.
+        alike: what it names, if they are.
     """
 
     call: Call
-    request: SendBackRequest
+    group: str
     key: int
-    messages: Sequence[FailedMessage]
-    places: Sequence[Place]
+    message_count: int
+    messages: Sequence[FailedMessage] = ()
+    places: Sequence[Place] = ()
+    alike: AlikeFailures | None = None
 
 
 class _Prepared(NamedTuple):
@@ -97,11 +111,31 @@ class _Prepared(NamedTuple):
     asked: Sequence[_Asked]
     sources: Sequence[tuple[str, int]]
     copies: Sequence[AppendRequest]
-    responses: Sequence[SendBackResponse]
+    outcomes: Sequence[_Outcome]
 
     @property
     def size_bytes(self) -> int:
         return sum(len(copy.region.data) for copy in self.copies)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What becomes of the messages of a request: runs of those that have one plan. `is_repeat`: the request was done before."""
+
+    runs: Sequence[tuple[RetryPlan, int]]
+    is_repeat: bool = False
+
+    def encoded(self) -> bytes:
+        """The SendBackResponse."""
+        parts = [SendBackResponse(results=[self._result(plan)]).SerializeToString() * count for plan, count in self.runs]
+        if self.is_repeat:
+            parts.append(SendBackResponse(repeated_request=True).SerializeToString())
+        return b"".join(parts)
+
+    def _result(self, plan: RetryPlan) -> SentBack:
+        if plan.due_time_ms is None:
+            return SentBack(attempt=plan.attempt, dead_letter=True)
+        return SentBack(attempt=plan.attempt, due_time_ms=0 if self.is_repeat else plan.due_time_ms)
 
 
 @dataclass(slots=True)
@@ -138,48 +172,109 @@ class SendBacks:
     def send_back(self, calls: Iterable[Call]) -> None:
         """Prepares the copies, has the send lane append them, and answers the calls, which came in one turn of their lane."""
         groups: dict[str, list[_Asked]] = {}
+        alike_groups: dict[tuple[str, bytes, bool], list[_Asked]] = {}
+        prepared: list[_Prepared] = []
         for call in calls:
-            try:
-                request = SendBackRequest.FromString(bytes(call.payload))
-                messages = list(request.messages)
-                places = list(map(place_of, messages))
-                _check(request, places)
-            except DecodeError:
-                call.fail(unparsable("protomq.v1.SendBackRequest"))
-            except Exception as error:
-                call.fail(to_service_error(error))
-            else:
-                asked = _Asked(call, request, _key_of(request, call), messages, places)
-                groups.setdefault(request.consumer_group, []).append(asked)
+            payload = bytes(call.payload)
+            alike = read_alike(payload)
+            if alike is None:
+                asked = self._read(call, payload)
+                if asked is not None:
+                    groups.setdefault(asked.group, []).append(asked)
+                continue
+            key = _key_of(payload) if alike.has_request_id else 0
+            asked = _Asked(call, alike.group, key, alike.message_count, alike=alike)
+            alike_groups.setdefault((alike.group, alike.said, bool(alike.ids)), []).append(asked)
+        for group in alike_groups.values():
+            for together in _bundles(group):
+                found = self._prepare_alike(together)
+                if found is not None:
+                    prepared.append(found)
+                    continue
+                for each in together:
+                    again = self._read(each.call, bytes(each.call.payload))
+                    if again is not None:
+                        groups.setdefault(again.group, []).append(again)
         for group in groups.values():
             for together in _bundles(group):
-                self._prepare_all(together)
+                prepared += self._prepare_all(together)
+        self._hand_over(prepared)
 
     # The consumer lane.
 
-    def _prepare_all(self, asked: Sequence[_Asked]) -> None:
-        """Prepares the requests together, or each by itself if that fails, and hands them to the send lane."""
+    def _read(self, call: Call, payload: bytes) -> _Asked | None:
+        """Reads a request message by message. None if it is wrong: then the call is answered."""
         try:
-            prepared = self._prepare(asked)
+            request = SendBackRequest.FromString(payload)
+            messages = list(request.messages)
+            places = list(map(place_of, messages))
+            _check(request, places)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.SendBackRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            key = _key_of(payload) if request.request_id else 0
+            return _Asked(call, request.consumer_group, key, len(messages), messages, places)
+        return None
+
+    def _prepare_all(self, asked: Sequence[_Asked]) -> list[_Prepared]:
+        """Prepares the requests together, or each by itself if that fails."""
+        try:
+            return [self._prepare(asked)]
         except Exception as error:
             if len(asked) > 1:
-                self._prepare_each(asked)
-            else:
-                asked[0].call.fail(to_service_error(error))
+                return [prepared for each in asked for prepared in self._prepare_all([each])]
+            asked[0].call.fail(to_service_error(error))
+            return []
+
+    def _prepare_each(self, asked: Iterable[_Asked]) -> None:
+        """Prepares each request by itself, message by message."""
+        prepared: list[_Prepared] = []
+        for each in asked:
+            again = each if each.alike is None else self._read(each.call, bytes(each.call.payload))
+            if again is not None:
+                prepared += self._prepare_all([again])
+        self._hand_over(prepared)
+
+    def _hand_over(self, prepared: Sequence[_Prepared]) -> None:
+        """Has the send lane append the copies."""
+        if not prepared:
             return
         with self._lock:
-            self._arrived.requests.append(prepared)
+            self._arrived.requests.extend(prepared)
             is_posted, self._arrived.is_posted = self._arrived.is_posted, True
         if not is_posted:
             self._writer.post(self._write)
 
-    def _prepare_each(self, asked: Iterable[_Asked]) -> None:
-        for each in asked:
-            self._prepare_all([each])
+    def _prepare_alike(self, asked: Sequence[_Asked]) -> _Prepared | None:
+        """Makes the copies for requests whose messages are alike, and say the same. None if they have to be read message by message, which
+        also says what is wrong, if anything is.
+        """
+        failures = [each.alike for each in asked if each.alike is not None]
+        group, first = asked[0].group, failures[0].first
+        try:
+            check_group_name(group)
+            for each in failures:
+                _check_topic(group, each.first.topic, 0)
+            known = find_alike(self._store, failures)
+            if known is None:
+                return None
+            found, sources = known
+            attempt, count = found.attempts[0], len(found.attempts)
+            size_max_bytes = SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES
+            if found.attempts != [attempt] * count or count > MESSAGES_MAX or found.size_bytes > size_max_bytes:
+                return None
+            now_ms = self._log_time.now_ms()
+            plan = self._plan_one(self._store.groups.find(group), 0, first, attempt, now_ms)
+            copies = copies_alike(found, first.error, plan, retry_topic(group), dead_letter_topic(group), now_ms)
+        except Exception:
+            return None
+        return _Prepared(asked, sources, copies, [_Outcome([(plan, each.message_count)]) for each in asked])
 
     def _prepare(self, asked: Sequence[_Asked]) -> _Prepared:
         """Makes the copies for these requests. Raises ServiceError, StoreError."""
-        group = asked[0].request.consumer_group
+        group = asked[0].group
         messages = [message for each in asked for message in each.messages]
         places = [place for each in asked for place in each.places]
         found, incarnations = find_messages(self._store, messages, places)
@@ -206,9 +301,9 @@ class SendBacks:
             dead_letter_topic(group),
             now_ms,
         )
-        results = map(_sent_back, plans)
-        responses = [SendBackResponse(results=islice(results, len(each.messages))) for each in asked]
-        return _Prepared(asked, incarnations, copies, responses)
+        left = iter(plans)
+        outcomes = [_Outcome(_runs_of(islice(left, len(each.messages)))) for each in asked]
+        return _Prepared(asked, incarnations, copies, outcomes)
 
     def _plan(
         self,
@@ -284,15 +379,21 @@ class SendBacks:
     def _append(self, waiting: deque[_Prepared]) -> None:
         """Appends and answers the requests that fit into one append; takes at least one from `waiting`."""
         group = _Together(self._store, self._delays)
+        apart: list[_Prepared] = []
         while waiting and group.size_bytes < APPEND_SIZE_BYTES:
             prepared = waiting.popleft()
             try:
                 group.add(prepared)
             except Exception as error:
                 if len(prepared.asked) > 1:
-                    prepared.asked[0].call.lane.post(partial(self._prepare_each, prepared.asked))
+                    apart.append(prepared)
                 else:
                     _answer(prepared, error)
+        self._append_all(group)
+        for prepared in apart:  # behind the append, of which they may have repeats
+            prepared.asked[0].call.lane.post(partial(self._prepare_each, prepared.asked))
+
+    def _append_all(self, group: _Together) -> None:
         try:
             position = group.append(self._writer, self._log_time.now_ms())
         except Exception as error:
@@ -300,26 +401,28 @@ class SendBacks:
                 _answer(prepared, error)
             return
         for prepared in group.taken:
-            for response in prepared.responses:
-                self._count(response)
+            for outcome in prepared.outcomes:
+                self._count(outcome)
         if self._waiting.is_stored(position):
             for prepared in group.taken:
                 _answer(prepared, None)
             return
         for prepared in group.taken:
-            for asked, response in zip(prepared.asked, prepared.responses, strict=True):
+            for asked, outcome in zip(prepared.asked, prepared.outcomes, strict=True):
                 wait_ms = asked.call.hold_time_ms(self._wait_ms)
-                alone = prepared._replace(asked=[asked], responses=[response])
+                alone = prepared._replace(asked=[asked], outcomes=[outcome])
                 self._waiting.wait(self._writer.lane, position, wait_ms, partial(_answer, alone))
         self._waiting.request_flush()
 
-    def _count(self, response: SendBackResponse) -> None:
-        if response.repeated_request:
+    def _count(self, outcome: _Outcome) -> None:
+        if outcome.is_repeat:
             self.counts.repeated += 1
             return
-        dead = sum(1 for result in response.results if result.dead_letter)
-        self.counts.dead += dead
-        self.counts.retried += len(response.results) - dead
+        for plan, count in outcome.runs:
+            if plan.due_time_ms is None:
+                self.counts.dead += count
+            else:
+                self.counts.retried += count
 
 
 class _NotTogetherError(Exception):
@@ -344,10 +447,8 @@ class _Together:
         if known and len(prepared.asked) > 1:
             raise _NotTogetherError
         if known:
-            (response,) = prepared.responses
-            response.repeated_request = True
-            for result in response.results:
-                result.due_time_ms = 0
+            (outcome,) = prepared.outcomes
+            outcome.is_repeat = True
             self.taken.append(prepared)
             return
         for name, incarnation in prepared.sources:
@@ -365,7 +466,7 @@ class _Together:
 
     def append(self, writer: SystemWriter, now_ms: int) -> int:
         """Appends the new copies. Returns the position up to which the log must be stored before callers are answered."""
-        new = [each for each in self.taken if not each.responses[0].repeated_request]
+        new = [each for each in self.taken if not each.outcomes[0].is_repeat]
         copies = [copy for each in new for copy in each.copies]
         if copies:
             topics = dict.fromkeys(copy.region.topic for copy in copies)
@@ -386,17 +487,19 @@ def _check(request: SendBackRequest, places: Sequence[Place]) -> None:
     if len(set(places)) < len(places):
         raise invalid_argument("messages", "names a message twice; name each once")
     for topic in dict.fromkeys(topic for topic, _, _ in places):
-        if class_of(topic) is TopicClass.RETRY and group_of(topic) != group:
-            number = next(number for number, place in enumerate(places) if place[0] == topic)
-            raise invalid_argument(
-                f"messages[{number}].topic", f"{topic!r} has the retries of another group than {group!r}"
-            )
+        _check_topic(group, topic, next(number for number, place in enumerate(places) if place[0] == topic))
 
 
-def _sent_back(plan: RetryPlan) -> SentBack:
-    if plan.due_time_ms is None:
-        return SentBack(attempt=plan.attempt, dead_letter=True)
-    return SentBack(attempt=plan.attempt, due_time_ms=plan.due_time_ms)
+def _check_topic(group: str, topic: str, number: int) -> None:
+    """Raises ServiceError for messages that another group got again. `number`: of the first one in the request."""
+    if class_of(topic) is TopicClass.RETRY and group_of(topic) != group:
+        raise invalid_argument(
+            f"messages[{number}].topic", f"{topic!r} has the retries of another group than {group!r}"
+        )
+
+
+def _runs_of(plans: Iterable[RetryPlan]) -> list[tuple[RetryPlan, int]]:
+    return [(plan, sum(1 for _ in run)) for plan, run in groupby(plans)]
 
 
 def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
@@ -405,21 +508,19 @@ def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
     keys: set[int] = set()
     count = 0
     for each in asked:
-        if bundle and (count + len(each.messages) > MESSAGES_MAX or (each.key and each.key in keys)):
+        if bundle and (count + each.message_count > MESSAGES_MAX or (each.key and each.key in keys)):
             yield bundle
             bundle, keys, count = [], set(), 0
         bundle.append(each)
         keys.add(each.key)
-        count += len(each.messages)
+        count += each.message_count
     if bundle:
         yield bundle
 
 
-def _key_of(request: SendBackRequest, call: Call) -> int:
-    """Hashes everything that the request says. Two requests that chose one id by chance still differ."""
-    if not request.request_id:
-        return 0
-    return int.from_bytes(blake2b(bytes(call.payload), digest_size=8).digest(), "little") or 1
+def _key_of(payload: bytes) -> int:
+    """Hashes everything that a request says. Two requests that chose one id by chance still differ."""
+    return int.from_bytes(blake2b(payload, digest_size=8).digest(), "little") or 1
 
 
 def _answer(prepared: _Prepared, error: Exception | None) -> None:
@@ -427,8 +528,8 @@ def _answer(prepared: _Prepared, error: Exception | None) -> None:
 
 
 def _answer_here(prepared: _Prepared, error: Exception | None) -> None:
-    for asked, response in zip(prepared.asked, prepared.responses, strict=True):
+    for asked, outcome in zip(prepared.asked, prepared.outcomes, strict=True):
         if error is not None:
             asked.call.fail(to_service_error(error))
         else:
-            asked.call.answer(response.SerializeToString())
+            asked.call.answer(outcome.encoded())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse
 from protomq.v1.record_pb2 import Record
 from protomq.wire.topics import dead_letter_topic, retry_topic
+from protomq_broker import failed_messages, send_backs
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
 from protomq_broker.store.tools.verify import verify
@@ -159,6 +161,76 @@ def test_requests_of_one_turn_are_one_append_and_each_has_its_answer() -> None:
     assert [(copy.body, copy.transit.last_error) for copy in copies] == [
         (b"%d" % number, f"of {number}") for number in range(300)
     ]
+
+
+def sent_back_in_runs(world: RetryWorld) -> tuple[list[SendBackResponse], list[bytes]]:
+    """What is answered to requests of one turn with runs of messages, and what comes of them."""
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=1, retry_delays_ms=(5,)))
+    for queue_id in (0, 1):
+        world.send(*(b"%03d" % number for number in range(200)), queue_id=queue_id, key="k")
+    found = [world.read(TOPIC, queue_id) for queue_id in (0, 1)]
+    answers = []
+    for turn in range(2):
+        runs = [found[0][130:160], found[1][130:140], found[1][140:143]] if not turn else [world.retries()[1:]]
+        calls = []
+        for number, run in enumerate(runs):
+            messages = [failed(each, error="why", topic_incarnation=0) for each in run]
+            request = SendBackRequest(consumer_group=GROUP, messages=messages, request_id=10 * turn + number + 1)
+            calls += [Call(request.SerializeToString(), world.lane)] * 2
+        world.send_backs.send_back(calls[::2])  # type: ignore[arg-type]
+        world.store.flush()
+        answers += [answer_of(call) for call in calls[::2]]
+        world.send_backs.send_back(calls[1::2])  # type: ignore[arg-type]
+        world.store.flush()
+        answers += [answer_of(call) for call in calls[1::2]]
+        world.deliver(5)
+    copies = world.retries() + world.dead_letters()
+    return answers, [copy.SerializeToString(deterministic=True) for copy in copies]
+
+
+def test_runs_of_messages_go_back_as_single_ones_do() -> None:
+    runs = RetryWorld()
+    with mock.patch.object(send_backs, "copies_alike", wraps=failed_messages.copies_alike) as together:
+        by_arrays = sent_back_in_runs(runs)
+    assert together.call_count == 4, "once for the requests of each turn, and for their repeats"
+    with mock.patch.object(send_backs, "read_alike", return_value=None):
+        one_by_one = sent_back_in_runs(RetryWorld())
+    assert by_arrays == one_by_one
+    answers, copies = by_arrays
+    assert len(copies) == 43 + 42
+    assert [answer.repeated_request for answer in answers] == [False] * 3 + [True] * 3 + [False, True]
+    assert {result.dead_letter for result in answers[-2].results} == {True}
+    counts = runs.send_backs.counts
+    assert (counts.retried, counts.dead, counts.repeated) == (43, 42, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"message_id": "0" * 40}, "INVALID_ARGUMENT"),
+        ({"topic_incarnation": 1}, "TOPIC_RECREATED"),
+        ({"queue_id": 7}, "QUEUE_NOT_FOUND"),
+        ({"topic": "absent"}, "TOPIC_NOT_FOUND"),
+        ({"topic": retry_topic("other")}, "INVALID_ARGUMENT"),
+        ({"delay_level": 99}, "ILLEGAL_DELAY"),
+    ],
+)
+def test_a_run_that_is_refused_is_told_why_and_harms_no_other(fields: dict[str, Any], reason: str) -> None:
+    world = RetryWorld()
+    world.send(*(b"%03d" % number for number in range(200)))
+    messages = world.read(TOPIC)
+    payloads = []
+    for run, more in ((messages[130:140], {}), (messages[140:150], fields)):
+        backs = [failed(each, **more) for each in run]
+        payloads.append(SendBackRequest(consumer_group=GROUP, messages=backs).SerializeToString())
+    good, bad = (Call(payload, world.lane) for payload in payloads)
+    world.send_backs.send_back([good, bad])  # type: ignore[list-item]
+    world.store.flush()
+    assert len(answer_of(good).results) == 10
+    assert isinstance(bad.outcome, ServiceError)
+    assert bad.outcome.reason == reason
+    world.deliver(10_000)
+    assert len(world.retries()) == 10
 
 
 def test_in_one_turn_a_request_that_is_refused_harms_no_other() -> None:

@@ -1,0 +1,104 @@
+"""A request whose messages are alike is read as a parser reads it, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
+from protomq_broker.alike_failures import ALIKE_MIN, read_alike
+
+DELAYS = st.one_of(
+    st.just({}),
+    st.builds(lambda level: {"delay_level": level}, st.integers(0, 18)),
+    st.builds(lambda delay_ms: {"delay_ms": delay_ms}, st.integers(-1, 1 << 40)),
+    st.builds(lambda dead: {"dead_letter": dead}, st.booleans()),
+)
+FIELDS = st.builds(
+    lambda fields, delay: {**fields, **delay},
+    st.fixed_dictionaries(
+        {"topic": st.text(max_size=8), "queue_id": st.integers(0, 300), "error": st.text(max_size=200)},
+        optional={"topic_incarnation": st.integers(0, 1 << 62), "attempt": st.integers(0, 20)},
+    ),
+    DELAYS,
+)
+FIRST_OFFSETS = st.integers(0, 300) | st.integers(0, (1 << 62))
+
+
+def request_of(
+    fields: dict[str, Any], first: int, count: int, *, has_ids: bool = True, request_id: int = 9, group: str = "group"
+) -> SendBackRequest:
+    ids = [f"{number * 0x1234567:040X}" if has_ids else "" for number in range(count)]
+    messages = [
+        FailedMessage(**fields, queue_offset=first + row, message_id=message_id)
+        for row, message_id in enumerate(ids)
+    ]
+    return SendBackRequest(consumer_group=group, messages=messages, request_id=request_id)
+
+
+def agrees(payload: bytes) -> bool:
+    """Whether the request was read by arrays; fails if a parser reads something else."""
+    alike = read_alike(payload)
+    if alike is None:
+        return False
+    request = SendBackRequest.FromString(payload)
+    assert (alike.group, alike.has_request_id) == (request.consumer_group, bool(request.request_id))
+    assert alike.message_count == len(request.messages)
+    assert alike.first == request.messages[0]
+    assert alike.ids == b"".join(bytes.fromhex(each.message_id) for each in request.messages)
+    for row, message in enumerate(request.messages):
+        assert message.queue_offset == alike.first.queue_offset + row
+        message.queue_offset, message.message_id = alike.first.queue_offset, alike.first.message_id
+        assert message == alike.first
+    return True
+
+
+@given(FIELDS, FIRST_OFFSETS, st.integers(1, 40), st.booleans(), st.sampled_from([0, 1, 1 << 63]), st.text(max_size=9))
+def test_what_consumers_send_is_read_as_a_parser_reads_it(
+    fields: dict[str, Any], first: int, count: int, has_ids: bool, request_id: int, group: str
+) -> None:
+    request = request_of(fields, first, count, has_ids=has_ids, request_id=request_id, group=group)
+    is_read = agrees(request.SerializeToString())
+    sizes = {each.ByteSize() for each in request.messages}
+    assert is_read is (count >= ALIKE_MIN and len(sizes) == 1 and bool(group))
+
+
+@given(FIELDS, st.integers(128, 1 << 20), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=3))
+def test_any_octets_are_read_as_a_parser_reads_them_or_not_at_all(
+    fields: dict[str, Any], first: int, changes: list[tuple[int, int]]
+) -> None:
+    payload = bytearray(request_of(fields, first, 5).SerializeToString())
+    for at, octet in changes:
+        payload[at % len(payload)] = octet
+    is_read = agrees(bytes(payload))
+    assert is_read or changes or len({(first + row).bit_length() for row in range(5)}) > 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda messages: messages[2].MergeFrom(FailedMessage(error="else")),
+        lambda messages: messages[3].MergeFrom(FailedMessage(queue_offset=300)),
+        lambda messages: messages[1].MergeFrom(FailedMessage(queue_id=4)),
+        lambda messages: messages[1].MergeFrom(FailedMessage(message_id="1" * 38 + " 1")),
+        lambda messages: messages[1].MergeFrom(FailedMessage(message_id="x" * 40)),
+        lambda messages: messages[1].MergeFrom(FailedMessage(attempt=2)),
+        lambda messages: messages[4].ClearField("message_id"),
+    ],
+)
+def test_messages_that_differ_are_left_to_the_parser(change: Any) -> None:
+    request = request_of({"topic": "topic", "queue_id": 3, "error": "some", "attempt": 1}, 200, 5)
+    assert agrees(request.SerializeToString())
+    change(request.messages)
+    assert read_alike(request.SerializeToString()) is None
+
+
+def test_a_field_that_comes_twice_is_left_to_the_parser() -> None:
+    message = FailedMessage(topic="topic", queue_offset=200).SerializeToString()
+    doubled = message + FailedMessage(queue_offset=200).SerializeToString()
+    payload = b"\x0a\x05group" + (b"\x12" + bytes([len(doubled)]) + doubled) * 4
+    assert len(SendBackRequest.FromString(payload).messages) == 4
+    assert read_alike(payload) is None
