@@ -25,10 +25,10 @@ from protomq._methods import COMMIT_OFFSETS
 from protomq._transport import SyncTransport
 from protomq.errors import ProtomqError
 
-real, stopped = SyncTransport.call, []
+real, stopped, got = SyncTransport.call, [], []
 
 def call(transport, address, method, *rest, **named):
-    if method is COMMIT_OFFSETS and not stopped:
+    if method is COMMIT_OFFSETS and got and not stopped:
         stopped.append(True)
         print("stops", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -44,6 +44,7 @@ with PullConsumer("g", namesrv=sys.argv[1], auto_commit_interval_s=0.1) as membe
     member.subscribe("t")
     while True:
         if member.poll(0.1, 1):
+            got.append(True)
             print("got", flush=True)
 """
 
