@@ -20,6 +20,7 @@ from protomq import (
     OutgoingMessage,
     PoppedQueue,
     Producer,
+    PullConsumer,
     SimpleConsumer,
 )
 from protomq.errors import (
@@ -34,6 +35,7 @@ from protomq.errors import (
 from protomq.testing import Broker
 from tests.chaos.pop_rounds import pop_rounds
 from tests.support.cli import run
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -83,34 +85,45 @@ def test_a_group_that_pops_goes_on_where_it_is_reset_and_a_kill_changes_nothing(
     with Broker(data_dir=tmp_path) as broker, SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
         fill(broker, "moved", 10)
 
-        def lag_after(*command: str) -> int:
+        def after(*command: str) -> tuple[int, int]:
+            """Committed offset, and lag."""
             said = run("group", *command, "-o", "json", namesrv=broker.namesrv).stdout
             (row,) = json.loads(said)
-            assert row["committed_offset"] is None
-            return int(row["lag"])
+            return int(row["committed_offset"]), int(row["lag"])
 
         assert len(consumer.receive("moved", 6)) == 6
         held = consumer.receive("moved", 1)
-        assert lag_after("reset", "group", "moved", "--to", "8") == 2
+        assert after("reset", "group", "moved", "--to", "8") == (8, 2)
         broker.kill()
         broker.restart()
         with pytest.raises(StaleReceiptError):
             consumer.ack(held)
         fresh = consumer.receive("moved", 10)
         assert [(message.body, attempt_of(message)) for message in fresh] == [(b"8", 1), (b"9", 1)]
-        assert lag_after("lag", "group") == 2
-        assert lag_after("reset", "group", "moved", "--to", "end") == 0
+        assert after("lag", "group") == (8, 2)
+        assert after("reset", "group", "moved", "--to", "end") == (10, 0)
         with pytest.raises(StaleReceiptError):
             consumer.ack(fresh)
         assert consumer.receive("moved", hold_s=0) == []
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(consumer.receive, "moved", 10, hold_s=60)
-            lag_after("reset", "group", "moved", "--to", "start")
+            assert after("reset", "group", "moved", "--to", "start")[0] == 0
             assert len(waiting.result(30)) == 10
         with SimpleConsumer("other", namesrv=broker.namesrv) as other:
             other.ack(other.receive("moved", 7))
-        assert lag_after("clone", "other", "group", "--topic", "moved") == 3
+        assert after("clone", "other", "group", "--topic", "moved") == (7, 3)
         assert [message.body for message in consumer.receive("moved", 10)] == [b"7", b"8", b"9"]
+        # The group goes over to pulls, and begins where it was set, not at the end.
+        with PullConsumer("group", namesrv=broker.namesrv, begin="latest") as puller:
+            puller.subscribe("moved")
+            bodies: list[bytes] = []
+
+            def poll() -> bool:
+                bodies.extend(message.body for message in puller.poll(0.2))
+                return len(bodies) >= 3
+
+            wait_for(poll, PATIENCE_S)
+        assert bodies == [b"7", b"8", b"9"]
 
 
 def test_what_is_not_acknowledged_comes_again_and_wakes_who_waits(broker: Broker) -> None:
