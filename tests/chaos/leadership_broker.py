@@ -106,6 +106,7 @@ class SimBroker:
             self.disk.own_epoch,
             self.clock_ms(),
             log_is_empty=not self.disk.log,
+            end_position=len(self.disk.log),
             tail_may_be_lost=self.disk.may_lack_tail,
         )
         self.asked: set[int] = set()
@@ -339,5 +340,5 @@ class SimBroker:
         log.extend(entries)
         self.disk.confirmed = max(self.disk.confirmed, min(confirmed, len(log)))
         self.machine.heard(self.clock_ms())
-        self.machine.followed(self.disk.own_epoch, not log)
+        self.machine.followed(self.disk.own_epoch, not log, len(log))
         self.fetch(None)

@@ -8,8 +8,10 @@ from protomq_ha.cluster_state import (
     MASTER,
     ClusterView,
     Compare,
+    LogEnd,
     Put,
     Transaction,
+    encode_end,
     encode_in_sync,
     encode_master,
 )
@@ -53,11 +55,13 @@ def check_contract(etcd: EtcdGateway) -> Lease:
 
     unknown = Transaction((Compare(IN_SYNC, made.revision),), (Put(MASTER, b"{}", 12_345),))
     assert etcd.ask(unknown) is None, "a lease that is not there: nothing was done"
-    both = Transaction((), (Put(IN_SYNC, encode_in_sync(4, members, unclean_epoch=0)),), (MASTER,))
+    puts = Put(IN_SYNC, encode_in_sync(4, members, unclean_epoch=0)), Put("end/7", encode_end(LogEnd(3, 500)))
+    both = Transaction((), puts, (MASTER, "end/8"))
     assert isinstance(etcd.ask(both), Committed)
     end = etcd.ask(ReadCluster())
     assert isinstance(end, ClusterView)
     assert end.master is None
     assert end.in_sync is not None
     assert (end.in_sync.epoch, end.in_sync.revision) == (4, end.revision)
+    assert end.ends == {"7": (3, 500)}
     return lease

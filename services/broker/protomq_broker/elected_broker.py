@@ -115,7 +115,7 @@ class ElectedBroker:
                 new_name_wait_ms=etcd.lease_ttl_ms,
             ),
             store.epochs.highest_epoch,
-            log_is_empty=store.appended_position == 0,
+            end_position=store.appended_position,
             tail_may_be_lost=tail_may_be_lost,
         )
         self._worker = asyncio.create_task(self._work())

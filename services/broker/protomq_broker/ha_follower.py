@@ -379,8 +379,7 @@ class HaFollower:
         """Tells the leadership, before the next fetch, that the master has said something and that it is stored."""
         if self._leadership is not None:
             store = self._store
-            is_empty = store.appended_position == 0
-            self._leadership.heard(store.epochs.highest_epoch, log_is_empty=is_empty)
+            self._leadership.heard(store.epochs.highest_epoch, store.appended_position)
 
     def _note(self, session: FollowSession) -> None:
         """Updates the view after an answer of the master."""

@@ -125,15 +125,16 @@ class LeadershipDriver:
         """Called on any thread when `report` may return something else. Set by the broker that leads."""
 
     def begin(
-        self, settings: Settings, own_epoch: int, *, log_is_empty: bool, tail_may_be_lost: bool
+        self, settings: Settings, own_epoch: int, *, end_position: int, tail_may_be_lost: bool
     ) -> None:
-        """Starts the machine, once the store is open and follows."""
+        """Starts the machine, once the store is open and follows. `end_position`: of its log."""
         with self._lock:
             self._machine = Leadership(
                 settings,
                 own_epoch,
                 self.now_ms(),
-                log_is_empty=log_is_empty,
+                log_is_empty=not end_position,
+                end_position=end_position,
                 tail_may_be_lost=tail_may_be_lost,
             )
         self._thread.start()
@@ -160,12 +161,12 @@ class LeadershipDriver:
             machine = self._machine
             return machine is not None and machine.may_speak and self._target == target
 
-    def heard(self, own_epoch: int, *, log_is_empty: bool) -> None:
+    def heard(self, own_epoch: int, end_position: int) -> None:
         """Notes that the master has said something, which is stored. What the slave says to it from now on binds the slave."""
         with self._lock:
             if self._machine is not None:
                 self._machine.heard(self.now_ms())
-                self._machine.followed(own_epoch, log_is_empty)
+                self._machine.followed(own_epoch, not end_position, end_position)
 
     def following_stopped(self, own_epoch: int) -> None:
         """Notes that this slave says nothing more to a master."""

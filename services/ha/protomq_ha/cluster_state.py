@@ -3,6 +3,7 @@
     <prefix>/master     who leads: member, epoch, address; bound to a lease, so it goes away with its holder
     <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
+    <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
 
 A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
 of a key; 0 means that there is no such key.
@@ -19,6 +20,7 @@ MASTER: Final = "master"
 IN_SYNC: Final = "in_sync"
 ORDER: Final = "order"
 KEYS: Final = (MASTER, IN_SYNC, ORDER)
+END_PREFIX: Final = "end/"
 
 SWITCH: Final = "switch"
 PROMOTE_UNCLEAN: Final = "promote_unclean"
@@ -66,6 +68,13 @@ class Order(NamedTuple):
     revision: int
 
 
+class LogEnd(NamedTuple):
+    """Where a log ends; the higher of two is that of the log that has more."""
+
+    epoch: int
+    position: int
+
+
 class Compare(NamedTuple):
     """The transaction needs the key to be last written by this revision; 0: the key must not exist."""
 
@@ -99,6 +108,11 @@ class ClusterView:
         self.master = _master(self.rows.get(MASTER))
         self.in_sync = _in_sync(self.rows.get(IN_SYNC))
         self.order = _order(self.rows.get(ORDER))
+        self.ends = {
+            key.removeprefix(END_PREFIX): _end(row, key)
+            for key, row in self.rows.items()
+            if key.startswith(END_PREFIX)
+        }
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""
@@ -135,6 +149,11 @@ def encode_in_sync(
         is_given_back=is_given_back,
         unclean_epoch=unclean_epoch,
     )
+
+
+def encode_end(end: LogEnd) -> bytes:
+    """The value of a key below END_PREFIX."""
+    return _encode(epoch=end.epoch, position=end.position)
 
 
 def encode_order(kind: str, target: str) -> bytes:
@@ -190,6 +209,11 @@ def _in_sync(row: Row | None) -> InSync | None:
         fields["is_given_back"],
         fields["unclean_epoch"],
     )
+
+
+def _end(row: Row, key: str) -> LogEnd:
+    fields = _decode(row, key, epoch=int, position=int)
+    return LogEnd(fields["epoch"], fields["position"])
 
 
 def _order(row: Row | None) -> Order | None:

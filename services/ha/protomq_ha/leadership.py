@@ -16,6 +16,8 @@ Rules
 - Where etcd has no in-sync set, the name is new, or etcd has lost its data. A member with messages writes a set of nobody then: only an
   operator knows who has the latest ones. An empty member leads a new name; it waits some seconds, so that members with messages can write
   that. If it leads all the same, they do not follow it (`Follow.may_lose`).
+- A member of the set that hears nothing of its master writes where its log ends. When the lead is free, whoever has less waits a moment.
+  So the others need not truncate their logs, for which sends would wait. That is a preference: nobody relies on it.
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
@@ -32,6 +34,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from .cluster_state import (
+    END_PREFIX,
     IN_SYNC,
     MASTER,
     ORDER,
@@ -39,9 +42,11 @@ from .cluster_state import (
     SWITCH,
     ClusterView,
     Compare,
+    LogEnd,
     Order,
     Put,
     Transaction,
+    encode_end,
     encode_in_sync,
     encode_master,
 )
@@ -68,6 +73,8 @@ from .leadership_values import (
 NEVER_MS: Final = -(1 << 62)
 HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
+LONGER_LOG_WAIT_MS: Final = 500
+"""How long a member with a shorter log lets one with a longer log run first. A truncation takes longer."""
 HURRIED_MAX_MS: Final = 60_000
 """From then on a member that has seen nobody lead waits for an operator, or for a member that is to be started."""
 
@@ -94,6 +101,7 @@ class Leadership:
         *,
         log_is_empty: bool,
         tail_may_be_lost: bool,
+        end_position: int = 0,
     ) -> None:
         self.settings = settings
         self.role = Role.FOLLOWING
@@ -123,7 +131,8 @@ class Leadership:
         self._asked_before = 0
         """Requests with this number, or a higher one, were sent when `view` was known."""
         self._followed: Follow | None = None
-        self._end_position = 0
+        self._end_position = end_position
+        """Of the log: while it follows as it was heard of last."""
         self._reports: Mapping[str, MemberReport] = {}
         self._successor = ""
         self._order_revision = 0
@@ -218,9 +227,9 @@ class Leadership:
         """Notes that the master has said something and this slave is about to answer. From now on its promise binds it."""
         self._heard_ms = now_ms
 
-    def followed(self, own_epoch: int, log_is_empty: bool) -> None:
+    def followed(self, own_epoch: int, log_is_empty: bool, end_position: int) -> None:
         """Notes the state of the log after bytes of the master were stored."""
-        self.own_epoch, self._log_is_empty = own_epoch, log_is_empty
+        self.own_epoch, self._log_is_empty, self._end_position = own_epoch, log_is_empty, end_position
 
     def tail_may_be_lost(self) -> None:
         """Notes that the end of this slave's log may be lost: it leaves the set, if it is in it."""
@@ -329,8 +338,9 @@ class Leadership:
             self._next_read_ms = now_ms
         elif self.view is None or result.revision > self.view.revision:
             assert self.view is not None
-            # The only transaction of a member that follows.
-            self._has_left = self.role is Role.FOLLOWING
+            # A member that follows writes no set with itself.
+            if any(put.key == IN_SYNC for put in transaction.puts):
+                self._has_left = self.role is Role.FOLLOWING
             self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
 
     @property
@@ -416,8 +426,28 @@ class Leadership:
         elif self._may_run(view, now_ms):
             self.role, self._followed = Role.STOPPING, None
             effects.append(StopFollowing())
+        if self.role is not Role.FOLLOWING:
+            return
+        if self._should_tell_end(view, now_ms):
+            put = Put(f"{END_PREFIX}{self.settings.member}", encode_end(self._log_end), self._lease)
+            self._ask(effects, Transaction((), (put,)), now_ms)
         elif self._has_past and self._is_fresh and not self._is_pending(Transaction):
             self._claim_past(effects, view, now_ms)
+
+    @property
+    def _log_end(self) -> LogEnd:
+        return LogEnd(self.own_epoch, self._end_position)
+
+    def _should_tell_end(self, view: ClusterView, now_ms: int) -> bool:
+        """Whether this member may have to lead soon, together with others, and etcd does not know where its log ends."""
+        own, in_sync = self.settings.member, view.in_sync
+        if in_sync is None or own not in in_sync.members or len(in_sync.members) < 2:
+            return False
+        if self._tail_may_be_lost or self._inability:
+            return False
+        is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
+        is_free = self._is_fresh and not self._is_pending(Transaction)
+        return is_silent and is_free and view.ends.get(own) != self._log_end
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
@@ -471,7 +501,10 @@ class Leadership:
         ttl_ms = self.settings.lease_ttl_ms
         if in_sync.successor and now_ms < self._absent_since_ms + ttl_ms:
             return False
-        return now_ms >= self._heard_ms + ttl_ms
+        others = in_sync.members - {own}
+        has_less = any(end > self._log_end for each, end in view.ends.items() if each in others)
+        free_ms = max(self._heard_ms + ttl_ms, self._absent_since_ms)
+        return now_ms >= (free_ms + LONGER_LOG_WAIT_MS if has_less else self._heard_ms + ttl_ms)
 
     def _while_running(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         if not self._is_fresh or self._is_pending(Transaction):
@@ -550,7 +583,7 @@ class Leadership:
         unclean_epoch = self._unclean_epoch
         value = encode_in_sync(self.epoch, in_sync.members, unclean_epoch=unclean_epoch, is_given_back=True)
         compares = (Compare(MASTER, view.key_revision(MASTER)), Compare(IN_SYNC, in_sync.revision))
-        return Transaction(compares, (Put(IN_SYNC, value),), (MASTER,))
+        return Transaction(compares, (Put(IN_SYNC, value),), (MASTER, f"{END_PREFIX}{self.settings.member}"))
 
     def _return(self, in_sync: InSyncSet) -> Transaction:
         """Writes the master key and the set again after the lease ran out and nobody was elected. So transactions of others that are under

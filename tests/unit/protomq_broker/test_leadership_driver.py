@@ -43,7 +43,7 @@ class Broker:
         gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
         self.driver = LeadershipDriver(gateway, self.now_ms, self.effects.append)
         self.driver.begin(
-            Settings(member, f"{member}:10911", **QUICK), 0, log_is_empty=True, tail_may_be_lost=False
+            Settings(member, f"{member}:10911", **QUICK), 0, end_position=0, tail_may_be_lost=False
         )
 
     def now_ms(self) -> int:
@@ -217,7 +217,7 @@ def test_ticks_go_on_behind_one_that_failed(etcd: FakeEtcd, caplog: pytest.LogCa
     gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
     driver = LeadershipDriver(gateway, now_ms, effects.append)
     try:
-        driver.begin(Settings("1", "1:10911", **QUICK), 0, log_is_empty=True, tail_may_be_lost=False)
+        driver.begin(Settings("1", "1:10911", **QUICK), 0, end_position=0, tail_may_be_lost=False)
         until(lambda: StopFollowing() in effects)
     finally:
         driver.close()

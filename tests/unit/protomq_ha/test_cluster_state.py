@@ -10,9 +10,11 @@ from protomq_ha.cluster_state import (
     SWITCH,
     ClusterView,
     Compare,
+    LogEnd,
     Put,
     Row,
     Transaction,
+    encode_end,
     encode_in_sync,
     encode_master,
     encode_order,
@@ -70,6 +72,14 @@ def test_a_set_that_an_earlier_version_has_written_is_read() -> None:
     wrong = Row(b'{"epoch": 1, "members": ["m"], "successor": "", "is_given_back": 1}', 4)
     with pytest.raises(ValueError, match="which no broker has written"):
         ClusterView(1, {IN_SYNC: wrong})
+
+
+def test_ends_of_logs_are_read_by_member() -> None:
+    view = ClusterView(3, {"end/m1": Row(encode_end(LogEnd(2, 700)), 3, 9)})
+    assert view.ends == {"m1": LogEnd(2, 700)}
+    assert LogEnd(3, 100) > LogEnd(2, 700) > LogEnd(2, 600)
+    with pytest.raises(ValueError, match="key 'end/m1' in etcd has"):
+        ClusterView(3, {"end/m1": Row(b"{}", 3, 9)})
 
 
 def test_an_order_is_one_that_can_be_carried_out() -> None:

@@ -13,8 +13,10 @@ from protomq_ha.cluster_state import (
     ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
+    LogEnd,
     Put,
     Transaction,
+    encode_end,
     encode_in_sync,
     encode_master,
     encode_order,
@@ -182,9 +184,72 @@ def test_who_finds_nobody_to_lead_for_a_minute_looks_less_often(etcd: SimEtcd) -
         for now_ms in range(at_ms, at_ms + 1_000, 50):
             member.tick(now_ms)
         assert member.readings - before <= looks
-    assert not member.machine.is_hurried(92_000)
+    assert not member.machine.is_hurried(92_500)
     etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "a")),)))
-    assert member.lead(92_000) == 5
+    assert member.lead(92_500) == 5
+
+
+def silent_slaves(etcd: SimEtcd, *ends: int) -> list[Member]:
+    """Slaves of a master whose logs end there, and that has been silent for two seconds."""
+    names = [f"s{number}" for number in range(len(ends))]
+    master_with(etcd, *names)
+    slaves = [Member(etcd, name, epoch=1, empty=False) for name in names]
+    for slave, end in zip(slaves, ends, strict=True):
+        slave.machine.followed(1, False, end)
+        slave.tick(0)
+        slave.machine.heard(0)
+        slave.tick(2_000)
+    return slaves
+
+
+def test_whoever_has_more_of_the_log_runs_first_so_that_nobody_has_to_truncate_it(etcd: SimEtcd) -> None:
+    shorter, longer = silent_slaves(etcd, 500, 700)
+    assert etcd.view.ends == {"s0": (1, 500), "s1": (1, 700)}
+    assert shorter.tick(TTL_MS + 100) == []
+    assert longer.lead(TTL_MS + 100, 700) == 2
+    assert shorter.tick(TTL_MS + 200) == [Follow("s1", "s1:1", 2)]
+
+
+def test_whoever_has_less_of_the_log_runs_if_the_other_does_not(etcd: SimEtcd) -> None:
+    shorter, _ = silent_slaves(etcd, 500, 700)
+    for now_ms in range(TTL_MS, TTL_MS + 500, 50):
+        assert shorter.tick(now_ms) == [], now_ms
+    assert shorter.lead(TTL_MS + 550) == 2, "it has all that was acknowledged"
+
+
+def test_nobody_waits_for_a_longer_log_from_outside_the_set_or_for_one_that_ends_there(etcd: SimEtcd) -> None:
+    first, second = silent_slaves(etcd, 700, 700)
+    stranger = Put("end/x", encode_end(LogEnd(9, 900)))
+    etcd.commit(Transaction((), (stranger,)))
+    assert second.tick(TTL_MS) == [StopFollowing()]
+    assert first.tick(TTL_MS) == [StopFollowing()]
+
+
+def test_a_slave_that_hears_its_master_does_not_tell_where_its_log_ends(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False)
+    for now_ms in range(0, 10_000, 100):
+        master.tick(now_ms)
+        slave.machine.heard(now_ms)
+        slave.tick(now_ms)
+    assert etcd.view.ends == {}
+
+
+def test_to_tell_where_the_log_ends_is_not_to_leave_the_set(etcd: SimEtcd) -> None:
+    """The log fails while the word is on its way: what it answers must not count as the farewell."""
+    master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False)
+    slave.tick(0)
+    slave.tick(1_400)
+    slave.answers = False
+    slave.run(slave.machine.tick(1_800), 1_800)
+    (ask,) = (each for each in slave.asks if isinstance(each.request, Transaction))
+    assert [put.key for put in ask.request.puts] == ["end/s"]  # type: ignore[union-attr]
+    slave.machine.tail_may_be_lost()
+    slave.answers = True
+    slave.run(slave.machine.answered(ask.number, etcd.do(ask.request, 1_850), 1_850), 1_850)
+    slave.tick(2_200)
+    assert slave.members() == {"m"}
 
 
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:
