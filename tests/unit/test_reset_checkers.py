@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.chaos.checker.broadcasts import check_broadcast
-from tests.chaos.checker.groups import GroupHistory
+from tests.chaos.checker.groups import GroupHistory, Span
 from tests.chaos.checker.resets import Reset, check_resets
 
 QUEUE = "a/0"
@@ -86,9 +86,10 @@ RUNS = {"keeper": ["keeper.1", "keeper.2"], "other": ["other.1", "other.2"]}
 GOOD = (*consumed("keeper.1", 1.0, 0, 1), *consumed("keeper.2", 2.0, 2, 3), *consumed("other.1", 1.0, 0, 1, 2, 3))
 
 
-def broken(*lines: str, killed_s: dict[str, float] | None = None) -> list[str]:
+def broken(*lines: str, killed_s: dict[str, float] | None = None, downs: dict[str, list[Span]] | None = None) -> list[str]:
     made = history(*lines)
     made.killed_s |= killed_s or {}
+    made.downs |= downs or {}
     return [one.invariant for one in check_broadcast(made, RUNS, ("keeper",), Counter())]
 
 
@@ -96,6 +97,10 @@ def test_members_that_all_get_everything_are_right() -> None:
     assert broken(*GOOD) == []
     assert broken(*GOOD, *consumed("keeper.2", 2.5, 1), killed_s={"keeper.1": 1.6}) == []
     assert broken(*GOOD, *consumed("other.2", 3.0, 0, 1)) == []
+    # Its broker was away: what was ended shortly before comes again.
+    away = {"a": [Span(1.3, 1.5)]}
+    assert broken(*GOOD, *consumed("keeper.1", 1.6, 1), downs=away) == []
+    assert broken(*GOOD, "keeper.1 left 1.7", *consumed("keeper.2", 2.5, 1), downs=away) == []
 
 
 @pytest.mark.parametrize(
@@ -110,3 +115,10 @@ def test_members_that_all_get_everything_are_right() -> None:
 )
 def test_each_rule_of_broadcasts_finds_what_it_is_for(rule: str, lines: tuple[str, ...], killed_s: dict[str, float]) -> None:
     assert broken(*lines, killed_s=killed_s) == [rule]
+
+
+def test_an_outage_excuses_only_what_was_ended_shortly_before() -> None:
+    away = {"a": [Span(31.3, 31.5)]}
+    assert broken(*GOOD, *consumed("keeper.1", 31.6, 1), downs=away) == ["M3"]
+    assert broken(*GOOD, *consumed("keeper.1", 31.1, 1), downs=away) == ["M3"]
+    assert broken(*GOOD, "keeper.1 left 31.7", *consumed("keeper.2", 32.5, 1), downs=away) == ["M2"]

@@ -93,6 +93,7 @@ class GroupHistory:
     """Of acknowledged messages: when they were sent first."""
     acked_s: dict[tuple[str, int], float] = field(default_factory=dict)
     killed_s: dict[str, float] = field(default_factory=dict)
+    left_s: dict[str, float] = field(default_factory=dict)
     stops: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     stopping_s: dict[str, float] = field(default_factory=dict)
     downs: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -132,7 +133,7 @@ class GroupHistory:
             case "stopping", ():
                 self.stopping_s[member] = time_s
             case "left", ():
-                pass
+                self.left_s[member] = time_s
             case _:
                 raise ValueError(f"{member} said {line!r}")
         return step
