@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ._async_routes import AsyncRoutes
@@ -47,7 +47,7 @@ class _Entry:
 class AsyncLine:
     """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
 
-    __slots__ = ("in_flight", "pending", "queue", "target", "task", "topic")
+    __slots__ = ("create_future", "in_flight", "pending", "queue", "target", "task", "topic")
 
     def __init__(
         self, topic: str, queue: MessageQueue | None, delay_field: bytes | None
@@ -60,6 +60,8 @@ class AsyncLine:
         """The messages of the request that is under way."""
         self.task: asyncio.Task[None] | None = None
         """Serves the line while anything waits in it, one request in flight at a time."""
+        self.create_future: Callable[[], asyncio.Future[SendResult]]
+        """That of the loop of the task: to ask which loop runs is a call of the kernel."""
 
     @property
     def count(self) -> int:
@@ -113,13 +115,14 @@ class AsyncLineSender:
             raise error from None
 
     def _enqueue(self, line: AsyncLine, record: PreparedRecord, deadline_s: float) -> _Entry:
-        loop = asyncio.get_running_loop()
-        entry = _Entry(record, deadline_s, loop.create_future())
-        line.pending.append(entry)
-        self._pending_size += len(record[0]) + len(record[3])
         if line.task is None:
             # It starts in the next turn of the loop: what other coroutines send in this one goes along.
+            loop = asyncio.get_running_loop()
+            line.create_future = loop.create_future
             line.task = loop.create_task(self._serve(line))
+        entry = _Entry(record, deadline_s, line.create_future())
+        line.pending.append(entry)
+        self._pending_size += len(record[0]) + len(record[3])
         return entry
 
     def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> AsyncLine:

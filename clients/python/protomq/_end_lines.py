@@ -171,6 +171,8 @@ class AsyncEndLine:
         self._call = call
         self._waiting: deque[_AsyncEntry] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._create_future: Callable[[], asyncio.Future[bool]]
+        """That of the loop of the task: to ask which loop runs is a call of the kernel."""
 
     @property
     def is_full(self) -> bool:
@@ -184,12 +186,13 @@ class AsyncEndLine:
 
     def tell(self, end: End, timeout_s: float) -> asyncio.Future[bool]:
         """Whether the transaction had ended so before, or what the call raises; for whoever waits for it now, later, or never."""
-        loop = asyncio.get_running_loop()
-        entry = _AsyncEntry(end, time.monotonic() + timeout_s, loop.create_future())
-        self._waiting.append(entry)
         if self._task is None:
             # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
+            loop = asyncio.get_running_loop()
+            self._create_future = loop.create_future
             self._task = loop.create_task(self._serve())
+        entry = _AsyncEntry(end, time.monotonic() + timeout_s, self._create_future())
+        self._waiting.append(entry)
         return entry.future
 
     async def _serve(self) -> None:

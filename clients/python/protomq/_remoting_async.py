@@ -124,9 +124,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         now_s = self._loop.time()
         deadline_s = now_s + timeout_s
         self._pending[request_id] = (future, deadline_s, now_s, method)
-        self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0)
-        if idle:
-            self._flush()  # A lone call does not wait for company; the next ones of this turn go together.
+        # A lone call does not wait for company; the next ones of this turn go together.
+        self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0, at_once=idle)
         if deadline_s < self._timer_at_s:
             self._set_timer(deadline_s)
         return request_id, future
@@ -177,16 +176,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
         payload: Sequence[bytes],
         timeout_ms: int,
         flags: int,
+        *,
+        at_once: bool = False,
     ) -> None:
         size = _LENGTH_EXTRA
         for part in payload:
             size += len(part)
         out = self._out
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush_later)
         out.append(HEADER.pack(size, request_id, method.method_id, flags, 0, timeout_ms))
         out.extend(payload)
+        if at_once:
+            self._flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_later)
 
     def _flush_later(self) -> None:
         self._flush_due = False

@@ -1,4 +1,4 @@
-"""Holding the reading of an asynchronous connection: nothing is read, and nobody says of calls in flight that they are late."""
+"""The asynchronous connection: when requests go out, and that nobody says of calls in flight that they are late while nothing is read."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Loop:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.soon: list[Callable[[], None]] = []
+        """What is called in the next turn."""
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def time(self) -> float:
@@ -27,7 +29,7 @@ class Loop:
         return asyncio.get_running_loop().create_future()
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        function()
+        self.soon.append(function)
 
     def call_at(self, at_s: float, function: Callable[[], None]) -> Any:
         self._timers.append((at_s, function))
@@ -52,6 +54,7 @@ class Timer:
 class Stream:
     def __init__(self) -> None:
         self.reads = True
+        self.written: list[bytes] = []
 
     def pause_reading(self) -> None:
         self.reads = False
@@ -59,7 +62,8 @@ class Stream:
     def resume_reading(self) -> None:
         self.reads = True
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
 
     def abort(self) -> None: ...
 
@@ -114,3 +118,18 @@ async def test_holding_twice_is_holding_once(made: tuple[Loop, Stream, AsyncConn
     loop.advance(0.2)
     with pytest.raises(RequestTimeoutError):
         await future
+
+
+async def test_a_lone_request_leaves_the_next_turn_of_the_loop_nothing_to_do(
+    made: tuple[Loop, Stream, AsyncConnection],
+) -> None:
+    loop, stream, connection = made
+    connection.request(PULL, [b"first"], 1.0)
+    assert len(stream.written) == 1
+    assert not loop.soon
+    connection.request(PULL, [b"second"], 1.0)
+    connection.request(PULL, [b"third"], 1.0)
+    assert len(stream.written) == 1
+    (flush,) = loop.soon
+    flush()
+    assert [data.count(b"d") for data in stream.written] == [0, 2]
