@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protomq.v1.record_pb2 import Record
@@ -21,6 +22,8 @@ from protomq_broker import timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.timer.timer import timer_record
+from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
@@ -59,6 +62,20 @@ def test_the_mover_knows_whether_a_batch_took_all_that_was_due(
     assert (world.mover.deliver(), world.mover.has_more) == (True, True)
     assert (world.mover.deliver(), world.mover.has_more) == (True, False)
     assert (world.mover.deliver(), world.mover.has_more) == (False, False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 513])
+def test_a_record_of_what_ended_is_encoded_as_protobuf_does_it(count: int) -> None:
+    numbers = np.arange(count)
+    rows = make_rows(numbers + 170, numbers * 1_000_003, numbers + 1_200, MESSAGE)
+    message = TimerRecord(
+        positions=rows["position"].tolist(),
+        due_times_ms=rows["due_ms"].tolist(),
+        sizes=rows["size"].tolist(),
+        end=TimerEnd.TIMER_END_DROPPED,
+        log_time_ms=77,
+    )
+    assert timer_record(rows, TimerEnd.TIMER_END_DROPPED, 77) == message.SerializeToString()
 
 
 def test_the_copy_is_the_message(world: World) -> None:

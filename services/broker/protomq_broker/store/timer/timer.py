@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TimerEnd, TimerRecord
-from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, FLAG_KIND_MASK
+from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, FLAG_KIND_MASK, encode_varint
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.state.machine import Carrier, Snapshot
@@ -27,6 +27,10 @@ from .pending import PendingTimers
 
 log = logging.getLogger(__name__)
 
+_POSITIONS_TAG, _DUE_TIMES_TAG, _SIZES_TAG = (
+    TimerRecord.DESCRIPTOR.fields_by_name[name].number << 3 | 2  # packed
+    for name in ("positions", "due_times_ms", "sizes")
+)
 RECORD_ROWS_MAX: Final = 4_096
 """Messages of which one TimerRecord tells, at most."""
 
@@ -228,13 +232,15 @@ def ended_columns(body: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) -> bytes:
     """The body of a record that says what became of these rows."""
     assert 0 < len(rows) <= RECORD_ROWS_MAX
-    return TimerRecord(
-        positions=rows["position"].tolist(),
-        due_times_ms=rows["due_ms"].tolist(),
-        sizes=rows["size"].tolist(),
-        end=end,
-        log_time_ms=log_time_ms,
-    ).SerializeToString()
+    columns = b"".join(
+        bytes((tag,)) + encode_varint(len(octets)) + octets
+        for tag, octets in (
+            (_POSITIONS_TAG, rows["position"].astype("<u8").tobytes()),
+            (_DUE_TIMES_TAG, rows["due_ms"].astype("<u8").tobytes()),
+            (_SIZES_TAG, rows["size"].astype("<u4").tobytes()),
+        )
+    )
+    return columns + TimerRecord(end=end, log_time_ms=log_time_ms).SerializeToString()
 
 
 def is_timed(flags: NDArray[np.uint32]) -> NDArray[np.bool_]:
