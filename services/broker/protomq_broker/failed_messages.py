@@ -18,6 +18,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
+from .store.log.move_alike import attempt_of_all, rows_of
 from .store.log.record_arrays import opaque, windows
 from .store.queues.reading import ReadResult, ReadStatus
 from .topic_access import check_incarnation, check_read_queue, readable_topic
@@ -160,9 +161,13 @@ def find_alike(
     if ids and octets[:, _ID_PLACES].tobytes() != ids:
         return None
     found.attempts = [0] * len(ends)
-    flags = trailers.view(FIXED_TRAILER_DTYPE)["flags"]
-    for row in np.flatnonzero(flags & layout.FLAG_TRANSIT).tolist():
-        found.attempts[row] = _attempt_of(data, int(found.starts[row]), int(ends[row]))
+    moved = np.flatnonzero(trailers.view(FIXED_TRAILER_DTYPE)["flags"] & layout.FLAG_TRANSIT)
+    if len(moved):
+        rows = rows_of(data, found.starts, found.sizes)
+        attempt = None if rows is None else attempt_of_all(rows)
+        for row in moved.tolist():
+            start = int(found.starts[row])
+            found.attempts[row] = _attempt_of(data, start, int(ends[row])) if attempt is None else attempt
     return found, [(topic.name, topic.incarnation) for topic in topics.values()]
 
 

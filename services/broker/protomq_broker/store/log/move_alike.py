@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from protomq.v1.record_pb2 import Transit
 from protomq.wire import record as layout
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
@@ -21,11 +22,13 @@ from .append import RecordRegion
 from .move_one import move_one
 from .record_arrays import U64, column, opaque, windows
 from .record_region import steps
-from .transit import ORIGIN, origins_of, transit_tail
+from .transit import ORIGIN, ORIGIN_TAGS, origins_of, transit_tail
 
 ALIKE_MIN = 3
 """Fewer are moved faster as any others are."""
 _TRAILER_SIZE_BYTES = layout.FIXED_TRAILER_SIZE_BYTES
+_OF_EACH = (ORIGIN_TAGS["queue_offset_tag"], ORIGIN_TAGS["store_time_tag"])
+"""Tags of what `transit` tells of each record by itself; in the order of fields, that of all transits."""
 
 
 def rows_of(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
@@ -46,7 +49,7 @@ def move_alike(
     last_error: str | None,
     replayed_group: str,
 ) -> RecordRegion | None:
-    """The copies; None if the records are not alike, or `transit` of an earlier move has to be opened. See `move_records` for the rest."""
+    """The copies; None if the records are not alike. See `move_records` for the rest."""
     count, size = rows.shape
     first = rows[0].tobytes()
     fields = _fields_of(first)
@@ -58,7 +61,7 @@ def move_alike(
         return None
     is_opened = bool(attempts) or last_error is not None or bool(replayed_group)
     is_moved = topic_start > front_end
-    if is_moved and is_opened:
+    if is_moved and is_opened and not _transits_are_alike(rows, first, front_end, topic_start):
         return None
     model = move_one(
         first,
@@ -74,7 +77,14 @@ def move_alike(
     copies = np.frombuffer(data, np.uint8).reshape(count, stride)
     _, at = read_varint(model.data, 1, LENGTH_SIZE_MAX_BYTES)
     front_start = heads[0][1]
-    copies[:, at : at + topic_start - front_start] = rows[:, front_start:topic_start]
+    if is_moved and is_opened:
+        new_front_end = at + front_end - front_start
+        copies[:, at:new_front_end] = rows[:, front_start:front_end]
+        old, new = origin_places(first, front_end), origin_places(model.data, new_front_end)
+        for old_place, new_place in zip(old, new, strict=True):
+            copies[:, new_place] = rows[:, old_place]
+    else:
+        copies[:, at : at + topic_start - front_start] = rows[:, front_start:topic_start]
     copies[:, -_TRAILER_SIZE_BYTES : layout.FLAGS_AT] = rows[:, -_TRAILER_SIZE_BYTES : layout.FLAGS_AT]
     copies[:, layout.FLAGS_AT + 4 :] = rows[:, layout.FLAGS_AT + 4 :]
     trailers = column(data, FIXED_TRAILER_DTYPE, stride - _TRAILER_SIZE_BYTES, stride, count)
@@ -105,6 +115,58 @@ def move_alike(
         flags=model.flags,
         identities=identities,
     )
+
+
+def attempt_of_all(rows: NDArray[np.uint8]) -> int | None:
+    """How often the messages were handed out before, which were moved before; None if each has to be asked. See `move_records`."""
+    first = rows[0].tobytes()
+    fields = _fields_of(first)
+    if fields is None or fields[2] == fields[1]:
+        return None
+    heads, front_end, topic_start = fields
+    kept = rows[:, _compared(rows.shape[1], heads, topic_start)]
+    is_same = kept.tobytes() == kept[0].tobytes() * len(rows)
+    if not is_same or not _transits_are_alike(rows, first, front_end, topic_start):
+        return None
+    _, at = read_varint(first, front_end + 1, LENGTH_SIZE_MAX_BYTES)
+    return Transit.FromString(first[at:topic_start]).attempt
+
+
+def _transits_are_alike(rows: NDArray[np.uint8], first: bytes, start: int, end: int) -> bool:
+    """Whether records tell the same of their moves, but for offsets and times of their origins, which none of them leaves out."""
+    places = origin_places(first, start)
+    if len(places) < len(_OF_EACH):
+        return False
+    at = start
+    for place in places:
+        numbers = np.ascontiguousarray(rows[:, place]).view(U64)
+        others = rows[:, at : place.start]
+        if not numbers.all() or others.tobytes() != others[0].tobytes() * len(rows):
+            return False
+        at = place.stop
+    others = rows[:, at:end]
+    return others.tobytes() == others[0].tobytes() * len(rows)
+
+
+def origin_places(record: bytes | bytearray, at: int) -> list[slice]:
+    """Where the offset and the time of the origin stand in the field `transit` that begins at `at`, as far as it has them."""
+    size, at = read_varint(record, at + 1, LENGTH_SIZE_MAX_BYTES)
+    end = at + size
+    found = []
+    while at < end:
+        tag, at = read_varint(record, at)
+        wire_type = tag & 7
+        if wire_type == 0:
+            _, behind = read_varint(record, at)
+        elif wire_type == 2:
+            size, behind = read_varint(record, at)
+            behind += size
+        else:
+            behind = at + (4 if wire_type == 5 else 8)
+        if tag in _OF_EACH:
+            found.append(slice(at, behind))
+        at = behind
+    return found
 
 
 _Heads = tuple[tuple[int, int], ...]
