@@ -28,7 +28,7 @@ ALIKE_MIN = 3
 """Fewer are moved faster as any others are."""
 _TRAILER_SIZE_BYTES = layout.FIXED_TRAILER_SIZE_BYTES
 _OF_EACH = (ORIGIN_TAGS["queue_offset_tag"], ORIGIN_TAGS["store_time_tag"])
-"""Tags of what `transit` tells of each record by itself; in the order of fields, that of all transits."""
+"""Tags of what differs in the `transit` of messages that moved together; in the order of fields."""
 
 
 def rows_of(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
@@ -133,7 +133,7 @@ def attempt_of_all(rows: NDArray[np.uint8]) -> int | None:
 
 
 def _transits_are_alike(rows: NDArray[np.uint8], first: bytes, start: int, end: int) -> bool:
-    """Whether records tell the same of their moves, but for offsets and times of their origins, which none of them leaves out."""
+    """Whether records have the same `transit`, but for offsets and times of their origins, which none of them leaves out."""
     places = origin_places(first, start)
     if len(places) < len(_OF_EACH):
         return False
