@@ -22,7 +22,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.leadership_values import Follow
 from protomq_runtime.addresses import Address
-from protomq_runtime.remoting_client import WokenError
+from protomq_runtime.remoting_client import Answer, WokenError
 
 from .store.log_helpers import ManualClock
 from .store.store_helpers import SEGMENT, open_store, read_all
@@ -252,10 +252,13 @@ class _SilentMaster:
     def wake(self) -> None:
         self._is_woken.set()
 
-    def call(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> bytes:
+    def ask(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> Answer:
         self.is_asked.set()
         is_over = self._is_woken.wait(60) and until_woken
         raise WokenError("woken") if is_over else TimeoutError("it was waited for all the same")
+
+    def call(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> bytes:
+        return self.ask(method_id, payload, timeout_s, until_woken=until_woken).unwrap()
 
 
 @pytest.mark.parametrize("asks", ["where it is to begin", "where both logs agree"])
