@@ -315,7 +315,7 @@ class SimBroker:
     def may_drop(self, position: int, follow: Follow) -> bool:
         """Whether the log may end there to follow this master: see HaFollower."""
         log, confirmed = self.disk.log, min(self.disk.confirmed, len(self.disk.log))
-        if not position and self.disk.has_led:
+        if not position and (confirmed or self.disk.has_led):
             confirmed = len(log)
         return confirmed <= position or follow.may_lose(log[-1].epoch)
 

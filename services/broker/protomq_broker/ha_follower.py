@@ -335,8 +335,8 @@ class HaFollower:
         store, target = self._store, self._target
         assert target is not None, "it is followed"
         confirmed = store.positions.confirmed
-        # A master writes down what is confirmed at its end only. Where nothing is shared, all that it had may have been.
-        if shared <= SEAL_SIZE_BYTES and any(row.is_led for row in store.epochs.rows):
+        # It is written down now and then, and by a master at its end only. Where nothing is shared, all that is here may have been.
+        if shared <= SEAL_SIZE_BYTES and (confirmed or any(row.is_led for row in store.epochs.rows)):
             confirmed = store.appended_position
         if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
             return
