@@ -1093,7 +1093,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
 
 FIRST_SEEDS: Final = {
     "deletes before what is carried is synced": 42,
-    "acknowledges what it has given away": 18,
+    "acknowledges what it has given away": 54,
     "answers decisions before they are stored": 20,
     "commits in two appends": 16,
     "truncates a slave by length": 18,
