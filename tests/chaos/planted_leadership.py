@@ -223,7 +223,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("counts its lease by a clock that stands still in a suspend", lease_stands_still_in_a_suspend, drill),
     ("counts its lease from the answer", lease_counts_from_the_answer, drill, 80),
     ("acknowledges behind its lease", acknowledges_whatever_the_lease, drill),
-    ("acknowledges what it has given away", acknowledges_what_it_gave_away, drill),
+    ("acknowledges what it has given away", acknowledges_what_it_gave_away, drill, 80),
     ("breaks its promise", breaks_its_promise, drill),
     ("trusts promises for ever", promises_count_from_their_arrival, drill),
     ("acknowledges what it has alone", acknowledges_alone, drill),
