@@ -108,11 +108,12 @@ class ClusterView:
         self.master = _master(self.rows.get(MASTER))
         self.in_sync = _in_sync(self.rows.get(IN_SYNC))
         self.order = _order(self.rows.get(ORDER))
-        self.ends = {
+        ends = {
             key.removeprefix(END_PREFIX): _end(row, key)
             for key, row in self.rows.items()
             if key.startswith(END_PREFIX)
         }
+        self.ends = {member: end for member, end in ends.items() if end is not None}
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""
@@ -211,8 +212,12 @@ def _in_sync(row: Row | None) -> InSync | None:
     )
 
 
-def _end(row: Row, key: str) -> LogEnd:
-    fields = _decode(row, key, epoch=int, position=int)
+def _end(row: Row, key: str) -> LogEnd | None:
+    """None for a value that nobody can read: it only says whom to prefer, and must not keep anybody from leading."""
+    try:
+        fields = _decode(row, key, epoch=int, position=int)
+    except ValueError:
+        return None
     return LogEnd(fields["epoch"], fields["position"])
 
 

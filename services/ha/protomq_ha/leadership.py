@@ -76,7 +76,7 @@ HURRIED_INTERVAL_MS: Final = 50
 LONGER_LOG_WAIT_MS: Final = 500
 """How long a member with a shorter log lets one with a longer log run first. A truncation takes longer."""
 HURRIED_MAX_MS: Final = 60_000
-"""From then on a member that has seen nobody lead waits for an operator, or for a member that is to be started."""
+"""From then on a member that hears nobody lead waits for an operator, or for a member that is to be started."""
 
 
 class Pending(NamedTuple):
@@ -112,6 +112,8 @@ class Leadership:
         self._log_is_empty = log_is_empty
         self._tail_may_be_lost = tail_may_be_lost
         self._has_left = False
+        self._farewell: Transaction | None = None
+        """What takes this member out of the set."""
         # The promises of an earlier process of this store bind this one.
         self._heard_ms = now_ms
         self._pending: dict[int, Pending] = {}
@@ -136,6 +138,10 @@ class Leadership:
         self._reports: Mapping[str, MemberReport] = {}
         self._successor = ""
         self._order_revision = 0
+        self._order_since_ms = now_ms
+        """Since when the present order waits."""
+        self._next_end_ms = now_ms
+        """When etcd may next be told where the log ends."""
         self._hand_over_until_ms = 0
         self._gave_away = False
         self._was_replaced = False
@@ -208,9 +214,10 @@ class Leadership:
         view = self.view
         if view is None or self.role in (Role.LEADING, Role.HANDING_OVER):
             return False
-        if view.master is None:
-            return view.order is not None or now_ms < self._absent_since_ms + HURRIED_MAX_MS
-        return view.order is not None or now_ms >= self._heard_ms + self.settings.lease_ttl_ms
+        if view.order is not None and now_ms < self._order_since_ms + HURRIED_MAX_MS:
+            return True
+        silent_ms = self._absent_since_ms if view.master is None else self._heard_ms + self.settings.lease_ttl_ms
+        return silent_ms <= now_ms < silent_ms + HURRIED_MAX_MS
 
     # What happens.
 
@@ -319,6 +326,8 @@ class Leadership:
         was_absent = self.view is not None and self.view.master is None
         if view.master is None and not was_absent:
             self._absent_since_ms = now_ms
+        if self.view is None or view.key_revision(ORDER) != self.view.key_revision(ORDER):
+            self._order_since_ms = now_ms
         self.view = view
         self._is_fresh = self._is_fresh or is_fresh
         master = view.master
@@ -338,8 +347,7 @@ class Leadership:
             self._next_read_ms = now_ms
         elif self.view is None or result.revision > self.view.revision:
             assert self.view is not None
-            # A member that follows writes no set with itself.
-            if any(put.key == IN_SYNC for put in transaction.puts):
+            if transaction is self._farewell:
                 self._has_left = self.role is Role.FOLLOWING
             self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
 
@@ -430,6 +438,8 @@ class Leadership:
             return
         if self._should_tell_end(view, now_ms):
             put = Put(f"{END_PREFIX}{self.settings.member}", encode_end(self._log_end), self._lease)
+            # If etcd does not know the lease any more, it refuses until there is another one.
+            self._next_end_ms = now_ms + self.settings.read_interval_ms
             self._ask(effects, Transaction((), (put,)), now_ms)
         elif self._has_past and self._is_fresh and not self._is_pending(Transaction):
             self._claim_past(effects, view, now_ms)
@@ -446,7 +456,7 @@ class Leadership:
         if self._tail_may_be_lost or self._inability:
             return False
         is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
-        is_free = self._is_fresh and not self._is_pending(Transaction)
+        is_free = self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_end_ms
         return is_silent and is_free and view.ends.get(own) != self._log_end
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
@@ -460,16 +470,28 @@ class Leadership:
         self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),)), now_ms)
 
     def _leave(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
-        """Leaves the set, because this store may lack something that it has acknowledged."""
+        """Leaves the set, because this store may lack something that it has acknowledged.
+
+        Where etcd knows no member, the doubt stays: a copy of its data that names this one may be restored.
+        """
         in_sync = view.in_sync
-        if in_sync is None or self._has_left:
+        if self._has_left or (in_sync is None and not self._has_past):
             self._settle_tail(effects)
+        elif in_sync is None or not in_sync.members:
+            return
         elif self._is_fresh and not self._is_pending(Transaction):
             left = in_sync.members - {self.settings.member}
             successor = in_sync.successor if in_sync.successor in left else ""
-            value = encode_in_sync(in_sync.epoch, left, successor, unclean_epoch=in_sync.unclean_epoch)
+            value = encode_in_sync(
+                in_sync.epoch,
+                left,
+                successor,
+                unclean_epoch=in_sync.unclean_epoch,
+                is_given_back=in_sync.is_given_back,
+            )
             compares = (Compare(IN_SYNC, in_sync.revision),)
-            self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),)), now_ms)
+            self._farewell = Transaction(compares, (Put(IN_SYNC, value),))
+            self._ask(effects, self._farewell, now_ms)
 
     def _settle_tail(self, effects: list[Effect]) -> None:
         self._tail_may_be_lost = False

@@ -78,8 +78,8 @@ def test_ends_of_logs_are_read_by_member() -> None:
     view = ClusterView(3, {"end/m1": Row(encode_end(LogEnd(2, 700)), 3, 9)})
     assert view.ends == {"m1": LogEnd(2, 700)}
     assert LogEnd(3, 100) > LogEnd(2, 700) > LogEnd(2, 600)
-    with pytest.raises(ValueError, match="key 'end/m1' in etcd has"):
-        ClusterView(3, {"end/m1": Row(b"{}", 3, 9)})
+    rows = {f"end/m{number}": Row(value, 3, 9) for number, value in enumerate([b"{}", b"\xff", b"[]", encode_end(LogEnd(1, 5))])}
+    assert ClusterView(3, rows).ends == {"m3": LogEnd(1, 5)}, "an end that nobody can read keeps nobody from leading"
 
 
 def test_an_order_is_one_that_can_be_carried_out() -> None:

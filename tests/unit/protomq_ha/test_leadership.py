@@ -189,6 +189,21 @@ def test_who_finds_nobody_to_lead_for_a_minute_looks_less_often(etcd: SimEtcd) -
     assert member.lead(92_500) == 5
 
 
+def test_who_hears_nothing_of_a_master_that_etcd_knows_looks_less_often_after_a_minute(etcd: SimEtcd) -> None:
+    """A slave that refuses to follow it, for instance."""
+    master = master_with(etcd, "s")
+    slave = Member(etcd, "s")
+    for now_ms in range(0, 70_000, 500):
+        master.tick(now_ms)
+        slave.tick(now_ms)
+    assert not slave.machine.is_hurried(70_000)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "gone")),)))
+    slave.tick(70_000)
+    slave.tick(70_500)
+    assert slave.machine.is_hurried(71_000)
+    assert not slave.machine.is_hurried(140_000), "the order stands, and nobody carries it out"
+
+
 def silent_slaves(etcd: SimEtcd, *ends: int) -> list[Member]:
     """Slaves of a master whose logs end there, and that has been silent for two seconds."""
     names = [f"s{number}" for number in range(len(ends))]
@@ -223,6 +238,16 @@ def test_nobody_waits_for_a_longer_log_from_outside_the_set_or_for_one_that_ends
     etcd.commit(Transaction((), (stranger,)))
     assert second.tick(TTL_MS) == [StopFollowing()]
     assert first.tick(TTL_MS) == [StopFollowing()]
+
+
+def test_an_end_that_etcd_does_not_take_is_not_told_again_at_once(etcd: SimEtcd) -> None:
+    """It does not know the lease any more."""
+    slave, _ = silent_slaves(etcd, 700, 700)
+    before, etcd.leases = slave.readings, {}
+    slave.machine.followed(1, False, 800)
+    for now_ms in range(2_000, 2_250, 10):
+        slave.tick(now_ms)
+    assert slave.readings - before <= 6
 
 
 def test_a_slave_that_hears_its_master_does_not_tell_where_its_log_ends(etcd: SimEtcd) -> None:
@@ -537,6 +562,18 @@ def test_who_gave_the_lead_back_is_in_the_set_still_if_the_next_one_cannot_lead_
     assert slave.members() == {"s"}, "it waits for nobody who has not come"
 
 
+def test_a_member_that_leaves_the_set_says_still_that_the_lead_was_given_back(etcd: SimEtcd) -> None:
+    master_with(etcd, "s", "t", "u")
+    slave, lead = elected(etcd, "s")
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_100), 10_100)
+    doubtful = Member(etcd, "u", 10_200, epoch=1, empty=False, lost=True)
+    for now_ms in (10_200, 10_500, 10_800):
+        doubtful.tick(now_ms)
+    assert slave.members() == {"s", "t"}
+    assert etcd.view.in_sync is not None
+    assert etcd.view.in_sync.is_given_back
+
+
 def test_it_runs_again_when_it_can_and_not_before(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave, lead = elected(etcd, "s")
@@ -572,6 +609,22 @@ def test_who_was_deposed_meanwhile_has_nothing_to_give_back(etcd: SimEtcd) -> No
     slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_400), 10_400)
     assert etcd.view.master is not None
     assert slave.machine.is_unable
+
+
+def test_a_store_that_may_lack_its_end_stays_in_doubt_while_etcd_knows_no_member(etcd: SimEtcd) -> None:
+    """An operator restores a copy of etcd's data, whose set names it."""
+    master_with(etcd, "s")
+    copy = etcd.view
+    etcd.forget()
+    slave = Member(etcd, "s", epoch=1, empty=False, lost=True)
+    for now_ms in range(0, 10_000, 300):
+        assert slave.tick(now_ms) == []
+    assert slave.members() == set()
+    assert copy.in_sync is not None
+    put = Put(IN_SYNC, encode_in_sync(1, copy.in_sync.members, unclean_epoch=0))
+    etcd.commit(Transaction((), (put,)))
+    wants = [effect for now_ms in range(10_000, 40_000, 300) for effect in slave.tick(now_ms)]
+    assert (wants, slave.members()) == ([TailSettled()], {"m"})
 
 
 def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
