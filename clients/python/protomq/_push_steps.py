@@ -374,7 +374,7 @@ class PushSteps:
     def back_done(self, call: BackCall) -> None:
         """The broker has them."""
         self._outages.answered(f"broker {call.broker_name}", call.backs[0].message.topic)
-        self._state.backs.done(call)
+        self._state.backs.done(call, self._clock())
         self._state.given_back(call.backs)
 
     def back_failed(self, call: BackCall, error: ProtomqError) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from protomq import PullConsumer
+from protomq import Message, PullConsumer, PushConsumer, Retry
 from protomq.v1 import pull_service_pb2
 from protomq.wire.topics import retry_topic
 from tests.bench.batches import LANE_PULL, PULL_METHOD_ID, RawConnection
@@ -61,16 +61,54 @@ def send_back(
         wanted = sum(counter.messages for counter in counters)
         if wanted < messages:
             raise RuntimeError(f"{wanted} of {messages} messages were sent back: a member found no more")
-        deadline_s = time.monotonic() + 60
-        while (delivered := _end_offset(connection, retry_topic(group))) < wanted:
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"{delivered} of {wanted} messages that were sent back have come again")
-            time.sleep(POLL_S)
-        total.messages = wanted
+        total.messages = _wait_delivered(connection, group, wanted)
         window.end()
     for consumer in consumers:
         consumer.close()
     return window.sample()
+
+
+def fail_all(
+    namesrv: str, remoting: str, topic: str, group: str, messages: int, delay_s: float, server_pids: Sequence[int]
+) -> Sample:
+    """A push consumer whose listener wants each message again. After so many messages it gets no more.
+
+    The window ends when the broker has delivered all that failed to the retry topic.
+    """
+    total, failed = Counter(), Counter()
+    window = Window([total], server_pids)
+    ended, lock = threading.Event(), threading.Lock()
+
+    again = Retry(delay_s, "ValueError: no such flight")
+
+    def fail(_: Message) -> Retry:
+        with lock:
+            failed.messages += 1
+            if failed.messages == messages:
+                ended.set()
+        return again
+
+    consumer = PushConsumer(group, namesrv=namesrv)
+    consumer.subscribe(topic, fail)
+    with RawConnection(remoting, LANE_PULL) as connection:
+        window.begin()
+        with consumer:
+            if not ended.wait(120):
+                raise RuntimeError(f"{failed.messages} of {messages} messages came to the listener")
+            consumer.suspend()
+            total.messages = _wait_delivered(connection, group, messages)
+            window.end()
+    return window.sample()
+
+
+def _wait_delivered(connection: RawConnection, group: str, wanted: int) -> int:
+    """How many there are in the retry topic, once it has as many as wanted."""
+    deadline_s = time.monotonic() + 60
+    while (delivered := _end_offset(connection, retry_topic(group))) < wanted:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{delivered} of {wanted} messages that were sent back have come again")
+        time.sleep(POLL_S)
+    return delivered
 
 
 def _end_offset(connection: RawConnection, topic: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq._push_backs import MISSING_TRIES_MAX, PAUSE_MAX_S, Back, BackCall, BackLine
+from protomq._push_backs import GATHER_S, MISSING_TRIES_MAX, PAUSE_MAX_S, Back, BackCall, BackLine
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConnectFailedError,
@@ -50,8 +50,10 @@ def test_failures_of_a_broker_go_in_one_call_and_brokers_are_independent() -> No
     assert (len(first.backs), first.broker_name) == (256, "a")
     assert (len(second.backs), second.broker_name) == (1, "b")
     assert made.begin(0.0) is None
-    made.done(first)
-    assert places(begin(made)) == list(range(256, 300))
+    made.done(first, 0.0)
+    assert made.begin(0.0) is None
+    assert made.next_due_in_s(0.0) == GATHER_S
+    assert places(begin(made, GATHER_S)) == list(range(256, 300))
     assert made.has_any({A})
     assert made.count == 45
 
@@ -69,8 +71,28 @@ def test_a_broker_that_is_away_is_asked_again_with_the_same_call_after_growing_p
         assert begin(made, now_s) is call
     assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX_S, PAUSE_MAX_S, PAUSE_MAX_S]
     assert places(call) == [1, 2]
-    made.done(call)
-    assert places(begin(made, now_s)) == [9] * 8
+    made.done(call, now_s)
+    assert places(begin(made, now_s + GATHER_S)) == [9] * 8
+
+
+def test_more_is_gathered_behind_a_call_unless_the_next_one_is_full() -> None:
+    made = line(back(0))
+    call = begin(made)
+    made.add(back(1))
+    made.done(call, 10.0)
+    assert made.begin(10.0) is None
+    for offset in range(2, 257):
+        made.add(back(offset))
+    call = begin(made, 10.0)
+    assert places(call) == list(range(1, 257))
+    made.done(call, 10.0)
+    made.add(back(300))
+    assert made.begin(10.0 + GATHER_S / 2) is None
+    call = begin(made, 10.0 + GATHER_S)
+    assert places(call) == [300]
+    made.done(call, 10.1)
+    made.add(back(301))
+    assert places(begin(made, 20.0)) == [301], "behind a pause it goes at once"
 
 
 def test_a_call_that_is_refused_for_one_messages_sake_goes_again_one_by_one() -> None:
@@ -84,12 +106,12 @@ def test_a_call_that_is_refused_for_one_messages_sake_goes_again_one_by_one() ->
         if places(call) == [1]:
             refused += made.failed(call, error, 0.0)
         else:
-            made.done(call)
+            made.done(call, 0.0)
     assert [one.message.queue_offset for one in refused] == [1]
     assert (made.refused_count, made.has_any()) == (1, False)
     made.add(back(7))
     made.add(back(8))
-    assert places(begin(made)) == [7, 8]
+    assert places(begin(made, GATHER_S)) == [7, 8]
 
 
 def test_a_message_whose_delay_is_illegal_goes_without_it() -> None:
@@ -140,7 +162,7 @@ def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str]) 
         if refuses:
             ended.extend(b.message.queue_offset for b in made.failed(one, OffsetOutOfRangeError("no"), now_s))
         else:
-            made.done(one)
+            made.done(one, now_s)
             ended.extend(places(one))
 
     for kind in script:
@@ -161,6 +183,7 @@ def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str]) 
     if call is not None:
         finish(call, False)
     now_s += PAUSE_MAX_S
-    while (call := made.begin(now_s)) is not None:
-        finish(call, False)
+    while made.has_any():
+        finish(begin(made, now_s), False)
+        now_s += 2 * GATHER_S
     assert sorted(ended) == list(range(added))

@@ -159,7 +159,7 @@ def test_a_message_that_takes_too_long_is_given_back_and_what_its_listener_says_
     call = made.backs.begin(902.0)
     assert call is not None
     assert [back.fields["error"] for back in call.backs] == ["f was not done with it after 900 s"]
-    made.backs.done(call)
+    made.backs.done(call, 0.0)
     made.given_back(call.backs)
     assert (made.lowest_open(Q0), made.done_count) == (None, 1)
     made.settled(run, [one], [FAILED], 903.0)
@@ -198,7 +198,7 @@ def test_a_failed_message_is_open_until_the_broker_has_it() -> None:
     call = made.backs.begin(0.0)
     assert call is not None
     assert made.has_backs({Q0})
-    made.backs.done(call)
+    made.backs.done(call, 0.0)
     made.given_back(call.backs)
     assert made.lowest_open(Q0) is None
     assert not made.has_backs()
@@ -455,7 +455,7 @@ def test_whatever_happens_the_commit_is_at_the_lowest_message_that_is_not_done(
             made.ended(run, now_s)
             runs.remove(run)
         elif kind == "back" and (call := made.backs.begin(now_s)) is not None:
-            made.backs.done(call)
+            made.backs.done(call, 0.0)
             made.given_back(call.backs)
             for back in call.backs:
                 open_offsets[back.message.queue].discard(back.message.queue_offset)
@@ -473,6 +473,6 @@ def test_whatever_happens_the_commit_is_at_the_lowest_message_that_is_not_done(
             finish(made, run, now_s)
         runs = [run] if (run := made.next_run(now_s)) is not None else []
         if (call := made.backs.begin(now_s)) is not None:
-            made.backs.done(call)
+            made.backs.done(call, 0.0)
             made.given_back(call.backs)
     assert (made.count, made.size_bytes, made.waiting_count, made.is_running()) == (0, 0, 0, False)
