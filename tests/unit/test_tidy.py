@@ -216,6 +216,25 @@ def test_documents_and_the_contract_say_one_word_for_one_thing() -> None:
     assert not [line for page in pages if page != history for line in tidy_rules.words_with_others(page, page.read_text())]
 
 
+LOST_HEAD = re.compile(r"\(#\d+(?:, #\d+)*\)\.\s+[a-z].*")
+"""Behind the end of an entry: the rest of one whose first lines a merge has put elsewhere."""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("- A is quicker (#1, #2).\n- `b` is back. B,\n  too (#3).\n\n### Changed\n", True),
+        ("- A is quicker (#1, #2).\n  through less. B is back (#3).\n", False),
+    ],
+)
+def test_an_entry_that_has_lost_its_first_lines_is_found(text: str, is_whole: bool) -> None:
+    assert (LOST_HEAD.search(text) is None) is is_whole
+
+
+def test_entries_of_the_changelog_have_their_first_lines() -> None:
+    assert not LOST_HEAD.findall((ROOT / "CHANGELOG.md").read_text())
+
+
 def test_every_rule_has_something_planted() -> None:
     assert {rule for rule, _, _ in PLANTED} == set(RULES)
 
