@@ -9,7 +9,7 @@ from protomq import Producer, ProtomqError, PullConsumer
 from protomq.body_codecs import BodyCodec, register_body_codec
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
-TOPIC = "positions"
+TOPIC, GROUP = "positions", "position-readers"
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def main() -> None:
     register_body_codec(PositionCodec())
     with Producer(namesrv=NAMESRV) as producer:
         producer.send(TOPIC, Position("N14228", 35_000))
-    with PullConsumer(namesrv=NAMESRV) as consumer:
+    with PullConsumer(GROUP, namesrv=NAMESRV) as consumer:
         consumer.subscribe(TOPIC)
-        (message,) = consumer.poll(timeout_s=5.0)
-    print(message.properties["content-type"], message.value(Position))
+        for message in consumer.poll(timeout_s=5.0):
+            print(message.properties["content-type"], message.value(Position))
 
 
 if __name__ == "__main__":

@@ -312,7 +312,8 @@ def test_scheduled_pull(protomq_server: Broker) -> None:
 
 
 def test_own_codec(protomq_server: Broker) -> None:
-    assert run_example(protomq_server, "own_codec.py") == "text/x-position Position(plane='N14228', feet=35000)\n"
+    for _ in range(2):
+        assert run_example(protomq_server, "own_codec.py") == "text/x-position Position(plane='N14228', feet=35000)\n"
 
 
 def test_fake_group(protomq_server: Broker) -> None:
