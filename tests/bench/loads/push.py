@@ -27,6 +27,7 @@ def listen(
 ) -> Sample:
     """Listeners that count, until all messages have been given to them; `batch_size`: None: one message a call.
 
+    Raises RuntimeError if not all come within `PATIENCE_S`.
     `parts`: the result is the median half second, start and end left out, as `Bench.java` has it for RocketMQ's consumer.
     """
     counter = Counter()
@@ -51,16 +52,23 @@ def listen(
     window.begin()
     with consumer:
         if parts:
-            return _median_part(counter, server_pids, ended)
-        ended.wait(PATIENCE_S)
+            return _median_part(counter, server_pids, ended, messages)
+        if not ended.wait(PATIENCE_S):
+            raise _too_few(counter, messages)
         window.end()
     return window.sample({})
 
 
-def _median_part(counter: Counter, server_pids: Sequence[int], ended: threading.Event) -> Sample:
+def _too_few(counter: Counter, messages: int) -> RuntimeError:
+    return RuntimeError(f"only {counter.messages} of {messages} messages came in {PATIENCE_S:g} s")
+
+
+def _median_part(counter: Counter, server_pids: Sequence[int], ended: threading.Event, messages: int) -> Sample:
     found: list[Sample] = []
     ends_s = time.perf_counter() + PATIENCE_S
-    while time.perf_counter() < ends_s:
+    while True:
+        if time.perf_counter() >= ends_s:
+            raise _too_few(counter, messages)
         is_first, part = not counter.messages, Window([counter], server_pids)
         part.begin()
         if ended.wait(PART_S):
@@ -69,7 +77,7 @@ def _median_part(counter: Counter, server_pids: Sequence[int], ended: threading.
         if not is_first:
             found.append(part.sample())
     if not found:
-        raise RuntimeError(f"{counter.messages} messages came too fast or not at all to see half a second of them")
+        raise RuntimeError(f"{counter.messages} messages came too fast to see half a second of them")
     return sorted(found, key=lambda sample: sample.rate)[len(found) // 2]
 
 
