@@ -77,10 +77,21 @@ def list_groups(
     with open_admin(namesrv, timeout) as admin:
         for group in missing.take(lambda: admin.list_groups(topic or "")):
             for name in (topic,) if topic else group.topics:
-                lags = missing.take(partial(admin.group_lag, group.name, name))
-                rows.append({"group": group.name, "topic": name, "lag": sum(one.lag for one in lags)})
+                lags = _lags(admin, group.name, name, missing)
+                if lags:
+                    rows.append({"group": group.name, "topic": name, "lag": sum(one.lag for one in lags)})
     print_rows(rows, ("group", "topic", "lag"), output)
     missing.check()
+
+
+def _lags(admin: Admin, group: str, topic: str, missing: Missing) -> list[GroupLag]:
+    """By queue. Nothing if none of the brokers that answer has the topic: it was deleted, or only a silent one has it."""
+    from protomq.errors import TopicNotFoundError
+
+    try:
+        return missing.take(partial(admin.group_lag, group, topic, brokers=missing.answering(admin)))
+    except TopicNotFoundError:
+        return []
 
 
 def offsets(

@@ -9,7 +9,7 @@ from protomq_cli.connection import name_broker
 from protomq_cli.exits import CliError, ExitCode
 
 if TYPE_CHECKING:
-    from protomq import MessageQueue, MissingBroker, PullConsumer
+    from protomq import Admin, MessageQueue, MissingBroker, PullConsumer
     from protomq.errors import ProtomqError
 
 T = TypeVar("T")
@@ -43,6 +43,13 @@ class Missing:
             self._failures.update(error.failures)
             result: T = error.result
             return result
+
+    def answering(self, admin: Admin) -> list[str] | None:
+        """The brokers that have not failed, for a call of many: each further try costs the time-out. None: all, while none has failed."""
+        if not self._failures:
+            return None
+        names = [one.broker_name for one in admin.cluster_info() if not one.broker_id and one.broker_name not in self]
+        return names or None
 
     def ask(self, broker_name: str, call: Callable[[], T]) -> T | None:
         """What a broker says, None if it does not; one that did not once is not asked again."""
