@@ -76,13 +76,13 @@ def open_async_producer(namesrv: str | None, **options: Any) -> AsyncProducer:
     return AsyncProducer(namesrv=_namesrv_for(namesrv, options), **options)
 
 
-def open_calls(namesrv: str | None, transport: Any) -> Calls:
-    """Calls that are made once: what does not answer is told, and the others are asked."""
-    from protomq.calls import ONCE, Calls
+def open_calls(namesrv: str | None, transport: Any, *, tries_max: int = 1) -> Calls:
+    """Calls that are made once, or a few times: what does not answer is told, and the others are asked."""
+    from protomq.calls import Calls, Retries
 
     _silence_log()
     options = {"transport": transport}
-    return Calls(namesrv=_namesrv_for(namesrv, options), transport=transport, retries=ONCE)
+    return Calls(namesrv=_namesrv_for(namesrv, options), transport=transport, retries=Retries(tries_max))
 
 
 def _silence_log() -> None:

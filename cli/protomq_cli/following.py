@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,6 +46,9 @@ _BATCH_S: Final = 5.0
 """Of a batch that takes longer the rest is pulled again: the process or its reader was stopped (SIGSTOP), and others may have it."""
 _CHECK_TIMEOUT_S: Final = 1.0
 """For a broker to say which topic it has: meanwhile nothing is printed."""
+_CHECK_TRIES: Final = 3
+_CHECK_PAUSE_S: Final = 0.1
+"""Before a broker that did not say it is asked again."""
 _SIGNALLED: Final = 128
 """A shell's exit code is this and the number of the signal."""
 _HOLD_MS: Final = 15_000
@@ -79,14 +82,20 @@ class Follower(QueueListener):
         flush: Callable[[], None],
         *,
         is_filtered: bool = False,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], Collection[str]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`check`: raises TopicRecreatedError if the topic is another one than at the start."""
+        """`check`: raises TopicRecreatedError if the topic is another one than at the start; returns the brokers that do not say it."""
         self._show = show
         self._check = check
+        self._wait = wait
         self._is_in_doubt = False
         """Queues came or went: the topic may have been made again."""
+        self._silent: frozenset[str] = frozenset()
+        """The brokers that have not said since then that it was not: nothing of theirs is shown."""
+        self._told: set[str] = set()
+        """The silent ones that the user knows of."""
         self._flush = flush
         self._is_filtered = is_filtered
         self._clock = clock
@@ -127,9 +136,7 @@ class Follower(QueueListener):
                 left = count_max - self._count if count_max else _POLL_COUNT
                 messages = consumer.poll(poll_s, min(left, _POLL_COUNT))
                 self._has_shown_all = False
-                if self._is_in_doubt:
-                    self._check_topic()
-                self._take_in_time(messages)
+                self._take_in_time(self._certain(messages))
                 self._flush()
                 self._has_shown_all = True
                 if self._clock() - committed_s >= _COMMIT_INTERVAL_S:
@@ -179,10 +186,27 @@ class Follower(QueueListener):
         for queue in queues:
             self._printed.pop(queue, None)
 
+    def _certain(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages that are surely of the topic that it was at the start. Those of silent brokers are pulled again."""
+        if self._is_in_doubt:
+            self._check_topic()
+        elif self._silent and any(message.queue.broker_name in self._silent for message in messages):
+            self._wait(_CHECK_PAUSE_S)
+            self._check_topic()
+        if not self._silent:
+            return messages
+        held = [message for message in messages if message.queue.broker_name in self._silent]
+        self._put_back(held)
+        for broker_name in sorted({message.queue.broker_name for message in held} - self._told):
+            self._told.add(broker_name)
+            sys.stderr.write(f"protomq: broker {broker_name} does not say whether it has the same topic still, so its messages wait\n")
+        return [message for message in messages if message.queue.broker_name not in self._silent]
+
     def _check_topic(self) -> None:
         self._is_in_doubt = False
         try:
-            self._check()
+            self._silent = frozenset(self._check())
+            self._told &= self._silent
         except TopicRecreatedError:
             # Offsets of the old topic say nothing of the new one.
             self._printed, self._has_shown_all = {}, False
@@ -197,13 +221,16 @@ class Follower(QueueListener):
         ends_s = self._clock() + _BATCH_S if self._consumer.group else math.inf
         for index, message in enumerate(messages):
             if self._clock() > ends_s:
-                first: dict[MessageQueue, int] = {}
-                for left in messages[index:]:
-                    first.setdefault(left.queue, left.queue_offset)
-                for queue, queue_offset in first.items():
-                    self._consumer.seek(queue, queue_offset)
+                self._put_back(messages[index:])
                 return
             self._take(message)
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        first: dict[MessageQueue, int] = {}
+        for message in messages:
+            first.setdefault(message.queue, message.queue_offset)
+        for queue, queue_offset in first.items():
+            self._consumer.seek(queue, queue_offset)
 
     def _take(self, message: Message) -> None:
         span = self._spans.get(message.queue)
@@ -332,16 +359,22 @@ class TopicCheck:
         self.broker_names: set[str] = set()
         """Those that are asked."""
 
-    def __call__(self) -> None:
-        """Raises TopicRecreatedError. A broker that says nothing is asked the next time."""
+    def __call__(self) -> set[str]:
+        """Asks all of them. Raises TopicRecreatedError; returns those that do not answer."""
+        silent = set()
         for broker_name in sorted(self.broker_names):
             try:
-                found = self._calls.queue_ranges(self._topic, broker_name, topic_incarnation=self._known.get(broker_name, 0))
+                self.ask(broker_name)
             except TopicRecreatedError:
                 raise
             except ProtomqError:
-                continue
-            self._known[broker_name] = found.topic_incarnation
+                silent.add(broker_name)
+        return silent
+
+    def ask(self, broker_name: str) -> None:
+        """One broker. Its first answer counts as the topic at the start: nothing of its topic may be used before."""
+        found = self._calls.queue_ranges(self._topic, broker_name, topic_incarnation=self._known.get(broker_name, 0))
+        self._known[broker_name] = found.topic_incarnation
 
 
 def follow(
@@ -362,8 +395,8 @@ def follow(
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
-    calls = open_calls(namesrv, transport)
-    calls.timeout_s = _CHECK_TIMEOUT_S
+    calls = open_calls(namesrv, transport, tries_max=_CHECK_TRIES)
+    calls.timeout_s = timeout_s
     check = TopicCheck(calls, topic)
     follower = Follower(show, flush, check=check, is_filtered=bool(tags) or any(each is not None for each in (sql, cel, module)))
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
@@ -389,18 +422,23 @@ def follow(
             gone = admin.missing_brokers(topic)
         missing.note(gone)
         queues = missing.queues(consumer, topic)
+        check.broker_names |= {queue.broker_name for queue in queues}
         if wanted is None and not exit_at_end:
             spans: Mapping[MessageQueue, Span] = {}
             if queues and not any(missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues):
                 missing.raise_first()
+            calls.timeout_s = _CHECK_TIMEOUT_S
+            check()
         else:
+            # Before the offsets are looked up: they mean nothing in a topic that is made again from now on.
+            for broker_name in sorted(check.broker_names):
+                missing.ask(broker_name, partial(check.ask, broker_name))
             spans = find_spans(consumer, queues, wanted, missing, exit_at_end=exit_at_end)
         if not has_end:
             missing.forget(gone)
             for one in gone:
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
-        check.broker_names |= {queue.broker_name for queue in queues}
-        check()
+        calls.timeout_s = _CHECK_TIMEOUT_S
         follower.run(
             consumer,
             lambda: consumer.subscribe(topic, tags, sql=sql, cel=cel, module=module),

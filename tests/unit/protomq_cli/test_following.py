@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from protomq import Message, MessageQueue, PullConsumer
+from protomq import Message, MessageQueue, PullConsumer, QueueRange
 from protomq.errors import (
     InternalError,
     MemberUnknownError,
     ProtomqError,
+    RequestTimeoutError,
     TopicRecreatedError,
     TransportError,
 )
-from protomq_cli.following import Follower, Span
+from protomq_cli import following
+from protomq_cli.exits import CliError
+from protomq_cli.following import Follower, Span, TopicCheck
+from protomq_cli.offsets import parse_offsets
 
 ONE, OTHER = (MessageQueue("flights", "a", queue_id) for queue_id in (0, 1))
+ELSEWHERE = MessageQueue("flights", "b", 2)
 
 
 class FakeMessage:
@@ -83,6 +90,9 @@ class FakeConsumer:
         ready, self._ready = self._ready, []
         return ready
 
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         if self.commit_error is not None:
             raise self.commit_error
@@ -102,7 +112,7 @@ def follow(
     count_max: int = 0,
     is_filtered: bool = False,
     takes_s: float = 0.0,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], Collection[str]] = lambda: (),
 ) -> list[tuple[int, int]]:
     """Runs until it ends. Returns the queue id and offset of each message that was shown."""
     shown: list[tuple[int, int]] = []
@@ -112,7 +122,7 @@ def follow(
         consumer.now_s += takes_s
 
     follower = consumer.follower = Follower(
-        show, lambda: None, is_filtered=is_filtered, check=check, clock=lambda: consumer.now_s
+        show, lambda: None, is_filtered=is_filtered, check=check, clock=lambda: consumer.now_s, wait=consumer.wait
     )
     follower.run(
         cast(PullConsumer, consumer), lambda: None, spans, has_end=has_end, count_max=count_max
@@ -145,9 +155,10 @@ def test_what_is_left_of_a_batch_that_takes_long_is_another_members_if_its_queue
 
 
 def test_of_a_topic_that_was_made_again_nothing_is_shown_and_no_offset_of_the_old_one_is_committed() -> None:
-    def check() -> None:
+    def check() -> Collection[str]:
         if consumer.now_s > 2.0:
             raise TopicRecreatedError("another one")
+        return ()
 
     def come_and_give(it: FakeConsumer) -> None:
         it.come(OTHER)
@@ -157,6 +168,134 @@ def test_of_a_topic_that_was_made_again_nothing_is_shown_and_no_offset_of_the_ol
     with pytest.raises(TopicRecreatedError):
         follow(consumer, {queue: up_to(9, begin=5) for queue in (ONE, OTHER)}, check=check)
     assert consumer.stored == {ONE: 6}
+
+
+def come_with_one_message_of_each(it: FakeConsumer) -> None:
+    it.come(ONE, ELSEWHERE)
+    it.give(ONE, 1)
+    it.give(ELSEWHERE, 1)
+
+
+def test_what_a_broker_gives_that_does_not_say_which_topic_it_has_is_shown_once_it_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers: list[Collection[str]] = [{"b"}, {"b"}, ()]
+    give = [lambda it: it.give(ELSEWHERE, 3 - it.positions[ELSEWHERE])] * 2
+    consumer = FakeConsumer(come_with_one_message_of_each, nothing, *give)
+    shown = follow(consumer, {}, has_end=False, count_max=4, check=lambda: answers.pop(0))
+    assert shown == [(0, 0), (2, 0), (2, 1), (2, 2)]
+    assert not answers
+    assert consumer.stored == {ONE: 1, ELSEWHERE: 3}
+    assert capsys.readouterr().err.count("broker b does not say whether it has the same topic still") == 1
+
+
+def test_nothing_of_it_is_shown_if_it_says_that_it_has_another_one() -> None:
+    def check() -> Collection[str]:
+        if consumer.now_s > 2.0:
+            raise TopicRecreatedError("another one")
+        return {"b"}
+
+    shown: list[int] = []
+    consumer = FakeConsumer(come_with_one_message_of_each, lambda it: it.give(ELSEWHERE, 9))
+    follower = consumer.follower = Follower(
+        lambda message: shown.append(message.queue.queue_id),
+        lambda: None,
+        check=check,
+        clock=lambda: consumer.now_s,
+        wait=consumer.wait,
+    )
+    with pytest.raises(TopicRecreatedError):
+        follower.run(cast(PullConsumer, consumer), lambda: None, {}, has_end=False, count_max=0)
+    assert shown == [0]
+
+
+class FakeCalls:
+    """Brokers that tell the incarnation of their topic, unless it is 0."""
+
+    def __init__(self, **incarnations: int) -> None:
+        self.incarnations = incarnations
+        self.timeout_s = 0.0
+
+    def queue_ranges(self, topic: str, broker_name: str, *, topic_incarnation: int) -> Any:
+        found = self.incarnations[broker_name]
+        if not found:
+            raise RequestTimeoutError("no answer in time")
+        if topic_incarnation not in (0, found):
+            raise TopicRecreatedError("another one")
+        return SimpleNamespace(topic_incarnation=found)
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_check_names_those_that_do_not_answer() -> None:
+    calls = FakeCalls(a=1, b=0)
+    check = TopicCheck(cast(Any, calls), "flights")
+    check.broker_names |= {"a", "b"}
+    assert check() == {"b"}
+    calls.incarnations.update(a=0, b=5)
+    assert check() == {"a"}
+    calls.incarnations.update(a=2)
+    with pytest.raises(TopicRecreatedError):
+        check()
+
+
+class StartingConsumer(FakeConsumer):
+    """Looks offsets up, too: 0 to 9. `looked_up` is called for each queue."""
+
+    def __init__(self, looked_up: Callable[[], None], *polls: Callable[[FakeConsumer], None]) -> None:
+        super().__init__(*polls)
+        self._looked_up = looked_up
+        self.asked: list[str] = []
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        return (ONE, ELSEWHERE)
+
+    def queue_range(self, queue: MessageQueue) -> QueueRange:
+        self._looked_up()
+        self.asked.append(queue.broker_name)
+        return QueueRange(0, 9)
+
+    def subscribe(self, topic: str, tags: Sequence[str], **_: object) -> None:
+        pass
+
+
+def start(consumer: StartingConsumer, calls: FakeCalls, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """`consume -O 7:9`. Returns the queues of what was shown."""
+    shown: list[int] = []
+
+    def open_consumer(*_: object, listener: Follower, **__: object) -> Any:
+        consumer.follower = listener
+        return nullcontext(consumer)
+
+    monkeypatch.setattr(following, "open_calls", lambda *_, **__: calls)
+    monkeypatch.setattr(following, "open_consumer", open_consumer)
+    monkeypatch.setattr(following, "open_admin", lambda *_: nullcontext(SimpleNamespace(missing_brokers=lambda _: ())))
+    following.follow(
+        None, "flights", lambda message: shown.append(message.queue.queue_id), lambda: None, group="readers",
+        wanted=parse_offsets("7:9", 0), count_max=0, exit_at_end=False, tags=(), sql=None, cel=None, module=None, transport="auto",
+        timeout_s=5.0,
+    )  # fmt: skip
+    return shown
+
+
+def test_offsets_that_were_looked_up_in_another_topic_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = FakeCalls(a=1, b=1)
+    consumer = StartingConsumer(lambda: calls.incarnations.update(a=2, b=2), come_with_one_message_of_each)
+    with pytest.raises(TopicRecreatedError):
+        start(consumer, calls, monkeypatch)
+    assert consumer.stored == {}
+
+
+def test_no_offsets_are_looked_up_at_a_broker_that_does_not_say_which_topic_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = FakeCalls(a=1, b=0)
+    consumer = StartingConsumer(lambda: None, lambda it: it.come(ONE), lambda it: it.give(ONE, 2))
+    with pytest.raises(CliError, match=r"no answer from b \(no answer in time\)"):
+        start(consumer, calls, monkeypatch)
+    assert consumer.asked == ["a"]
+    assert consumer.stored == {ONE: 9}
 
 
 def test_a_slow_reader_gets_each_message_once() -> None:
