@@ -129,7 +129,7 @@ def translate(error: BaseException) -> CliError | None:
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE
-        if name == "StoreLockedError":
+        if name in ("StoreLockedError", "NotAStoreError"):
             code = ExitCode.REFUSED
         elif name == "NoBackupError":
             code = ExitCode.NOT_FOUND

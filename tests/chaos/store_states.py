@@ -21,6 +21,7 @@ from protomq_broker.store.state.send_errors import (
 )
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from tests.support.lost_files import lose_all_but_log
 
 from .checker import Violation, parse_log
 from .checker.states import States, check_states, states_of
@@ -206,9 +207,7 @@ class StatesWorld:
 def only_the_log(world: StoreWorld) -> StoreWorld:
     """The same broker on the same disk, of which nothing but commitlog/ is left."""
     after = world.fork("kill", world.rng)
-    for path in after.disk.list(ROOT):
-        if path != "commitlog":
-            after.disk.remove(f"{ROOT}/{path}")
+    lose_all_but_log(after.disk, ROOT)
     return after
 
 

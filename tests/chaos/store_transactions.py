@@ -16,6 +16,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
+from tests.support.lost_files import lose_all_but_log
 from tests.support.transaction_world import (
     COMMIT,
     PRODUCER,
@@ -138,9 +139,7 @@ class TransactionsWorld:
         disk = self.world.disk
         disk = disk.killed() if self.rng.random() < 0.5 else disk.crash(self.rng)
         if self.rng.random() < 0.3:
-            for path in disk.list("/s"):
-                if path != "commitlog":
-                    disk.remove(f"/s/{path}")
+            lose_all_but_log(disk)
         self.world.restart(disk)
         self.world.store.flush()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -774,7 +773,9 @@ async def test_a_topic_made_by_its_first_message_keeps_its_incarnation_though_al
     made = await incarnation_of(client, "sent")
     await start()  # stopped: the file is written
     await start()
-    shutil.rmtree(tmp_path / "config")
+    for path in (tmp_path / "config").iterdir():
+        if path.name not in ("store.json", "filters"):
+            path.unlink()
     client = await start()
     assert await incarnation_of(client, "sent") == made
 

@@ -27,6 +27,7 @@ from protomq_broker.system_writer import SystemWriter
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall
+from tests.support.lost_files import lose
 
 from .fake_broker import CONSUMER, POP, FakeBroker
 from .store.store_helpers import SEGMENT, open_store
@@ -160,8 +161,7 @@ def test_a_reset_outlives_a_kill_the_loss_of_caches_and_the_segment_of_its_recor
     broker.store.checkpoint()
     assert broker.store.delete_segments_below(2 << 20) == 2 << 20
     disk = broker.disk.killed()
-    for name in ("config", "consumequeue", "checkpoint"):
-        disk.remove(f"/s/{name}")
+    lose(disk, "config", "consumequeue", "checkpoint")
     again = FakeBroker(disk=disk)
     with pytest.raises(ServiceError, match="not held"):
         Group(again).ack(old)

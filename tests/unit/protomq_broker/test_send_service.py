@@ -28,6 +28,7 @@ from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeServer
+from tests.support.lost_files import lose
 
 from .fake_broker import SEND, FakeBroker, send_service, told
 from .store.log_helpers import ManualClock
@@ -100,9 +101,7 @@ def test_a_topic_of_a_first_send_has_an_incarnation_of_its_store() -> None:
     assert other != first
     for lost in ((), ("config",), ("config", "checkpoint", "consumequeue", "index")):
         killed = disk.killed()
-        for name in lost:
-            if killed.exists(f"/s/{name}"):
-                killed.remove(f"/s/{name}")
+        lose(killed, *lost)
         assert incarnation_in(open_store(killed, segment=1 << 16)) == first
 
 
@@ -128,7 +127,7 @@ def test_a_topic_that_the_log_took_no_record_of_has_the_same_incarnation_after_a
         assert found.incarnation == made.incarnation
         assert read_all(again, "new", 2) == [(0, b"body")]
         killed = killed.killed()
-        killed.remove("/s/config")
+        lose(killed, "config")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_a_topic_of_a_first_send_is_in_the_log_with_its_settings():
     broker = make_broker(default_queues=3)
     broker.send(request("new"))
     killed = broker.disk.killed()
-    killed.remove("/s/config")
+    lose(killed, "config")
     again = open_store(killed, segment=1 << 16)
     assert [(topic.name, topic.write_queues) for topic in again.topics.all()] == [("new", 3)]
     assert again.topics.snapshot().version == broker.store.topics.snapshot().version

@@ -3,6 +3,7 @@
 StoreError
   StoreLockedError          another process has the store open
   StoreSettingsError        the store on disk was made with other settings, or by another version
+    NotAStoreError          the folder has something else in it
   WritesRefusedError        nothing of the append is stored; reading goes on
     DiskFullError           no space: passes by itself when space is free again
     StoreFailedError        a write or fsync failed: only a restart, which recovers, takes writes again
@@ -22,7 +23,11 @@ StoreError
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+_NAMED_MAX: Final = 5
+"""So many names that were found are listed."""
 
 
 class StoreError(Exception):
@@ -64,6 +69,21 @@ class HealingRefusedError(StoreError):
 
 class StoreSettingsError(StoreError):
     """The store on disk does not fit the configuration."""
+
+
+class NotAStoreError(StoreSettingsError):
+    """The folder is neither empty nor a store. Nothing in it was touched. Attribute: found: the names that no new store has."""
+
+    def __init__(self, root: str, found: Sequence[str]) -> None:
+        names = ", ".join(found[:_NAMED_MAX])
+        if len(found) > _NAMED_MAX:
+            names += f" and {len(found) - _NAMED_MAX} more"
+        super().__init__(
+            f"{root} is no store of protomq, and is not empty (it has {names}); nothing was changed. Give the broker an empty"
+            " folder, or one that is not there yet. A store of RocketMQ cannot be opened. A store that has lost config/store.json"
+            " needs that file back"
+        )
+        self.found = tuple(found)
 
 
 class WritesRefusedError(StoreError):

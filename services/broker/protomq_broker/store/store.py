@@ -64,7 +64,7 @@ from .refusals import Refusals
 from .same_messages import Appended, SentAgain
 from .saving import Saver
 from .start.restored_topics import restore_topics
-from .start.settings import make_folders
+from .start.settings import begin_folder
 from .state.groups import GroupTable
 from .state.half_copies import HalfCopies, half_copies
 from .state.half_messages import TransactionState
@@ -118,12 +118,13 @@ class Store:
         was given one; None: the next one. `waits_for_replicas`: the store leads, and nothing is readable before `positions.note_replicated`
         says so.
 
-        Raises StaleEpochError, StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
+        Raises StaleEpochError, NotAStoreError, StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is
+        closed again.
         """
         disk = disk or Disk()
         root = os.path.abspath(root)
         config = config or StoreConfig()
-        make_folders(disk, root)
+        begin_folder(disk, root)
         lock = StoreLock(disk, root)
         try:
             files = StoreFiles(disk, root, config, clock, lock, draw, check_plan or CheckPlan())

@@ -38,7 +38,7 @@ from .queues.queue_ends import read_saved_ends, save_ends
 from .start.derived_recovery import rebuild, recover_store
 from .start.log_proof import forget_unused_segments
 from .start.log_replay import StartFiles
-from .start.settings import check_settings
+from .start.settings import check_settings, make_folders
 from .start.truncation import complete_truncation
 from .state.half_messages import HalfMessages
 from .state.repeated_sends import RepeatedSends
@@ -67,6 +67,7 @@ class StoreFiles:
         check_plan: CheckPlan,
     ) -> None:
         check_settings(disk, root, config)
+        make_folders(disk, root)
         self.disk = disk
         self.root = root
         self.config = config

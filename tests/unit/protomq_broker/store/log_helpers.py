@@ -8,7 +8,9 @@ import numpy as np
 
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
+from protomq_broker.store.config import FORMAT_VERSION
 from protomq_broker.store.files.disk import Disk, sync_names_above
+from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.log.checkpoint import Checkpoint
 from protomq_broker.store.log.commit_log import CommitLog
@@ -23,6 +25,7 @@ from protomq_broker.store.log.recovery import (
     recover_log,
 )
 from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.start.settings import SETTINGS_NAME
 from protomq_broker.testing.simdisk import SimDisk
 
 QUARANTINE_PATH = "/s/config/quarantine.json"
@@ -94,6 +97,9 @@ class Log:
         self.disk.make_folder("/s/config")
         self.disk.make_folder("/s/commitlog")
         self.disk.fsync_dir("/s")
+        if not self.disk.exists(f"/s/{SETTINGS_NAME}"):
+            settings = {"format_version": FORMAT_VERSION, "segment_size_bytes": segment_size_bytes}
+            write_json_file(self.disk, f"/s/{SETTINGS_NAME}", settings)
         sync_names_above(self.disk, "/s")
         self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
         self.folder.open()

@@ -15,6 +15,7 @@ from protomq_broker.store.state import groups as groups_module
 from protomq_broker.store.state.group_settings import GroupSettings, group_to_message
 from protomq_broker.store.state.groups import GroupTable, TooManySettingsError
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.lost_files import lose_all_but_log
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store
@@ -150,8 +151,7 @@ def test_settings_outlive_the_segments_that_told_of_them() -> None:
             store.delete_segments_below(store.appended_position)
     assert store.min_position > SEGMENT
     store.close()
-    for path in [path for path in disk.list("/s") if path != "commitlog"]:
-        disk.remove(f"/s/{path}")
+    lose_all_but_log(disk)
     assert open_store(disk).groups.all() == sorted(wanted, key=lambda each: each.group)
 
 

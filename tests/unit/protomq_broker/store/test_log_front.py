@@ -12,6 +12,7 @@ from protomq_broker.store.state.send_errors import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from tests.support.lost_files import lose
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, commit, committed, open_store, read_all
@@ -22,9 +23,7 @@ CACHES = ("config", "checkpoint", "consumequeue", "index", "repeatedsends", "bou
 def only_the_log(disk: SimDisk) -> SimDisk:
     """As a new replica has it."""
     after = disk.killed()
-    for name in CACHES:
-        if after.exists(f"/s/{name}"):
-            after.remove(f"/s/{name}")
+    lose(after, *CACHES)
     return after
 
 

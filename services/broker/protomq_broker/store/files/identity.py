@@ -22,6 +22,11 @@ MAGIC: Final = b"PMQSTID1"
 _SIZE_BYTES: Final = 8
 
 
+def has_store_id(disk: Disk, root: str) -> bool:
+    """Whether a folder has a store's number that holds."""
+    return read_state_file(disk, f"{root}/config/storeId", MAGIC) is not None
+
+
 def store_id(disk: Disk, root: str, draw: Callable[[], int]) -> int:
     """The store's number; a store without one gets what `draw` gives, 1 and above. While its lock is held. Raises OSError."""
     path = f"{root}/config/storeId"

@@ -17,7 +17,15 @@ from typing import Any, Final
 
 from protomq_broker.store.errors import StoreLockedError
 
-from .disk import Disk, read_fully, read_json, remove_file, write_file_atomically, write_fully
+from .disk import (
+    Disk,
+    read_file,
+    read_fully,
+    read_json,
+    remove_file,
+    write_file_atomically,
+    write_fully,
+)
 
 LOCK_SIZE_BYTES: Final = 512
 
@@ -60,6 +68,14 @@ class StoreLock:
         except ValueError:
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def may_be_lock(disk: Disk, path: str) -> bool:
+    """Whether a file is the lock of a store, or the beginning of one: a crash may have left it empty, or all zeros."""
+    if disk.is_folder(path):
+        return False
+    content = read_file(disk, path) or b""
+    return len(content) <= LOCK_SIZE_BYTES and (content.startswith(b'{"pid": ') or not content.strip(b"\0"))
 
 
 def previous_cache_id(disk: Disk, root: str) -> str:

@@ -1,12 +1,18 @@
-"""What a store is made with: its folders, and the settings that shape the data on disk (`config/store.json`)."""
+"""What a store is made with: its folders, and the settings that shape the data on disk (`config/store.json`).
+
+A new store writes `config/store.json` before anything but its lock. So a folder with files and without that one is no store.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
-from protomq_broker.store.errors import StoreSettingsError
-from protomq_broker.store.files.disk import Disk, read_json, sync_names_above
+from protomq_broker.store.errors import NotAStoreError, StoreSettingsError
+from protomq_broker.store.files.disk import Disk, read_file, read_json, sync_names_above
+from protomq_broker.store.files.identity import has_store_id
+from protomq_broker.store.files.lock import may_be_lock
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
     read_json_file,
@@ -17,30 +23,74 @@ from protomq_broker.store.log.segment import SEGMENT_NAME
 
 log = logging.getLogger(__name__)
 
+FOLDERS: Final = ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends", "timer")
+SETTINGS_NAME: Final = "config/store.json"
+_OF_THE_FILE_SYSTEM: Final = "lost+found"
+
+
+def begin_folder(disk: Disk, root: str) -> None:
+    """Makes the folder of a store, durably, without what is in it. Raises NotAStoreError, StoreSettingsError; then nothing is changed."""
+    if disk.exists(f"{root}/{BACKUP_NAME}"):
+        raise StoreSettingsError(
+            f"{root}: this is a backup, or a restore that is not done ({BACKUP_NAME}): `protomq restore` makes a store of a backup"
+        )
+    strangers = [] if is_store(disk, root) else _strangers(disk, root)
+    if strangers:
+        raise NotAStoreError(root, strangers)
+    disk.make_folder(f"{root}/config")
+    disk.fsync_dir(root)
+
 
 def make_folders(disk: Disk, root: str) -> None:
     """Creates the store's folders, durably. Syncs those above the root too, since a start that was killed may have created any of them."""
-    for folder in ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends", "timer"):
+    for folder in FOLDERS:
         disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
     sync_names_above(disk, root)
 
 
+def is_store(disk: Disk, root: str) -> bool:
+    """Whether a folder is a store, a backup or a restore of ours: its settings are, even if damaged, or it has a number."""
+    if disk.exists(f"{root}/{BACKUP_NAME}"):
+        return True
+    if not disk.is_folder(f"{root}/config"):
+        return False
+    path = f"{root}/{SETTINGS_NAME}"
+    content = (read_file(disk, path) or b"") if disk.exists(path) and not disk.is_folder(path) else b""
+    return b'"segment_size_bytes"' in content or has_store_id(disk, root)
+
+
+def _strangers(disk: Disk, root: str) -> list[str]:
+    """What a folder has that no store has before it has its settings."""
+    found: list[str] = []
+    for name in disk.list(root):
+        path = f"{root}/{name}"
+        if name == _OF_THE_FILE_SYSTEM or (name == "lock" and may_be_lock(disk, path)):
+            continue
+        if name not in FOLDERS or not disk.is_folder(path):
+            found.append(name)
+            continue
+        # Earlier versions made all folders first.
+        expected = [f"{SETTINGS_NAME}.tmp"] if name == "config" else []
+        found += [each for each in (f"{name}/{child}" for child in disk.list(path)) if each not in expected]
+    return found
+
+
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
     """Compares the settings that shape the data on disk with those of the store. A new store saves them. Raises StoreSettingsError."""
-    if disk.exists(f"{root}/{BACKUP_NAME}"):
-        raise StoreSettingsError(
-            f"{root}: this is a backup, or a restore that is not done ({BACKUP_NAME}): `protomq restore` makes a store of a backup"
-        )
-    path = f"{root}/config/store.json"
+    path = f"{root}/{SETTINGS_NAME}"
     ours = {"format_version": FORMAT_VERSION, "segment_size_bytes": config.segment_size_bytes}
     try:
         stored = read_json_file(disk, path)
+        if stored is None:
+            stored = _settings_of_segments(disk, root, f"{path} is missing")
+            if stored == ours:
+                write_json_file(disk, path, ours)
     except SideFileDamagedError as error:
         plain = read_json(disk, path)
         if isinstance(plain, dict) and "format_version" in plain:
             check_format(path, plain)  # of an earlier version, which wrote no checksum
-        stored = _settings_of_segments(disk, root, error)
+        stored = _settings_of_segments(disk, root, str(error))
         log.error("%s: its segments say what it was made with: %s", error, stored)
         if stored == ours:
             write_json_file(disk, path, ours)
@@ -56,7 +106,7 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
 
 
 def _settings_of_segments(
-    disk: Disk, root: str, error: SideFileDamagedError
+    disk: Disk, root: str, error: str
 ) -> dict[str, int] | None:
     """Returns the settings that the segments of a store show; None if it has no segments. Raises StoreSettingsError if their sizes differ.
     """

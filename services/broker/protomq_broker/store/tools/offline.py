@@ -34,6 +34,7 @@ from protomq_broker.store.start.log_proof import (
     forget_unused_segments,
     written_position,
 )
+from protomq_broker.store.start.settings import is_store
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ def open_offline(
     """Raises StoreSettingsError if this is no store."""
     disk = disk or Disk()
     root = str(root).rstrip("/")
+    if not is_store(disk, root):
+        raise StoreSettingsError(f"{root}: this is not a store: it has no config/store.json of protomq")
     try:
         settings = read_json_file(disk, f"{root}/config/store.json")
     except SideFileDamagedError as error:
