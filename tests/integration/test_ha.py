@@ -247,6 +247,12 @@ def test_a_slave_keeps_its_copy_if_its_master_comes_back_without_its_log(tmp_pat
         with running(new):
             try:
                 follow(old, new)
+                # What it took alone, it has acknowledged. The operator says that it is not needed.
+                wait_for(lambda: "and was a master's; nothing is dropped" in old.status().problem, PATIENCE_S)
+                assert b"another past" in old.log_bytes(old.status().end_position)
+                old.kill()
+                old.folder.rename(tmp_path / "alone")
+                old.start()
                 old.wait_for_all_of(new)
                 assert bodies(old) == bodies(new) == first
             finally:

@@ -315,16 +315,18 @@ class HaFollower:
         )
 
     def _check_may_drop(self, position: int, address: Address) -> None:
-        """Raises OtherPastError if this log may be the last copy of something that was confirmed at or behind `position`."""
+        """Raises OtherPastError if this log may be the last copy of something that was acknowledged at or behind `position`."""
         store = self._store
-        confirmed = store.positions.confirmed
-        # A log of which nothing holds is no copy.
-        if confirmed <= position or not _has_sound_part(store):
+        is_led = _has_led(store)
+        # Whoever leads acknowledges, and asks nobody to confirm it where there is no slave.
+        kept = store.appended_position if is_led else store.positions.confirmed
+        # A log of which nothing holds is no copy, and the head that all logs have is no message.
+        if kept <= max(position, SEAL_SIZE_BYTES) or not _has_sound_part(store):
             return
+        what = f"has {kept} bytes, and was a master's" if is_led else f"had {kept} bytes confirmed"
         raise OtherPastError(
-            f"the log of the master at {address} shares nothing with this one, of which {confirmed} bytes were confirmed; nothing is"
-            " dropped. If the master has lost its log, let this broker lead: change broker_role and broker_id of both. Else give this"
-            " broker an empty folder"
+            f"the log of the master at {address} shares nothing with this one, which {what}; nothing is dropped. If the master has"
+            " lost its log, let this broker lead: change broker_role and broker_id of both. Else give this broker an empty folder"
         )
 
     def _check_elected_lacks_nothing(self, shared: int, address: Address) -> None:
@@ -336,7 +338,7 @@ class HaFollower:
         assert target is not None, "it is followed"
         confirmed = store.positions.confirmed
         # It is written down now and then, and by a master at its end only. Where nothing is shared, all that is here may have been.
-        if shared <= SEAL_SIZE_BYTES and (confirmed or any(row.is_led for row in store.epochs.rows)):
+        if shared <= SEAL_SIZE_BYTES and (confirmed or _has_led(store)):
             confirmed = store.appended_position
         if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
             return
@@ -398,6 +400,11 @@ class HaFollower:
         if text != self._complaint and not self._stopping.is_set():
             log.warning("the master of %s is not followed: %s", self._broker_name, text)
             self._complaint = text
+
+
+def _has_led(store: Store) -> bool:
+    """Whether this store wrote some of its log as the leader."""
+    return any(row.is_led for row in store.epochs.rows)
 
 
 def _has_sound_part(store: Store) -> bool:

@@ -115,6 +115,30 @@ def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
     assert drops_its_log_for(with_messages(20), slave_of(with_messages(5, 100), confirmed=False))
 
 
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_what_a_master_of_another_past_took_alone_is_not_dropped(count: int) -> None:
+    """The store of an unrelated master, which never had a slave that could confirm anything."""
+    other = with_messages(3, 100)
+    other.close()
+    slave = open_store(disk_of(other), follows=True)
+    assert slave.positions.confirmed == 0
+    end = slave.appended_position
+    before = log_of(disk_of(slave), 0, end)
+    assert not drops_its_log_for(with_messages(count), slave)
+    assert log_of(disk_of(slave), 0, end) == before
+
+
+def test_a_master_that_took_nothing_follows_any_other() -> None:
+    """It was started with an empty folder before its role was changed."""
+    empty = with_messages(0)
+    empty.close()
+    slave = open_store(disk_of(empty), follows=True)
+    assert any(row.is_led for row in slave.epochs.rows)
+    assert 0 < slave.appended_position <= SEAL_SIZE_BYTES
+    end = truncated_to(with_messages(3), slave)
+    assert end is not None, "it follows"
+
+
 def that_has_led() -> Store:
     """It was killed while it led, so it has not written down what was confirmed."""
     slave = slave_of(with_messages(10), confirmed=False)
