@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -85,6 +86,23 @@ def test_a_killed_broker_comes_back_at_once_to_its_name(namesrv: Namesrv, tmp_pa
         with running(tmp_path / "only", namesrv.remoting) as again:
             assert routed_to(namesrv) == [again.address.remoting_address]
             assert again.takes_sends()
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_running_store_does_not_start_under_its_name(namesrv: Namesrv, tmp_path: Path) -> None:
+    with running(tmp_path / "first", namesrv.remoting) as first:
+        assert first.takes_sends()
+        shutil.copytree(tmp_path / "first", tmp_path / "copy")
+        for _ in range(2):
+            told = refusal_of(tmp_path / "copy", namesrv.remoting)
+            assert f"belongs to the broker at {first.address.grpc_address}, which has a store of the same number" in told
+            assert routed_to(namesrv) == [first.address.remoting_address]
+            assert first.takes_sends()
+        first.process.kill()
+        first.process.wait()
+        # Now it is as if the store had moved to another machine.
+        with running(tmp_path / "copy", namesrv.remoting) as copy:
+            assert routed_to(namesrv) == [copy.address.remoting_address]
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ class RouteService:
         self._holds: set[_Hold] = set()
         self._stopping = False
         table.on_change = self._watchers.wake
+        table.on_doubt = self._answer_holds
 
     def start(self, server: Server) -> None:
         """The server's lanes run: look at deadlines from now on."""

@@ -4,17 +4,19 @@ Rules
 - A broker is (name, id). Its incarnation rises with each start of its process. A lower one never replaces a higher one. Nor
   does an older state of the topics replace a newer one of the same incarnation.
 - A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
-  its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a
-  kill.
+  its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a kill. Then
+  no hold of it is open, since its connection has broken; or it has the address of before.
+- A copy of a store has the store's number. So one that comes from another address, while a hold of that store is open, may be a copy. The
+  holder is asked to hold again (`on_doubt`), and has `broken_grace_ms` for it. If it does, the other one is refused like another store.
 - But a broker that had its name here before replaces one that has just come (`newcomer_ms`). After a restart of this process it is chance
   which of the two asks first.
 - A broker is removed when it says so, or when `expiry_ms` pass without a register or heartbeat. It is also removed when its
   hold ended and it did not hold again within a grace. The grace is `broken_grace_ms` after a broken connection,
   `renewal_grace_ms` after an answer. One that never held (any generated client may register) is not asked to.
 - Masters that were elected have an epoch: the name goes to a higher one at once, and never back to a lower one.
-- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out. After an unregister the same
-  incarnation stays out too, since a late register of a stopped process must not bring it back. Not for ever: a clock that was set back
-  between two starts would lock the broker out.
+- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store, at the same address, stays out. After an
+  unregister the same incarnation stays out too, since a late register of a stopped process must not bring it back. Not for ever: a clock
+  that was set back between two starts would lock the broker out.
 - What was removed is missing, not forgotten: what it stores is in no answer, and who asks is told so. By name, until a broker of that name
   registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
@@ -72,12 +74,17 @@ class _Liveness:
     hold_due_ms: int | None = None
     """Until then a hold must be opened; None: one is open, or none was ever opened."""
     hold_due_cause: RemovalCause = RemovalCause.HOLD_NOT_RENEWED
+    doubted_until_ms: int | None = None
+    """The broker was asked to hold again, and has until then; None: nobody has asked."""
+    has_answered: bool = False
+    """Whether it has held since it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     incarnation_min: int
     store_id: int
+    addresses: tuple[str, str]
     until_ms: int
 
 
@@ -100,6 +107,8 @@ class RouteTable:
         self._snapshot = RouteSnapshot()
         self.on_change: Callable[[], None] | None = None
         """Called after a new snapshot was published, on the thread that changed it and without the lock."""
+        self.on_doubt: Callable[[BrokerKey], None] = lambda key: None
+        """Called without the lock: answer the holds of this broker, so that it holds again if it is there."""
 
     @property
     def snapshot(self) -> RouteSnapshot:
@@ -109,23 +118,44 @@ class RouteTable:
     def register(
         self, registration: Registration, now_ms: int, *, is_returning: bool = False
     ) -> bool:
-        """Make a broker and its topics known, or replace what was known; whether the name was taken from another store for it.
+        """Make a broker and its topics known, or replace what was known; whether the name was taken from another broker for it.
 
         `is_returning`: this process had its name here before, as far as it knows. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY.
         """
+        doubts: list[BrokerKey] = []
+        try:
+            return self._register(registration, now_ms, doubts, is_returning=is_returning)
+        finally:
+            for key in doubts:
+                self.on_doubt(key)
+
+    def _register(
+        self, registration: Registration, now_ms: int, doubts: list[BrokerKey], *, is_returning: bool
+    ) -> bool:
         key = registration.key
         incarnation, store_id = registration.broker.incarnation, registration.broker.store_id
         with self._lock:
             liveness = self._liveness.get(key)
+            known = self._registrations.get(key)
+            is_other = liveness is not None and liveness.store_id != store_id
+            may_be_copy = (
+                liveness is not None
+                and known is not None
+                and liveness.store_id == store_id != 0
+                and liveness.incarnation != incarnation
+                and _addresses(known) != _addresses(registration)
+            )
             takes_over = (
                 liveness is not None
-                and liveness.store_id != store_id
+                and (is_other or may_be_copy)
                 and self._goes_before(registration, liveness, now_ms, is_returning=is_returning)
             )
             if takes_over and liveness is not None:
                 self._remove(key, liveness.incarnation, now_ms)
                 liveness = None
-            self._check_start(key, incarnation, store_id, now_ms)
+            elif may_be_copy and liveness is not None:
+                self._check_copy(key, liveness, incarnation, now_ms, doubts)
+            self._check_start(key, incarnation, store_id, now_ms, _addresses(registration))
             known = self._registrations.get(key)
             if liveness is None and len(self._liveness) >= self._limits.broker_count_max:
                 raise too_many(
@@ -226,6 +256,7 @@ class RouteTable:
             hold_id = next(self._hold_ids)
             liveness.holds.add(hold_id)
             liveness.hold_due_ms = None
+            liveness.has_answered = True
             return hold_id
 
     def end_hold(self, key: BrokerKey, hold_id: int, now_ms: int, *, broken: bool) -> bool:
@@ -243,6 +274,8 @@ class RouteTable:
             cause = RemovalCause.CONNECTION_BROKEN if broken else RemovalCause.HOLD_NOT_RENEWED
             liveness.hold_due_ms = now_ms + self._grace_ms(cause)
             liveness.hold_due_cause = cause
+            if broken:
+                liveness.doubted_until_ms = None
             return True
 
     def remove_silent(self, now_ms: int, *, time_ms: int = 0) -> Sequence[Removal]:
@@ -265,10 +298,35 @@ class RouteTable:
             self._notify()
         return removals
 
-    def _check_start(
-        self, key: BrokerKey, incarnation: int, store_id: int, now_ms: int
+    def _check_copy(
+        self, key: BrokerKey, holder: _Liveness, incarnation: int, now_ms: int, doubts: list[BrokerKey]
     ) -> None:
-        """Raises NAME_TAKEN for another store than the registered one, STALE_REGISTRATION for an earlier start of the same."""
+        """Raises NAME_TAKEN while the holder of a name is there, or may be: the same store registers from another address."""
+        if incarnation > holder.incarnation:
+            is_over = holder.doubted_until_ms is not None and now_ms >= holder.doubted_until_ms
+            if is_over and not holder.has_answered:
+                return
+            if holder.doubted_until_ms is None or is_over:
+                is_due = holder.hold_due_ms is not None and holder.hold_due_cause is RemovalCause.HOLD_NOT_RENEWED
+                if not holder.holds and not is_due:  # its connection broke, or it never held
+                    return
+                holder.doubted_until_ms = now_ms + self._config.broken_grace_ms
+                holder.has_answered = False
+                doubts.append(key)
+        raise self._name_taken(key, holder, now_ms, is_copy=True)
+
+    def _check_start(
+        self,
+        key: BrokerKey,
+        incarnation: int,
+        store_id: int,
+        now_ms: int,
+        addresses: tuple[str, str] | None = None,
+    ) -> None:
+        """Raises NAME_TAKEN for another store than the registered one, STALE_REGISTRATION for an earlier start of the same.
+
+        `addresses`: where the broker is, if it says so.
+        """
         liveness = self._liveness.get(key)
         if liveness is not None:
             if liveness.store_id != store_id:
@@ -283,6 +341,8 @@ class RouteTable:
                 tombstone is None
                 or tombstone.until_ms <= now_ms
                 or tombstone.store_id != store_id
+                # At another address it is no late word of a process that was stopped.
+                or (addresses is not None and store_id and tombstone.addresses != addresses)
             ):
                 return
             incarnation_min, remedy = (
@@ -312,19 +372,28 @@ class RouteTable:
             return epoch > known_epoch
         return is_returning and now_ms < holder.newcomer_until_ms
 
-    def _name_taken(self, key: BrokerKey, holder: _Liveness, now_ms: int) -> ServiceError:
+    def _name_taken(
+        self, key: BrokerKey, holder: _Liveness, now_ms: int, *, is_copy: bool = False
+    ) -> ServiceError:
+        """`is_copy`: who asks has a store of the same number, and another address."""
         address = self._registrations[key].broker.grpc_address
         # One that holds is there; of any other it is known when it would be given up.
         gone_ms = None
-        if not holder.holds:
+        if is_copy and holder.doubted_until_ms is not None and not holder.has_answered:
+            gone_ms = max(0, holder.doubted_until_ms - now_ms)
+        elif not holder.holds:
             due_ms = holder.expires_ms if holder.hold_due_ms is None else holder.hold_due_ms
             gone_ms = max(0, min(due_ms, holder.expires_ms) - now_ms)
+        store = "a store of the same number (one is a copy of the other)" if is_copy else "another store"
+        remedy = "Give this broker a broker_name of its own, or stop the other one"
+        if is_copy:
+            remedy = "Stop one of the two. A copy that is to be a broker of its own needs a broker_name, and no file config/storeId"
         is_there = "is alive" if gone_ms is None else f"is given up in {gone_ms} ms unless it is heard of"
         return ServiceError(
             Code.FAILED_PRECONDITION,
             "NAME_TAKEN",
-            f"the name {key.broker_name} (id {key.broker_id}) belongs to the broker at {address}, which has another store and {is_there}. "
-            "Give this broker a broker_name of its own, or stop the other one",
+            f"the name {key.broker_name} (id {key.broker_id}) belongs to the broker at {address}, which has {store} and {is_there}. "
+            + remedy,
             metadata={
                 "broker_name": key.broker_name,
                 "broker_id": str(key.broker_id),
@@ -368,11 +437,11 @@ class RouteTable:
             del self._missing[next(iter(self._missing))]
 
     def _remove(self, key: BrokerKey, incarnation_min: int, now_ms: int) -> None:
-        del self._registrations[key]
+        addresses = _addresses(self._registrations.pop(key))
         store_id = self._liveness.pop(key).store_id
         self._tombstones.pop(key, None)
         self._tombstones[key] = _Tombstone(
-            incarnation_min, store_id, now_ms + self._config.expiry_ms
+            incarnation_min, store_id, addresses, now_ms + self._config.expiry_ms
         )
         if len(self._tombstones) > self._limits.broker_count_max:
             del self._tombstones[next(iter(self._tombstones))]
@@ -383,6 +452,10 @@ class RouteTable:
     def _notify(self) -> None:
         if self.on_change is not None:
             self.on_change()
+
+
+def _addresses(registration: Registration) -> tuple[str, str]:
+    return registration.broker.grpc_address, registration.broker.remoting_address
 
 
 def _overdue(liveness: _Liveness, now_ms: int) -> RemovalCause | None:

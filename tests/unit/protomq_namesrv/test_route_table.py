@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -39,12 +40,13 @@ def registration(
     topic_permission: Permission.ValueType = READ_WRITE,
     auto_create_queues: int = 0,
     epoch: int = 0,
+    port: int = 8081,
 ) -> Registration:
     broker = Broker(
         cluster="c",
         broker_name=name,
         broker_id=broker_id,
-        grpc_address=f"{name}:{8081 + broker_id}",
+        grpc_address=f"{name}:{port + broker_id}",
         incarnation=incarnation,
         store_id=store_id,
         permission=permission,
@@ -196,6 +198,91 @@ def test_the_same_store_comes_back_at_once_though_its_old_hold_looks_alive() -> 
     with pytest.raises(ServiceError) as error:
         table.register(registration(store_id=1, incarnation=100), 6)
     assert reason_of(error) == "STALE_REGISTRATION"
+
+
+def held(**fields: Any) -> tuple[RouteTable, list[int]]:
+    """A table with a broker that holds, and holds again when it is asked, at the time 0; its open hold."""
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=100, topics={"t": 1}, **fields), 0)
+    holds = [table.open_hold(A, 100, 0, store_id=1)]
+    return table, holds
+
+
+def taken(table: RouteTable, item: Registration, now_ms: int, *, is_returning: bool = False) -> int | None:
+    """Refused for its name: when it may be free, if that is known."""
+    with pytest.raises(ServiceError, match="a store of the same number") as error:
+        table.register(item, now_ms, is_returning=is_returning)
+    assert reason_of(error) == "NAME_TAKEN"
+    return error.value.retry_delay_ms
+
+
+def test_a_copy_of_a_running_store_does_not_get_the_name() -> None:
+    table, holds = held()
+    asked: list[BrokerKey] = []
+    table.on_doubt = asked.append
+    copy = registration(store_id=1, incarnation=200, port=9000, topics={"t": 2})
+    for start_ms in (1_000, 50_000):
+        assert taken(table, copy, start_ms) == LIVENESS.broken_grace_ms
+        assert asked == [A]
+        table.end_hold(A, holds.pop(), start_ms + 1, broken=False)
+        assert taken(table, copy, start_ms + 2) == LIVENESS.broken_grace_ms - 2
+        holds.append(table.open_hold(A, 100, start_ms + 3, store_id=1))
+        assert taken(table, copy, start_ms + 4) is None
+        assert asked == [A]
+        asked.clear()
+    assert queues_of(table, "t") == {"a": 1}
+    assert not table.unregister(A, 99, 60_000, store_id=1)
+
+
+def test_a_copy_does_not_get_the_name_between_two_holds() -> None:
+    table, holds = held()
+    table.end_hold(A, holds[0], 10_000, broken=False)
+    copy = registration(store_id=1, incarnation=200, port=9000)
+    assert taken(table, copy, 10_001) == LIVENESS.broken_grace_ms
+    table.open_hold(A, 100, 10_002, store_id=1)
+    assert taken(table, copy, 10_003) is None
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_the_same_store_comes_back_at_another_address_at_once_after_a_kill(is_asked: bool) -> None:
+    table, holds = held()
+    back = registration(store_id=1, incarnation=200, port=9000, topics={"t": 2})
+    if is_asked:
+        taken(table, back, 1)
+    table.end_hold(A, holds[0], 2, broken=True)
+    table.register(back, 3)
+    assert queues_of(table, "t") == {"a": 2}
+
+
+def test_the_same_store_comes_back_at_another_address_when_the_old_one_says_nothing() -> None:
+    """Its machine has lost power: no connection broke."""
+    table, holds = held()
+    back = registration(store_id=1, incarnation=200, port=9000, topics={"t": 2})
+    assert taken(table, back, 0) == LIVENESS.broken_grace_ms
+    table.end_hold(A, holds[0], 1, broken=False)
+    assert taken(table, back, LIVENESS.broken_grace_ms - 1) == 1
+    table.register(back, LIVENESS.broken_grace_ms)
+    assert queues_of(table, "t") == {"a": 2}
+
+
+def test_a_broker_whose_copy_was_registered_for_a_while_gets_its_name_back_when_that_has_gone() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=200, port=9000), 0)
+    table.open_hold(A, 200, 0, store_id=1)
+    original = registration(store_id=1, incarnation=100, topics={"t": 1})
+    assert taken(table, original, 20_000, is_returning=True) is None
+    assert table.unregister(A, 200, 30_000, store_id=1)
+    table.register(original, 30_001, is_returning=True)
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_a_broker_that_returns_goes_before_its_copy_that_has_just_come() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=200, port=9000), 0)
+    table.open_hold(A, 200, 0, store_id=1)
+    original = registration(store_id=1, incarnation=100, topics={"t": 1})
+    assert table.register(original, 1_000, is_returning=True)
+    assert queues_of(table, "t") == {"a": 1}
 
 
 def test_a_broker_that_returns_goes_before_one_that_has_just_come() -> None:
