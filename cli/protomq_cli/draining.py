@@ -5,7 +5,8 @@
               no group reads, no transaction is open, no message waits for its time, and its slaves have its whole log
     remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
 
-Interrupted, it is run again: what is closed stays closed. `--undo` opens the topics again.
+Interrupted, it is run again: what is closed stays closed. Each topic notes the permission that it had, and `--undo` gives it that
+back. A topic that was closed by somebody else stays closed.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def drain(
     Its topics take no messages any more; producers go to other brokers.
     Then it waits until all groups have consumed what is there, delayed
     messages included, and says what is left. Messages that no group reads
-    count, and dead letters that nobody has replayed or read. --undo opens
-    all topics but those that are closed on every other broker.
+    count, and dead letters that nobody has replayed or read. --undo gives
+    each topic the permission that it had before.
     """
     with open_admin(namesrv, timeout) as admin:
         if undo:
@@ -127,32 +128,31 @@ def drain(
 
 
 def close(admin: Admin, broker: str) -> int:
-    """No topic of the broker takes messages; how many topics it has."""
+    """No topic of the broker takes messages; how many topics it has. Each notes the permission that it had."""
     from protomq import Permission
 
     closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
-    topics = admin.list_topics(broker)[broker]
+    topics = _topics_of(admin, broker)
     for topic in topics:
         if topic.permission in closed:
-            _permit(admin, broker, topic, closed[topic.permission])
+            _permit(admin, broker, topic, closed[topic.permission], closed_from=topic.permission)
     return len(topics)
 
 
 def reopen(admin: Admin, broker: str) -> int:
-    """The topics take messages again, but those that take none at any other broker that has them; how many were opened."""
+    """The topics that were closed have the permission of before; how many were opened."""
     from protomq import Permission
 
-    opened = {Permission.READ: Permission.READ_WRITE, Permission.NONE: Permission.WRITE}
-    topics = admin.list_topics()
-    others = [topic for name, found in topics.items() if name != broker for topic in found]
-    open_elsewhere = {topic.name for topic in others if topic.permission not in opened}
-    closed_elsewhere = {topic.name for topic in others} - open_elsewhere
     count = 0
-    for topic in topics[broker]:
-        if topic.permission in opened and topic.name not in closed_elsewhere:
-            _permit(admin, broker, topic, opened[topic.permission])
+    for topic in _topics_of(admin, broker):
+        if topic.closed_from is not Permission.UNSPECIFIED:
+            _permit(admin, broker, topic, topic.closed_from, closed_from=Permission.UNSPECIFIED)
             count += 1
     return count
+
+
+def _topics_of(admin: Admin, broker: str) -> list[TopicConfig]:
+    return admin.list_topics(broker)[broker]
 
 
 def rest_of(admin: Admin, broker: str) -> Rest:
@@ -232,12 +232,15 @@ def _say(broker: str, text: str) -> None:
     sys.stderr.write(f"{broker}: {text}\n")
 
 
-def _permit(admin: Admin, broker: str, topic: TopicConfig, permission: Permission) -> None:
+def _permit(
+    admin: Admin, broker: str, topic: TopicConfig, permission: Permission, *, closed_from: Permission
+) -> None:
     admin.create_topic(
         topic.name,
         write_queues=topic.write_queues,
         read_queues=topic.read_queues,
         permission=permission,
+        closed_from=closed_from,
         update=True,
         brokers=[broker],
     )

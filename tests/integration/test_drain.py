@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protomq import Producer, PullConsumer
+from protomq import Producer, PullConsumer, TransactionDecision, TransactionProducer
 from protomq.errors import ProtomqError
 from tests.support.cli import run
 from tests.support.ha_brokers import HaBroker, running
@@ -88,3 +88,24 @@ def test_a_broker_is_drained_under_load_and_removed(tmp_path: Path) -> None:
                 for thread in threads:
                     thread.join(PATIENCE_S)
             assert acknowledged <= consumed
+
+
+def test_undo_needs_no_other_broker_and_touches_no_other_topic(tmp_path: Path) -> None:
+    with running_namesrv() as server:
+        namesrv = str(server.remoting)
+        a, gone = (HaBroker(tmp_path / name, "ASYNC_MASTER", 0, broker_name=name, namesrv=[namesrv]) for name in ("a", "gone"))
+        a.configure(transaction_timeout_ms=1_000, transaction_check_interval_ms=1_000, transaction_check_max=1)
+        with running(a, gone):
+            run("topic", "create", "t", "-b", "a", namesrv=namesrv)
+            run("topic", "create", "archive", "-b", "a", "--permission", "read", namesrv=namesrv)
+            with TransactionProducer("g", lambda check: TransactionDecision.UNKNOWN, namesrv=namesrv) as producer:
+                producer.begin("t", b"never decided")
+                expired = "TRANS_CHECK_MAX_TIME_TOPIC"
+                wait_for(lambda: expired in run("topic", "list", namesrv=namesrv).stdout, PATIENCE_S)
+            before = run("topic", "list", "-b", "a", "-o", "jsonl", namesrv=namesrv).stdout
+            run("cluster", "drain", "a", "--wait", "0s", namesrv=namesrv, code=6)
+            assert run("topic", "list", "-b", "a", "-o", "jsonl", namesrv=namesrv).stdout != before
+            assert gone.stop() == 0
+            undone = run("cluster", "drain", "a", "--undo", "-o", "jsonl", namesrv=namesrv)
+            assert json.loads(undone.stdout) == {"broker": "a", "opened_topics": 1}
+            assert run("topic", "list", "-b", "a", "-o", "jsonl", namesrv=namesrv).stdout == before

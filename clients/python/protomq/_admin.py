@@ -104,13 +104,14 @@ class Admin(AdminCalls):
         brokers: Iterable[str] | None = None,
         incarnation: int = 0,
         type: TopicType = TopicType.UNSPECIFIED,
+        closed_from: Permission = Permission.UNSPECIFIED,
     ) -> dict[str, TopicConfig]:
         """Creates a topic at all brokers or at those named. Returns its configuration by broker.
 
         0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all of
         these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes. The default is MIXED; an update that names
-        no type leaves it. Raises TopicExistsError if it exists with another configuration or incarnation, InvalidArgumentError,
-        BrokerNotFoundError.
+        no type leaves it. `closed_from`: the permission to note, to be given back later. Raises TopicExistsError if it exists with another
+        configuration or incarnation, InvalidArgumentError, BrokerNotFoundError.
         """
         return whole(
             *create_topic(
@@ -123,6 +124,7 @@ class Admin(AdminCalls):
                 brokers=brokers,
                 incarnation=incarnation,
                 kind=type,
+                closed_from=closed_from,
             )
         )
 

@@ -13,7 +13,8 @@ from .errors import BrokerMissingError
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted. A new topic of the same name gets another
-    one.
+    one. `closed_from`: the permission that it gets back when what has closed it is undone (`protomq cluster drain`). UNSPECIFIED: nothing
+    has closed it.
     """
 
     name: str
@@ -22,6 +23,7 @@ class TopicConfig:
     permission: Permission
     incarnation: int = 0
     type: TopicType = TopicType.MIXED
+    closed_from: Permission = Permission.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,7 @@ def topic_config_of(topic: Any) -> TopicConfig:
         Permission(topic.permission),
         topic.incarnation,
         TopicType(topic.type or TopicType.MIXED),
+        Permission(topic.closed_from),
     )
 
 

@@ -33,6 +33,7 @@ def create_topic(
     brokers: Iterable[str] | None,
     incarnation: int,
     kind: TopicType,
+    closed_from: Permission,
 ) -> tuple[dict[str, TopicConfig], dict[str, ProtomqError]]:
     """The configuration by broker, and the brokers that did not answer."""
     from .v1 import admin_service_pb2 as pb
@@ -43,12 +44,15 @@ def create_topic(
         check_count(name, count, 0, QUEUE_ID_MAX)
     if not isinstance(permission, Permission):
         raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
+    if not isinstance(closed_from, Permission):
+        raise WrongTypeError(f"closed_from is a Permission, Permission.READ_WRITE for instance, not {closed_from!r}")
     check_flag("update", update)
     check_count("incarnation", incarnation, 0, OFFSET_MAX)
     if not isinstance(kind, TopicType):
         raise WrongTypeError(f"type is a TopicType, TopicType.FIFO for instance, not {kind!r}")
     type_number: Any = int(kind)
     number: Any = int(permission)
+    former_number: Any = int(closed_from)
     wanted = topic_pb2.Topic(
         name=topic,
         write_queues=write_queues,
@@ -56,6 +60,7 @@ def create_topic(
         permission=number,
         incarnation=incarnation,
         type=type_number,
+        closed_from=former_number,
     )
     request = pb.CreateTopicRequest(topic=wanted, update=update)
     configs: dict[str, TopicConfig] = {}

@@ -37,7 +37,7 @@ from protomq.v1.admin_service_pb2 import (
     TopicStats,
 )
 from protomq.v1.record_pb2 import Record
-from protomq.v1.topic_pb2 import Topic, TopicType
+from protomq.v1.topic_pb2 import Permission, Topic, TopicType
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id, encode_record_field
 from protomq.wire.topics import QUEUES_MAX, rules_of
@@ -448,6 +448,8 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
             raise invalid_argument(f"topic.{name}", f"must be 0 (for the default) to {QUEUES_MAX}")
     if message.permission not in FROM_PERMISSION:
         raise invalid_argument("topic.permission", "is no value of Permission")
+    if message.closed_from not in FROM_PERMISSION:
+        raise invalid_argument("topic.closed_from", "is no value of Permission")
     if message.type and message.type not in TopicType.values():
         raise invalid_argument("topic.type", "is no value of TopicType")
     if message.incarnation < 0:
@@ -462,6 +464,7 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         writable=writable,
         incarnation=message.incarnation,
         type=message.type or TopicType.TOPIC_TYPE_MIXED,
+        closed_from=message.closed_from,
     )
 
 
@@ -473,6 +476,8 @@ def _differences(existing: TopicConfig, wanted: TopicConfig) -> str:
 
 def _shown(name: str, topic: TopicConfig) -> str:
     value = getattr(topic, name)
+    if name == "closed_from":
+        return Permission.Name(value).removeprefix("PERMISSION_")
     return TopicType.Name(value).removeprefix("TOPIC_TYPE_") if name == "type" else str(value).lower()
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/topic.proto\x12\nprotomq.v1\"\xa6\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x02 \x01(\x05\x12\x13\n\x0bread_queues\x18\x03 \x01(\x05\x12*\n\npermission\x18\x04 \x01(\x0e\x32\x16.protomq.v1.Permission\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12#\n\x04type\x18\x06 \x01(\x0e\x32\x15.protomq.v1.TopicType\"/\n\x0b\x44\x61taVersion\x12\x0f\n\x07time_ms\x18\x01 \x01(\x03\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03*\x9b\x01\n\tTopicType\x12\x1a\n\x16TOPIC_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11TOPIC_TYPE_NORMAL\x10\x01\x12\x13\n\x0fTOPIC_TYPE_FIFO\x10\x02\x12\x14\n\x10TOPIC_TYPE_DELAY\x10\x03\x12\x1a\n\x16TOPIC_TYPE_TRANSACTION\x10\x04\x12\x14\n\x10TOPIC_TYPE_MIXED\x10\x05*\x83\x01\n\nPermission\x12\x1a\n\x16PERMISSION_UNSPECIFIED\x10\x00\x12\x13\n\x0fPERMISSION_NONE\x10\x01\x12\x13\n\x0fPERMISSION_READ\x10\x02\x12\x14\n\x10PERMISSION_WRITE\x10\x03\x12\x19\n\x15PERMISSION_READ_WRITE\x10\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/topic.proto\x12\nprotomq.v1\"\xd3\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x02 \x01(\x05\x12\x13\n\x0bread_queues\x18\x03 \x01(\x05\x12*\n\npermission\x18\x04 \x01(\x0e\x32\x16.protomq.v1.Permission\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12#\n\x04type\x18\x06 \x01(\x0e\x32\x15.protomq.v1.TopicType\x12+\n\x0b\x63losed_from\x18\x07 \x01(\x0e\x32\x16.protomq.v1.Permission\"/\n\x0b\x44\x61taVersion\x12\x0f\n\x07time_ms\x18\x01 \x01(\x03\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03*\x9b\x01\n\tTopicType\x12\x1a\n\x16TOPIC_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11TOPIC_TYPE_NORMAL\x10\x01\x12\x13\n\x0fTOPIC_TYPE_FIFO\x10\x02\x12\x14\n\x10TOPIC_TYPE_DELAY\x10\x03\x12\x1a\n\x16TOPIC_TYPE_TRANSACTION\x10\x04\x12\x14\n\x10TOPIC_TYPE_MIXED\x10\x05*\x83\x01\n\nPermission\x12\x1a\n\x16PERMISSION_UNSPECIFIED\x10\x00\x12\x13\n\x0fPERMISSION_NONE\x10\x01\x12\x13\n\x0fPERMISSION_READ\x10\x02\x12\x14\n\x10PERMISSION_WRITE\x10\x03\x12\x19\n\x15PERMISSION_READ_WRITE\x10\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,12 +32,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protomq.v1.topic_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rio.protomq.v1P\001Z2github.com/protomq/protomq/go/protomq/v1;protomqv1'
-  _globals['_TOPICTYPE']._serialized_start=257
-  _globals['_TOPICTYPE']._serialized_end=412
-  _globals['_PERMISSION']._serialized_start=415
-  _globals['_PERMISSION']._serialized_end=546
+  _globals['_TOPICTYPE']._serialized_start=302
+  _globals['_TOPICTYPE']._serialized_end=457
+  _globals['_PERMISSION']._serialized_start=460
+  _globals['_PERMISSION']._serialized_end=591
   _globals['_TOPIC']._serialized_start=39
-  _globals['_TOPIC']._serialized_end=205
-  _globals['_DATAVERSION']._serialized_start=207
-  _globals['_DATAVERSION']._serialized_end=254
+  _globals['_TOPIC']._serialized_end=250
+  _globals['_DATAVERSION']._serialized_start=252
+  _globals['_DATAVERSION']._serialized_end=299
 # @@protoc_insertion_point(module_scope)

@@ -97,6 +97,7 @@ class Topic(_message.Message):
     PERMISSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
+    CLOSED_FROM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: 1 to 127 characters of A-Z a-z 0-9 _ - and %; the last only in system names."""
     write_queues: _builtins.int
@@ -116,6 +117,10 @@ class Topic(_message.Message):
     """Which messages it takes; others are refused with TOPIC_TYPE_MISMATCH. In CreateTopic UNSPECIFIED leaves the type as it is; a new topic gets
     MIXED, and so has one that is older than types.
     """
+    closed_from: Global___Permission.ValueType
+    """The permission that the topic had before somebody closed it for a while, as `protomq cluster drain` does, and gets back when that is undone.
+    UNSPECIFIED: nobody did. An update that leaves it out forgets it.
+    """
     def __init__(
         self,
         *,
@@ -125,10 +130,11 @@ class Topic(_message.Message):
         permission: Global___Permission.ValueType = ...,
         incarnation: _builtins.int = ...,
         type: Global___TopicType.ValueType = ...,
+        closed_from: Global___Permission.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "permission", b"permission", "read_queues", b"read_queues", "type", b"type", "write_queues", b"write_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_from", b"closed_from", "incarnation", b"incarnation", "name", b"name", "permission", b"permission", "read_queues", b"read_queues", "type", b"type", "write_queues", b"write_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,6 +99,7 @@ class TopicConfig:
         incarnation: 1 to 2^63 - 1; 0 in a wish: as it is, or for a new topic whatever the table draws. It does not count in comparisons.
         type: which messages it takes. MIXED, unless somebody chooses: a topic that its first message makes, and one that is older than
             types, must go on taking what it took.
+        closed_from: its permission before somebody closed it for a while (`cluster drain`); UNSPECIFIED: nobody did.
     """
 
     name: str
@@ -108,6 +109,7 @@ class TopicConfig:
     writable: bool = True
     incarnation: int = field(default=0, compare=False)
     type: TopicType.ValueType = TopicType.TOPIC_TYPE_MIXED
+    closed_from: Permission.ValueType = Permission.PERMISSION_UNSPECIFIED
 
     def __post_init__(self) -> None:
         for count in (self.write_queues, self.read_queues):
@@ -506,6 +508,7 @@ def topic_to_message(topic: TopicConfig) -> Topic:
         permission=_TO_PERMISSION[(topic.readable, topic.writable)],
         incarnation=topic.incarnation,
         type=topic.type,
+        closed_from=topic.closed_from,
     )
 
 
@@ -520,6 +523,7 @@ def topic_from_message(message: Topic) -> TopicConfig:
         writable,
         message.incarnation,
         message.type or TopicType.TOPIC_TYPE_MIXED,
+        message.closed_from,
     )
 
 
