@@ -12,6 +12,8 @@ from .log.recovery import CorruptionMode
 FORMAT_VERSION: Final = 2
 """Version of the format on disk. 2: the fields of a record have new numbers, and its CRC covers all the producer's fields."""
 SEGMENT_SIZE_MIN_BYTES: Final = 4096
+SEGMENT_SIZE_MAX_BYTES: Final = 64 << 30
+"""A file of this size fits on every file system. A segment is deleted as a whole: few want more than 1 GiB."""
 BACKUP_NAME: Final = "backup.json"
 """A file that marks a folder as a backup (tools/backup.py), or as a restore that is not finished."""
 
@@ -22,7 +24,7 @@ class StoreConfig:
 
     Attributes:
         segment_size_bytes: size of a segment of the log. Shapes the data on disk: kept in config/store.json and must match.
-            An append must fit into a segment, so production wants at least 64 MiB; tests may go down to 4 KiB.
+            An append must fit into a segment, so production wants at least 64 MiB; tests may go down to 4 KiB. 4 KiB to 64 GiB.
         sync_flush: answer a send only when it is on stable storage (flushDiskType SYNC_FLUSH).
         flush_interval_ms: time between two syncs under ASYNC_FLUSH (flushIntervalCommitLog). A power cut may take that, and the
             sync that runs.
@@ -51,9 +53,10 @@ class StoreConfig:
     disk_refuse_ratio: float = 0.90
 
     def __post_init__(self) -> None:
-        if self.segment_size_bytes < SEGMENT_SIZE_MIN_BYTES:
+        if not SEGMENT_SIZE_MIN_BYTES <= self.segment_size_bytes <= SEGMENT_SIZE_MAX_BYTES:
             raise ValueError(
-                f"segment_size_bytes must be at least {SEGMENT_SIZE_MIN_BYTES}, not {self.segment_size_bytes}"
+                f"segment_size_bytes must be {SEGMENT_SIZE_MIN_BYTES} (4KiB) to {SEGMENT_SIZE_MAX_BYTES} (64GiB),"
+                f" not {self.segment_size_bytes}"
             )
         for name in (
             "flush_interval_ms",

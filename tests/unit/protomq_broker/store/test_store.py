@@ -19,7 +19,7 @@ from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.appending import Appender
-from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.config import SEGMENT_SIZE_MAX_BYTES, SEGMENT_SIZE_MIN_BYTES, StoreConfig
 from protomq_broker.store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -867,3 +867,23 @@ def test_hot_calls_of_the_face_go_straight_to_the_part_that_does_the_work() -> N
     assert calls[0] == "append"
     assert calls.count("append") <= 3, "of the appender, of the log, of the queue"
     store.close()
+
+
+@pytest.mark.parametrize("size_bytes", [SEGMENT_SIZE_MIN_BYTES - 1, SEGMENT_SIZE_MAX_BYTES + 1, 999 << 40])
+def test_a_segment_size_out_of_range_is_refused(size_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"segment_size_bytes must be 4096 \(4KiB\) to 68719476736 \(64GiB\)"):
+        StoreConfig(segment_size_bytes=size_bytes)
+
+
+def test_a_store_without_a_segment_takes_another_segment_size() -> None:
+    """Its first start could not make one: the disk was too small for it."""
+    disk = SimDisk()
+    disk.plan = lambda operation: Fault.ENOSPC if "/commitlog/" in operation.path else None
+    open_store(disk, segment=2 * SEGMENT).close()
+    disk.plan = None
+    assert not disk.list("/s/commitlog")
+    store = open_store(disk)
+    store.append([make_request()])
+    store.close()
+    with pytest.raises(StoreSettingsError, match=f"set store.segment_size_bytes to {SEGMENT}, or give"):
+        open_store(disk, segment=2 * SEGMENT)

@@ -98,11 +98,16 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
         write_json_file(disk, path, ours)
         return
     check_format(path, stored)
-    for name, value in ours.items():
-        if stored.get(name) != value:
-            raise StoreSettingsError(
-                f"{path}: the store was made with {name} = {stored.get(name)}, not {value}"
-            )
+    size_bytes = stored.get("segment_size_bytes")
+    if size_bytes == config.segment_size_bytes:
+        return
+    if not _segments_of(disk, root):  # it has nothing that has this size
+        write_json_file(disk, path, ours)
+        return
+    raise StoreSettingsError(
+        f"{path}: the store was made with segment_size_bytes = {size_bytes}, not {config.segment_size_bytes}. A store"
+        f" keeps it: set store.segment_size_bytes to {size_bytes}, or give the broker an empty folder"
+    )
 
 
 def _settings_of_segments(
@@ -111,7 +116,7 @@ def _settings_of_segments(
     """Returns the settings that the segments of a store show; None if it has no segments. Raises StoreSettingsError if their sizes differ.
     """
     sizes: set[int | None] = set()
-    names = [name for name in disk.list(f"{root}/commitlog") if SEGMENT_NAME.fullmatch(name)]
+    names = _segments_of(disk, root)
     for name in names:
         sizes.add(size_of_file(disk, f"{root}/commitlog/{name}"))
     if not names:
@@ -122,3 +127,7 @@ def _settings_of_segments(
             f"{error}, and the segments do not show the settings of the store: restore the file or the store from a copy"
         )
     return {"format_version": FORMAT_VERSION, "segment_size_bytes": size_bytes}
+
+
+def _segments_of(disk: Disk, root: str) -> list[str]:
+    return [name for name in disk.list(f"{root}/commitlog") if SEGMENT_NAME.fullmatch(name)]
