@@ -181,7 +181,13 @@ def _client(broker: str, namesrv: str | None, timeout_s: float) -> Iterator[LogC
     except ValueError as error:
         raise CliError(ExitCode.USAGE, "USAGE", f"--broker: {error}") from error
     try:
-        client = LogClient(address, "protomq backup", name)
+        client = LogClient(address, "protomq backup", name, timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise CliError(
+            ExitCode.UNREACHABLE,
+            "TIMEOUT",
+            f"{address}: no answer within {timeout_s:g} s (--timeout); give the remoting port of a broker that runs",
+        ) from error
     except OSError as error:
         raise CliError(
             ExitCode.UNREACHABLE,

@@ -129,10 +129,12 @@ def translate(error: BaseException) -> CliError | None:
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE
-        if name in ("StoreLockedError", "NotAStoreError"):
+        if name in ("StoreLockedError", "StoreSettingsError", "NotAStoreError"):
             code = ExitCode.REFUSED
         elif name == "NoBackupError":
             code = ExitCode.NOT_FOUND
+        elif name == "CutError":
+            code = ExitCode.USAGE
         elif name == "ConfigError":
             missing = isinstance(error.__cause__, FileNotFoundError)
             code = ExitCode.NOT_FOUND if missing else ExitCode.USAGE

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,13 @@ def test_what_cannot_be_done_is_said(
     assert process.returncode == code, err
     assert word in err
     assert "Traceback" not in err
+
+
+def test_a_port_that_says_nothing_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        started_s = time.monotonic()
+        process = protomq("backup", tmp_path / "DIR", "--broker", address, "--timeout", "200ms")
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, time.monotonic() - started_s < 8) == (3, True)
+    assert err == f"protomq: {address}: no answer within 0.2 s (--timeout); give the remoting port of a broker that runs\n"

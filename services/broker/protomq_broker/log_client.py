@@ -24,12 +24,21 @@ _READ_LOG: Final = int(
 class LogClient:
     """One connection, one thread. A source of backups (`LogSource`)."""
 
-    def __init__(self, address: Address, client_id: str, broker_name: str = "") -> None:
-        """Connects. `broker_name`: name that the broker must have; "": any. Raises OSError, ServiceError."""
+    def __init__(
+        self,
+        address: Address,
+        client_id: str,
+        broker_name: str = "",
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """Connects. `broker_name`: name that the broker must have; "": any. `timeout_s`: of connecting, and of each call.
+
+        Raises OSError, ServiceError.
+        """
         self._broker_name = broker_name
-        self._client = RemotingClient(
-            address, options_pb2.LANE_ADMIN, client_id, timeout_s=CALL_TIMEOUT_S
-        )
+        self._timeout_s = timeout_s
+        self._client = RemotingClient(address, options_pb2.LANE_ADMIN, client_id, timeout_s=timeout_s)
 
     def __enter__(self) -> LogClient:
         return self
@@ -68,5 +77,5 @@ class LogClient:
         request = pb.ReadLogRequest(
             broker_name=self._broker_name, position=position, size_max_bytes=size_max_bytes
         )
-        payload = self._client.call(_READ_LOG, request.SerializeToString(), CALL_TIMEOUT_S)
+        payload = self._client.call(_READ_LOG, request.SerializeToString(), self._timeout_s)
         return pb.ReadLogResponse.FromString(payload)

@@ -18,6 +18,7 @@ StoreError
   TooManyCandidatesError    a look-up would open more records than it may
   CorruptLogError           bytes of the log that were stored safely do not hold any more
   BackupError               a backup or a restore cannot go on
+    CutError                a restore is to end where the backup does not reach
   HealingRefusedError       the bytes of a replica are not those that a damaged range had
 """
 
@@ -55,6 +56,10 @@ class BackupError(StoreError):
 
 class NoBackupError(BackupError):
     """There is no backup where one is to be read."""
+
+
+class CutError(BackupError):
+    """A restore is to end where the backup has nothing, or does not tell everything."""
 
 
 class HealingRefusedError(StoreError):

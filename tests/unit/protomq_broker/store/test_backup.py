@@ -7,8 +7,9 @@ from itertools import count
 
 import pytest
 
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.errors import BackupError, StoreLockedError, StoreSettingsError
+from protomq_broker.store.errors import BackupError, CutError, StoreLockedError, StoreSettingsError
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.state.topics import TopicConfig
@@ -195,7 +196,7 @@ def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
         commit(store, "group", "topic", 0, number)
         # Between two appends, and between two moments.
         cut = (
-            Cut(position=store.appended_position + 20)
+            Cut(position=store.appended_position + (20 if number < 11 else 0))
             if by == "position"
             else Cut(time_ms=clock.time_ms + 999)
         )
@@ -209,6 +210,27 @@ def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
         restored.append([make_request([b"goes on"])])
         restored.close()
         assert verify(f"/r{number}", disk=disk) == []
+
+
+@pytest.mark.parametrize(
+    ("cut", "why"),
+    [
+        (Cut(time_ms=999), "has nothing that old"),
+        (Cut(position=7), "has nothing that old"),
+        (Cut(position=SEAL_SIZE_BYTES), "has nothing that old"),
+        (Cut(position=99_999_999_999), "ends at position"),
+    ],
+)
+def test_a_cut_outside_of_the_backup_is_refused(cut: Cut, why: str) -> None:
+    store = open_store(SimDisk(), clock=ManualClock(1_000))
+    disk = disk_of(store)
+    fill(store, 4)
+    store.flush()
+    back_up(OpenStore(store), "/b", disk=disk)
+    with pytest.raises(CutError, match=why):
+        restore("/b", "/r", cut, disk=disk)
+    restore("/b", "/r", Cut(position=store.appended_position, time_ms=1_000), disk=disk)
+    assert read_all(open_at(disk, "/r")) == read_all(store)
 
 
 def test_a_backup_of_a_log_whose_front_is_deleted_is_cut_only_where_it_tells_everything() -> None:

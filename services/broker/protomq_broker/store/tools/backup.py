@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
-from protomq_broker.store.errors import BackupError, ForeignBytesError, NoBackupError
+from protomq_broker.store.errors import BackupError, CutError, ForeignBytesError, NoBackupError
 from protomq_broker.store.files.disk import (
     Disk,
     read_fully,
@@ -179,7 +180,7 @@ def restore(
 ) -> CopyReport:
     """Makes a store of a backup, which stays as it is. May be interrupted, and run again. Every byte is proved on its way.
 
-    Raises BackupError, StoreLockedError, OSError.
+    Raises CutError, BackupError, StoreLockedError, OSError.
     """
     disk, root = disk or Disk(), str(root).rstrip("/")
     cut = cut or Cut()
@@ -191,10 +192,12 @@ def restore(
             f"{backup} is not complete: it ends at {kept.end.position}, and has to come to {kept.complete_from}: run the backup again"
         )
     if cut.position < kept.complete_from or cut.time_ms < kept.complete_time_ms:
-        raise BackupError(
+        raise CutError(
             f"{backup} tells everything from position {kept.complete_from} on, stored at {kept.complete_time_ms} ms since 1970: "
             "cut it there or later, or restore an older backup"
         )
+    if kept.end.position < cut.position < Cut().position:
+        raise CutError(f"{backup} ends at position {kept.end.position}: cut it there or before, not at {cut.position}")
     begun = read_manifest(root, disk=disk)
     if begun is None and not _is_free(disk, root):
         raise BackupError(f"{root} is not empty: restore into a folder that is")
@@ -217,8 +220,9 @@ def restore(
                 f"{backup}: a segment is missing behind {copy.manifest.end.position}"
             ) from None
         manifest = copy.manifest
-        if manifest.end == START != kept.end:
-            raise BackupError(f"{backup} has nothing that old: cut it later")
+        # The head of the first segment has no time, and is no message.
+        if manifest.end.position <= SEAL_SIZE_BYTES < kept.end.position:
+            raise CutError(f"{backup} has nothing that old: cut it later")
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
         epochs = find_epochs(disk, folder, manifest.end.position)
