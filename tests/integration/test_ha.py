@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -321,3 +324,23 @@ def test_a_slave_with_other_segments_is_told_so(tmp_path: Path) -> None:
             wait_for(lambda: "give both the same store.segment_size_bytes" in slave.status().problem, PATIENCE_S)
         finally:
             slave.kill()
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [("itself", "this broker itself"), ("grpc", "may be a gRPC port"), ("other name", "a slave has the name")],
+)
+def test_a_slave_of_no_master_does_not_start(brokers: tuple[HaBroker, HaBroker], tmp_path: Path, what: str, word: str) -> None:
+    address = brokers[0].address
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        own = free.getsockname()[1]
+    master = {"itself": f"localhost:{own}", "grpc": address.grpc_address, "other name": address.remoting_address}[what]
+    config = tmp_path / "slave.yaml"
+    listen = {"grpc_port": 0, "remoting_port": own}
+    name = "other" if what == "other name" else NAME
+    roles = {"broker_name": name, "broker_role": "SLAVE", "broker_id": 7}
+    config.write_text(json.dumps({"data_dir": str(tmp_path / "store"), "listen": listen, "ha": {"master": master}, **roles}))
+    command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert word in done.stderr.splitlines()[-1]

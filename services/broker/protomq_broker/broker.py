@@ -60,6 +60,7 @@ from .filter_modules import FilterModules
 from .filter_service import FilterService
 from .follower_writer import FollowerWriter
 from .group_service import GroupService
+from .ha_follower import check_master
 from .half_sends import HalfSends
 from .log_service import LogService
 from .log_time import LogTime
@@ -380,10 +381,13 @@ class Broker:
 
         The broker asks all name servers at once. It waits at most 2 s for one that does not answer, and not at all for one that refuses
         connections. If the name belongs to a broker that is gone and about to be given up, it waits for that too, 5 s at most. Raises
-        ServiceError NAME_TAKEN if a name server says that the name belongs to another broker; then nothing has changed.
+        ServiceError NAME_TAKEN if a name server says that the name belongs to another broker; then nothing has changed. Raises ConfigError
+        if `ha.master` is not this slave's master for sure.
         """
         server = self._server
         assert server is not None, "start comes first"
+        if self._is_slave and self._election is None and self.config.ha.master:
+            check_master(self.config, self.name)
         deadline = time.monotonic() + REGISTER_TIMEOUT_S
         registration = self._make_registration(server)
         with self._registering:

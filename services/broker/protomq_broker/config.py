@@ -13,6 +13,7 @@ from protomq.wire.broker_names import NAME_RULE, is_broker_name
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.addresses import (
+    WILDCARD_HOSTS,
     Address,
     ListenConfig,
     parse_address_list,
@@ -264,9 +265,19 @@ class BrokerConfig:
             raise ValueError("broker_name is empty: a SLAVE has the name of its master")
         if self.ha.master:
             try:
-                parse_address_list(self.ha.master)
+                master = parse_address_list(self.ha.master)[0]
             except ValueError as error:
                 raise ValueError(f"ha.master: {error}") from None
+            self._check_other(master)
+
+    def _check_other(self, master: Address) -> None:
+        listen = self.listen
+        hosts = {listen.host, listen.advertised_host}
+        if listen.host in WILDCARD_HOSTS | {"127.0.0.1", "::1", "localhost"}:
+            hosts |= {"127.0.0.1", "::1", "localhost"}
+        ports = {listen.grpc_port, listen.remoting_port, listen.advertised_remoting_port, listen.advertised_grpc_port}
+        if master.host in hosts and master.port in ports - {0}:
+            raise ValueError(f"ha.master is {master}, this broker itself; it must be the remoting port of its master")
 
     def _check_elected(self, role: BrokerRole) -> None:
         if role is not BrokerRole.SYNC_MASTER:

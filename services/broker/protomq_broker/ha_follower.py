@@ -22,8 +22,9 @@ from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_runtime.addresses import Address, parse_address_list
+from protomq_runtime.config import ConfigError
 from protomq_runtime.errors import ServiceError
-from protomq_runtime.remoting_client import RemotingClient
+from protomq_runtime.remoting_client import OtherProtocolError, RemotingClient
 
 from .fetch_answers import AnswerMemory
 from .ha_session import FollowSession, OtherSegmentsError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 CALL_TIMEOUT_S: Final = 10.0
+CHECK_TIMEOUT_S: Final = 1.0
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
@@ -123,6 +125,25 @@ class RemoteLog:
         response = ha.CompareLogResponse.FromString(payload)
         self.first_position = response.first_position
         return response
+
+
+def check_master(config: BrokerConfig, broker_name: str) -> None:
+    """Raises ConfigError if what stands at `ha.master` is there, and is the master of no slave of this name. Who is not there may come."""
+    address = parse_address_list(config.ha.master)[0]
+    client_id = f"slave {config.broker_id} of {broker_name}"
+    try:
+        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=CHECK_TIMEOUT_S) as client:
+            request = ha.CompareLogRequest(broker_name=broker_name)
+            client.call(_COMPARE, request.SerializeToString(), CHECK_TIMEOUT_S)
+    except OtherProtocolError as error:
+        raise ConfigError(
+            f"ha.master: {address} is no remoting port; it may be a gRPC port. Give the remoting port of the master"
+        ) from error
+    except ServiceError as error:
+        if error.reason in ("BROKER_NOT_FOUND", "UNKNOWN_METHOD"):
+            raise ConfigError(f"ha.master: {address} is not the master of {broker_name}: {error.message}") from error
+    except (OSError, DecodeError):
+        return
 
 
 class HaFollower:

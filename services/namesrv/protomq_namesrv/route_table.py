@@ -428,7 +428,12 @@ class RouteTable:
                 liveness.hold_due_ms += gap_ms
 
     def _miss(self, key: BrokerKey, time_ms: int, cause: str) -> None:
-        """The broker is about to be removed. Nothing is missing while another one of its name is there: a slave has what its master has."""
+        """The broker is about to be removed. Nothing is missing while another one of its name is there: a slave has what its master has.
+
+        Nor is anything with a slave that has never had a topic: it never followed a master that had one.
+        """
+        if key.broker_id and not self._registrations[key].topics:
+            return
         if sum(other.broker_name == key.broker_name for other in self._registrations) > 1:
             return
         self._missing.pop(key.broker_name, None)

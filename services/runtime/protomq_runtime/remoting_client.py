@@ -39,6 +39,10 @@ class NotRemotingError(ConnectionError):
     """What listens there does not speak the remoting protocol; it may be a gRPC port."""
 
 
+class OtherProtocolError(NotRemotingError):
+    """The same, and it has said something that no remoting port says."""
+
+
 class WokenError(ConnectionError):
     """A call was given up because of `wake`: the connection is of no use any more."""
 
@@ -226,7 +230,7 @@ class RemotingClient:
             # Looked at before the rest of a header is there: an HTTP/2 SETTINGS frame may have 9 bytes only.
             length = int.from_bytes(buffer[start : start + frames.LENGTH_SIZE_BYTES], "little")
             if not _LENGTH_MIN <= length <= self._frame_size_max_bytes:
-                raise NotRemotingError(f"{self.address} sent bytes that are not a frame of the remoting port")
+                raise OtherProtocolError(f"{self.address} sent bytes that are not a frame of the remoting port")
             end = start + frames.LENGTH_SIZE_BYTES + length
             here = len(buffer) - start
             if end > len(buffer) and (length <= _READ_SIZE_BYTES or here < frames.HEADER_SIZE_BYTES):

@@ -155,6 +155,17 @@ def test_nothing_is_missing_while_another_broker_of_the_name_is_there() -> None:
     assert names_missing(table) == ["a"]
 
 
+def test_nothing_is_missing_with_a_slave_that_never_followed() -> None:
+    table = RouteTable()
+    slave = BrokerKey("a", 1)
+    table.register(registration(broker_id=1), 0)
+    table.unregister(slave, 100, 1)
+    assert names_missing(table) == []
+    table.register(registration(broker_id=1, incarnation=200, topics={"t": 1}), 2)
+    table.unregister(slave, 200, 3)
+    assert names_missing(table) == ["a"]
+
+
 def test_of_too_many_missing_brokers_the_longest_gone_are_dropped() -> None:
     table = RouteTable(limits=LimitsConfig(broker_count_max=2))
     for number, name in enumerate(("c", "a", "b")):
