@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -322,3 +324,26 @@ async def test_name_servers_that_hang_delay_a_start_by_one_time_out_together(
             await sender.close()
         finally:
             await process.stop(1)
+
+
+def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """A store of RocketMQ, which has folders of the same names."""
+    store = tmp_path / "store"
+    files = {"commitlog/00000000000000000000": b"\x00\x00\x01\x10" * 1_250, "checkpoint": bytes(4_096), "lock": b"lock", "index/1": b"mine"}
+    for name, content in files.items():
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_bytes(content)
+
+    def protomq(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "protomq_cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.stdout == ""
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    code, told = protomq("standalone", "-d", str(store), "--port", "0", "--remoting-port", "0")
+    assert code == 6
+    assert f"{store} is no store of protomq" in told
+    code, told = protomq("log", "verify", str(store))
+    assert code == 4
+    assert "this is not a store" in told
+    assert {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()} == files
