@@ -4,6 +4,10 @@ Rules:
 - Members compute shares of the same queues only if they have the same routes. Each tells a number that stands for its own (`numbers`).
 - Where a broker or another member contradicts a route, it is looked up again: at once, then ever more rarely, up to RocketMQ's
   pollNameServerInterval. A contradiction of another kind has it looked up at once.
+- Where a broker does not answer, or is a slave whose master is away, one of its routes is looked up again each SEARCH_S. So all members
+  come to a slave, and back to the master, while their list there counts as incomplete (`member_settle_ms`). Pulls would tell too late
+  where a member has no queue of a topic.
+- Routes are looked up one by one. So the address of a broker is that of the route that has changed last.
 - A broker that falls out of a route and does not answer is restarting, as a rule. Its queues stay in the share for KEEP_S, so a restart
   moves no queue. All members see at the same time that it is gone, and so give it up together. One that answers and does not come back into
   the route has lost the topic.
@@ -21,6 +25,8 @@ from ._types import BrokerAddress, MessageQueue, Route
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
 """Between two look-ups of a route that is in doubt."""
+SEARCH_S: Final = 1.0
+"""Between two look-ups while a broker is searched for."""
 KEEP_S: Final = 25.0
 """How long a broker keeps its place in the share while it does not answer; brokers give a silent member up after this time, too."""
 BACK_S: Final = 3.0
@@ -43,11 +49,15 @@ class _Known:
     route: Route
     queues: tuple[MessageQueue, ...]
     number: int
+    changed: int
+    """Grows with each change of any route: the higher one is the newer route."""
     missing: dict[str, _Missing] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
     """Missing brokers that do not answer."""
     until_s: dict[str, float] = field(default_factory=dict)
     """How long each missing broker keeps its place."""
+    searched: frozenset[str] = frozenset()
+    """Brokers of the route that do not answer, or are slaves; without those that another topic searches for."""
     reason: Hashable = None
     retry_s: float = RETRY_MIN_S
     due_s: float = 0.0
@@ -58,6 +68,7 @@ class GroupRoutes:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
+        self._change_count = 0
 
     def follow(
         self, routes: Mapping[str, Route], away_since_s: Callable[[str], float | None], now_s: float, *, drops: bool
@@ -71,10 +82,13 @@ class GroupRoutes:
         for topic, route in routes.items():
             known = self._known.get(topic)
             if known is None:
-                self._known[topic] = _Known(route, route.read_queues, route_number(route.read_queues))
+                self._change_count += 1
+                self._known[topic] = _Known(route, route.read_queues, route_number(route.read_queues), self._change_count)
                 continue
             is_changed = known.route is not route
             if is_changed:
+                self._change_count += 1
+                known.changed = self._change_count
                 self._note_missing(known, route)
             self._note_away(known, away_since_s, now_s)
             gone = [name for name, until_s in known.until_s.items() if drops and now_s > until_s]
@@ -85,6 +99,14 @@ class GroupRoutes:
                 kept = [queue for one in known.missing.values() for queue in one.queues]
                 known.queues = (*route.read_queues, *kept)
                 known.number = route_number(known.queues)
+        searched: set[str] = set()
+        for known in self._known.values():
+            route = known.route
+            lost = {name for name in route.brokers if name in route.leaderless_brokers or away_since_s(name) is not None}
+            if lost:
+                lost &= _names(route.read_queues)
+            known.searched = frozenset(lost - searched)
+            searched |= lost
 
     def is_looked_for(self, queue: MessageQueue) -> bool:
         """Whether the queue is one of a broker that is missing in its route."""
@@ -107,7 +129,7 @@ class GroupRoutes:
         found: dict[str, BrokerAddress] = {}
         for known in self._known.values():
             found |= {name: one.address for name, one in known.missing.items()}
-        for known in self._known.values():
+        for known in sorted(self._known.values(), key=lambda known: known.changed):
             brokers = known.route.brokers
             found |= {name: brokers[name] for name in _names(known.route.read_queues) if name in brokers}
         return found
@@ -124,9 +146,9 @@ class GroupRoutes:
 
     @staticmethod
     def _due_s(known: _Known, contradiction: Hashable) -> float:
-        if contradiction is None and not known.missing:
+        if contradiction is None and not known.missing and not known.searched:
             return float("inf")
-        return known.due_s if known.reason == (contradiction, frozenset(known.missing), known.away) else 0.0
+        return known.due_s if known.reason == _reason(known, contradiction) else 0.0
 
     def _is_due(self, known: _Known, contradiction: Hashable, now_s: float) -> bool:
         due_s = self._due_s(known, contradiction)
@@ -134,10 +156,10 @@ class GroupRoutes:
             known.reason, known.retry_s = None, RETRY_MIN_S
         if now_s < due_s:
             return False
-        reason = (contradiction, frozenset(known.missing), known.away)
+        reason = _reason(known, contradiction)
         if reason != known.reason:
             known.reason, known.retry_s = reason, RETRY_MIN_S
-        known.due_s = now_s + known.retry_s
+        known.due_s = now_s + (min(known.retry_s, SEARCH_S) if known.searched else known.retry_s)
         known.retry_s = min(known.retry_s * 2, RETRY_MAX_S)
         return True
 
@@ -172,6 +194,11 @@ def route_number(queues: Sequence[MessageQueue]) -> int:
     for queue in sorted(queues):
         digest.update(f"{queue.broker_name}\n{queue.queue_id}\n".encode())
     return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _reason(known: _Known, contradiction: Hashable) -> Hashable:
+    """Why the route of a topic is in doubt."""
+    return contradiction, frozenset(known.missing), known.away, known.searched
 
 
 def _names(queues: Sequence[MessageQueue]) -> frozenset[str]:

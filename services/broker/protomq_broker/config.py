@@ -169,6 +169,7 @@ class BrokerConfig:
         transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
         transaction_size_max_bytes: most bytes of their half messages in total. Retention has to write them again if they are still open.
         member_settle_ms: how long after a start the lists of members count as incomplete: members that a restart has cut off come back.
+            At a slave: after a group's first member came.
         member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone. More than 15 s, as members
             hold their calls for up to 15 s.
         member_expiry_ms: a member that only beats, and holds no call, is gone after this time (RocketMQ: 120 s).

@@ -12,10 +12,10 @@ Rules:
   not have when it was forgotten do not count: it claims them with this call, and is answered as any other.
 - After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is
   refused if others have them, or had them since, and if his commits name his membership. A slave refuses nobody, since it takes no commits.
-  Nor could it: it settled long before its master was away and members came to it, one by one.
 - A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
+- At a slave a group's list is incomplete for `settle_ms` after its first member came, whenever that is: the others are still to come.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
 - Bounded: members of a group, groups, topics of a member, queues that a member has. So is what is remembered of the past: last owners of
   free queues, and queues of members that are gone.
@@ -90,6 +90,8 @@ class Group:
     members: dict[MemberKey, Member] = field(default_factory=dict)
     owners: dict[Queue, int] = field(default_factory=dict)
     """Number of members that have each queue. A queue that nobody has is not in it."""
+    settled_ms: int = 0
+    """From when on its list is complete."""
     counted_ms: int = 0
     ownerless_queues: int = 0
     consumers: Counter[str] = field(default_factory=Counter)
@@ -125,6 +127,7 @@ class Memberships:
         known_groups: Collection[str],
         takes_commits: bool = True,
     ) -> None:
+        self._settle_ms = settle_ms
         self._settled_ms = started_ms + settle_ms
         self.expiry_ms = expiry_ms
         self.gap_ms = min(gap_ms, expiry_ms)
@@ -175,7 +178,8 @@ class Memberships:
         if group is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise too_many("groups", GROUPS_MAX, f"this broker has members of {GROUPS_MAX} groups already")
-            group = self._groups[name] = Group(next(self._versions), counted_ms=now_ms)
+            settled_ms = self._settles_until_ms(name, now_ms)
+            group = self._groups[name] = Group(next(self._versions), settled_ms=settled_ms, counted_ms=now_ms)
         if member is None:
             if len(group.members) >= MEMBERS_MAX:
                 raise too_many("members", MEMBERS_MAX, f"the group {name} has {MEMBERS_MAX} members already")
@@ -298,6 +302,9 @@ class Memberships:
 
     def settling_ms(self, name: str, now_ms: int) -> int:
         """Milliseconds for which the list of a group may still be incomplete."""
+        group = self._groups.get(name)
+        if group is not None:
+            return max(group.settled_ms - now_ms, 0)
         return max(self._settled_ms - now_ms, 0) if name in self._known_groups else 0
 
     def ownerless_ms_upto(self, now_ms: int) -> int:
@@ -305,6 +312,12 @@ class Memberships:
         for name, group in self._groups.items():
             self._count_ownerless(name, group, now_ms)
         return self.ownerless_ms
+
+    def _settles_until_ms(self, name: str, now_ms: int) -> int:
+        """From when on the list of a group is complete whose first member comes now."""
+        if not self._takes_commits:
+            return now_ms + self._settle_ms
+        return self._settled_ms if name in self._known_groups else 0
 
     def _find(self, name: str, key: MemberKey) -> Member | None:
         group = self._groups.get(name)
@@ -364,7 +377,7 @@ class Memberships:
         return has_news
 
     def _count_ownerless(self, name: str, group: Group, now_ms: int) -> None:
-        begin_ms = max(group.counted_ms, self._settled_ms if name in self._known_groups else 0)
+        begin_ms = max(group.counted_ms, group.settled_ms)
         if now_ms > begin_ms:
             self.ownerless_ms += group.ownerless_queues * (now_ms - begin_ms)
         group.counted_ms = now_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 from protomq import MessageQueue
 from protomq._group_routes import (
@@ -13,10 +14,11 @@ from protomq._group_routes import (
     KEEP_S,
     RETRY_MAX_S,
     RETRY_MIN_S,
+    SEARCH_S,
     GroupRoutes,
     route_number,
 )
-from protomq._types import Route
+from protomq._types import BrokerAddress, Route
 from tests.support.fake_driver import route_of
 
 BOTH = route_of("T", "a", "b", queues=4)
@@ -156,6 +158,50 @@ def test_a_broker_that_answers_has_lost_the_topic() -> None:
     member.away = {}
     member.look_ups_s(ONLY_A, BACK_S + 0.3)
     assert member.brokers() == {"a"}
+
+
+def at_slave(topic: str, queues: int = 4) -> Route:
+    """The master of `a` is away, and its slave is there."""
+    route = route_of(topic, "a", queues=queues)
+    return replace(route, brokers={"a": BrokerAddress("a", "slave", "slave")}, leaderless_brokers=("a",))
+
+
+def test_where_a_broker_is_says_the_route_that_changed_last() -> None:
+    masters = {topic: route_of(topic, "a", queues=1) for topic in "TU"}
+    for first, second in ("TU", "UT"):
+        routes = GroupRoutes()
+        routes.follow(masters, lambda name: None, 0.0, drops=True)
+        known = masters | {first: at_slave(first, 1)}
+        routes.follow(known, lambda name: None, 1.0, drops=True)
+        assert routes.addresses["a"].grpc_address == "slave"
+        known = {topic: at_slave(topic, 1) for topic in "TU"}
+        routes.follow(known, lambda name: None, 2.0, drops=True)
+        assert routes.addresses["a"].grpc_address == "slave"
+        routes.follow(known | {second: masters[second]}, lambda name: None, 3.0, drops=True)
+        assert routes.addresses == masters[second].brokers
+
+
+def test_while_a_broker_does_not_answer_or_is_a_slave_it_is_looked_for_and_not_only_ever_more_rarely() -> None:
+    member = Member(ONLY_A)
+    assert member.look_ups_s(ONLY_A, 10) == []
+    member.away = {"a": member.now_s}
+    away_s = member.look_ups_s(ONLY_A, 20)
+    member.away = {}
+    slave_s = member.look_ups_s(at_slave("T"), 20)
+    for times_s in (away_s, slave_s):
+        assert max(after - before for before, after in itertools.pairwise(times_s)) < SEARCH_S + 0.11
+        assert len(times_s) > 18
+    assert member.look_ups_s(ONLY_A, 20) == []
+
+
+def test_a_broker_is_looked_for_by_one_topic() -> None:
+    routes = GroupRoutes()
+    known = {topic: at_slave(topic) for topic in "TUV"}
+    routes.follow(known, lambda name: None, 0.0, drops=True)
+    assert routes.take_due({}, 0.0) == ["T"]
+    del known["T"]
+    routes.follow(known, lambda name: None, 1.0, drops=True)
+    assert routes.take_due({}, 1.0) == ["U"]
 
 
 def test_a_topic_that_is_not_consumed_any_more_is_not_looked_up() -> None:

@@ -250,12 +250,12 @@ def test_who_comes_second_to_a_slave_while_the_master_is_away_keeps_its_queues(m
     first, second = world.join("m1"), world.join("m2")
     world.run(1_000)
     before = [set(member.queues) for member in (first, second)]
-    # A slave has run for long, and has settled. The first member finds nobody else there, and claims all queues.
+    # The first member finds nobody else there for longer than the list settles, and claims all queues.
     slave = BrokerNode("a", 4, known=("g",), start=2, takes_commits=False)
     slave.advance(60_000)
     world.brokers["a"] = slave
     world.members.remove(second)
-    world.run(1_000)
+    world.run(4_000)
     assert slave.service.counts().ownerless_queues == 0
     world.members = [second, first] if meets.endswith("first") else [first, second]
     if meets != "at the slave":
@@ -265,6 +265,34 @@ def test_who_comes_second_to_a_slave_while_the_master_is_away_keeps_its_queues(m
         assert second.queues == before[1]
     assert first.queues == before[0]
     assert [member.lost_count for member in (first, second)] == [0, 0]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nobody_takes_a_queue_at_a_slave_before_the_others_have_had_time_to_come(is_first: bool) -> None:
+    world = World(BrokerNode("a", 4))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    before = [set(member.queues) for member in members]
+    slave = BrokerNode("a", 4, known=("g",), start=2, takes_commits=False)
+    slave.advance(60_000)
+    world.brokers["a"] = slave
+    late = members[1 if is_first else 0]
+    world.members.remove(late)
+    world.run(2_900)
+    newcomer = world.join("m3")
+    world.run(60)
+    assert [member.queues for member in members] == before
+    assert newcomer.queues == set()
+    world.members.append(late)
+    for _ in range(200):
+        world.run(20)
+        assert set(world.owners().values()) <= {0, 1}
+    assert set(world.owners().values()) == {1}
+    assert min(len(member.queues) for member in world.members) == 1
+    # From then on who dies is gone at once, as at a master.
+    world.crash(newcomer)
+    world.run(1_000)
+    assert [len(member.queues) for member in members] == [2, 2]
 
 
 def test_who_comes_to_a_broker_that_started_again_after_others_took_its_queues_gives_them_up() -> None:

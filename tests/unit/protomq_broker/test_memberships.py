@@ -259,6 +259,22 @@ def test_lists_settle_after_a_start_for_groups_that_were_there_before() -> None:
     assert known.settling_ms("new", 1_000) == 0
 
 
+def test_at_a_slave_a_list_settles_when_the_first_member_comes_whenever_that_is() -> None:
+    known = made(takes_commits=False)
+    assert known.settling_ms("g", 60_000) == 0, "nobody is there, and nobody is waited for"
+    seen(known, member("a", 0), 60_000)
+    assert known.settling_ms("g", 60_000) == 3_000
+    seen(known, member("b", 1), 62_000)
+    assert known.settling_ms("g", 62_000) == 1_000
+    assert known.settling_ms("g", 63_000) == 0
+    assert known.ownerless_ms_upto(63_500) == 2 * 500
+    known.left("g", ("a", 1), 64_000)
+    assert known.settling_ms("g", 64_000) == 0
+    known.left("g", ("b", 1), 64_000)
+    seen(known, member("a", 0), 90_000)
+    assert known.settling_ms("g", 91_000) == 2_000, "the master was back, and is away again"
+
+
 def test_ownerless_time_counts_free_queues_from_the_end_of_the_settling_on() -> None:
     known = made(("g",))
     seen(known, member("a"), 1_000)

@@ -192,7 +192,9 @@ class HoldMembershipResponse(_message.Message):
     difference: _builtins.str
     """How another member differs in what it consumes or how it shares; empty: all are alike."""
     settling_ms: _builtins.int
-    """For how long the list may still be incomplete, in milliseconds: the broker began a moment ago. 0: it is complete."""
+    """For how long the list may still be incomplete, in milliseconds: the broker began a moment ago, or it is a slave to which the first member of
+    the group came a moment ago. 0: it is complete.
+    """
     expiry_ms: _builtins.int
     """A member that has no call here for that long is gone, in milliseconds."""
     description_id: _builtins.int
