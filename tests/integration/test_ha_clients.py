@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from protomq import Admin, Producer, PullConsumer
+from protomq.calls import Calls
 from protomq.errors import ProtomqError
 from tests.support.cli import run
 from tests.support.ha_brokers import NAME, TOPIC, HaBroker, pair, running
@@ -86,6 +89,32 @@ def test_a_consumer_reads_from_the_slave_and_returns(cluster: Cluster) -> None:
         assert again.poll(0.5) == []
     cluster.slave.wait_for_all_of(cluster.master)
     assert cluster.slave.log_bytes(1 << 20) == cluster.master.log_bytes(1 << 20)
+
+
+def test_a_topic_that_was_made_a_moment_ago_is_at_the_slave_as_soon_as_its_master_is_away(tmp_path: Path) -> None:
+    # The default intervals: no heartbeat of the slave, and no end of its hold, says by chance what topics it has.
+    with running_namesrv(hold=10_000) as namesrv:
+        master, slave = pair(tmp_path, namesrv=[str(namesrv.remoting)], register_interval_ms=30_000)
+        with running(master, slave), Producer(namesrv=str(namesrv.remoting)) as producer:
+            slave.wait_for_all_of(master)
+            with Admin(namesrv=str(namesrv.remoting)) as admin:
+                admin.create_topic("newest", write_queues=1, read_queues=1)
+            producer.send("newest", b"first")
+            slave.wait_for_all_of(master)
+            master.kill()
+            with Calls(namesrv=str(namesrv.remoting)) as calls:
+
+                def is_at_slave() -> bool:
+                    """Raises TopicNotFoundError where the name server knows nobody who has it: neither before nor after the change."""
+                    calls.forget_route("newest")
+                    return calls.route("newest").leaderless_brokers == (NAME,)
+
+                wait_for(is_at_slave, PATIENCE_S)
+            # A producer waits for the next master.
+            with ThreadPoolExecutor() as sender:
+                sent = sender.submit(producer.send, "newest", b"second", timeout_s=PATIENCE_S)
+                master.start()
+                assert sent.result(PATIENCE_S).queue_offset == 1
 
 
 def is_committed(consumer: PullConsumer) -> bool:

@@ -1,4 +1,7 @@
-"""The lead changes under callers and a group: nobody is shown an error, members keep their queues, and owners keep their locks."""
+"""The lead changes under callers and a group: nobody is shown an error, members keep their queues, and owners keep their locks.
+
+The callers also send to a topic that was made since the last change, and never was in a registration of a slave's start.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,14 @@ LOCK_MS = 60_000
 
 
 class Callers:
-    """Threads that send one message after the other to any queue. Attributes: statuses, failures, as text."""
+    """Threads that send one message after the other to any queue of these topics. Attributes: statuses, failures, as text.
 
-    def __init__(self, namesrv: str) -> None:
+    One of them has a new producer for each message, which knows no route yet.
+    """
+
+    def __init__(self, namesrv: str, *topics: str) -> None:
+        self._namesrv = namesrv
+        self._topics = topics
         self.statuses: Counter[SendStatus] = Counter()
         self.failures: list[str] = []
         self._producer = Producer(namesrv=namesrv, send_timeout_s=SEND_TIMEOUT_S)
@@ -44,7 +52,13 @@ class Callers:
         number = 0
         while not self._stopping.wait(0.01):
             try:
-                result = self._producer.send(TOPIC, b"%d %d" % (caller, number))
+                topic = self._topics[number % len(self._topics)]
+                body = b"%d %d" % (caller, number)
+                if caller:
+                    result = self._producer.send(topic, body)
+                else:
+                    with Producer(namesrv=self._namesrv, send_timeout_s=SEND_TIMEOUT_S) as newcomer:
+                        result = newcomer.send(topic, body)
                 self.statuses[result.status] += 1
             except ProtomqError as error:
                 self.failures.append(f"{caller} {number}: {error!r}")
@@ -123,7 +137,8 @@ def locks_at(broker: HaBroker) -> dict[int, tuple[str, int, int]]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElectedCluster]:
     folder: Path = tmp_path_factory.mktemp("hand-over")
-    with elected_cluster(folder) as running:
+    # The default intervals: no heartbeat of a slave, and no end of its hold, says by chance what topics it has.
+    with elected_cluster(folder, register_interval_ms=30_000, liveness_ms={"hold": 10_000}) as running:
         with Admin(namesrv=running.namesrv) as admin:
             admin.create_topic(TOPIC, write_queues=QUEUES, read_queues=QUEUES)
         yield running
@@ -135,7 +150,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElectedCluster
 def test_nobody_is_shown_an_error_and_a_group_goes_on_as_it_was(cluster: ElectedCluster, how: str) -> None:
     old = cluster.wait_leading(3)
     namesrv = cluster.namesrv
-    with Member(namesrv) as first, Member(namesrv) as second, Callers(namesrv) as callers:
+    newest = f"made-before-{how}"
+    with Admin(namesrv=namesrv) as admin:
+        admin.create_topic(newest, write_queues=QUEUES, read_queues=QUEUES)
+    with Member(namesrv) as first, Member(namesrv) as second, Callers(namesrv, TOPIC, newest) as callers:
         wait_for(lambda: [len(each.consumer.assignment()) for each in (first, second)] == [2, 2], PATIENCE_S)
         wait_for(lambda: len(locks_at(old)) == QUEUES and members_at(old).ownerless_queues == 0, PATIENCE_S)
         callers.wait_for_more()

@@ -221,17 +221,18 @@ def elected_cluster(
     etcd_count: int = 1,
     election: Mapping[str, Any] | None = None,
     environments: Sequence[Mapping[str, str]] = (),
+    liveness_ms: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Iterator[ElectedCluster]:
     """So many brokers, of which one leads with all in sync. `has_links`: which can be cut. `etcd_count`: members of the etcd.
 
-    `environments`: of each broker; `settings`: of all, and `election`: below `etcd`.
+    `environments`: of each broker; `settings`: of all, and `election`: below `etcd`. `liveness_ms`: of the name server.
     """
     etcd = EtcdMembers(folder / "etcd", etcd_count)
     brokers: list[HaBroker] = []
     links: list[Links] = []
     try:
-        with running_namesrv() as namesrv:
+        with running_namesrv(**(liveness_ms or {})) as namesrv:
             etcd.start()
             address = str(namesrv.remoting)
             if has_links:

@@ -395,6 +395,9 @@ class Broker:
                 return
             self._registration = registration
             self.store.topics.on_change = partial(self._topics_changed, registration)
+            if self._is_slave:
+                # Name servers know all its topics before it leads, or its master is away: their routes are by what it has registered.
+                self.store.topics.on_applied = self.store.topics.on_change
             registration.start()
         is_elected = self._election is not None and not self._is_slave
         # The name of an elected master is its own by etcd: no name server has to say so first. One that refuses it knows a later master.

@@ -231,9 +231,7 @@ class RouteService:
         creatable = rules_of(topic).create
         route = snapshot.auto_create_route(topic) if creatable else None
         if route is None:
-            gone = ", ".join(
-                missing.registration.key.broker_name for missing in snapshot.missing(topic)
-            )
+            gone = ", ".join(snapshot.names_away(topic))
             remedy = (
                 "create it, or let a broker create topics on the first send"
                 if creatable

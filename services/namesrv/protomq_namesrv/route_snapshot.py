@@ -95,8 +95,12 @@ class RouteSnapshot:
     """All registrations at one moment, with the answers to GetRoute, serialised when they are first asked for."""
 
     def __init__(
-        self, registrations: Iterable[Registration] = (), missing: Iterable[Missing] = ()
+        self,
+        registrations: Iterable[Registration] = (),
+        missing: Iterable[Missing] = (),
+        former_masters: Iterable[Registration] = (),
     ) -> None:
+        """`former_masters`: those of names that have only slaves now."""
         self._registrations: dict[BrokerKey, Registration] = {}
         for registration in sorted(registrations, key=lambda registration: registration.key):
             self._registrations[registration.key] = registration
@@ -105,6 +109,7 @@ class RouteSnapshot:
             speakers.setdefault(registration.broker.broker_name, registration)
         self._speakers: Sequence[Registration] = tuple(speakers.values())
         self._missing = sorted(missing, key=lambda gone: gone.registration.key)
+        self._former_masters = tuple(former_masters)
         self._encoded_routes: dict[str, bytes] = {}
 
     @property
@@ -120,6 +125,12 @@ class RouteSnapshot:
     def missing(self, topic: str = "") -> Sequence[Missing]:
         """The brokers that were removed, by name; `topic`: those of them that had it."""
         return [gone for gone in self._missing if not topic or topic in gone.registration.topics]
+
+    def names_away(self, topic: str) -> Sequence[str]:
+        """Names of brokers that had a topic: all of a name are gone, or its master is, and no slave has registered the topic yet."""
+        gone = (missing.registration for missing in self.missing(topic))
+        former = (master for master in self._former_masters if topic in master.topics)
+        return sorted({registration.key.broker_name for registration in (*gone, *former)})
 
     def cluster_info(self, topic: str = "") -> GetClusterInfoResponse:
         """All brokers; `topic`: of those that are missing only the ones that had it."""

@@ -19,6 +19,8 @@ Rules
   that was set back between two starts would lock the broker out.
 - What was removed is missing, not forgotten: what it stores is in no answer, and who asks is told so. By name, until a broker of that name
   registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
+- While a name has only slaves, the topics of its former master are remembered. A slave may not have registered the newest of them yet. Who
+  asks for such a topic is told that its broker is away, not that nobody has it.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
 Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new
@@ -38,7 +40,7 @@ from typing import Final, NamedTuple
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .config import LimitsConfig, LivenessConfig
-from .route_snapshot import BrokerKey, Missing, Registration, RouteSnapshot, Version
+from .route_snapshot import MASTER_ID, BrokerKey, Missing, Registration, RouteSnapshot, Version
 
 PAUSE_SCANS: Final = 5
 """If this many scan intervals pass between two scans, this process was stopped or starved."""
@@ -102,6 +104,8 @@ class RouteTable:
         self._liveness: dict[BrokerKey, _Liveness] = {}
         self._tombstones: dict[BrokerKey, _Tombstone] = {}
         self._missing: dict[str, Missing] = {}
+        self._former_masters: dict[str, Registration] = {}
+        """Of names that have only slaves now: a slave may register a moment later what its master had."""
         self._hold_ids = count(1)
         self._last_scan_ms: int | None = None
         self._snapshot = RouteSnapshot()
@@ -183,6 +187,8 @@ class RouteTable:
             if changed:
                 self._registrations[key] = registration
                 self._missing.pop(key.broker_name, None)
+                if key.broker_id == MASTER_ID:
+                    self._former_masters.pop(key.broker_name, None)
                 self._publish()
         if changed:
             self._notify()
@@ -435,7 +441,10 @@ class RouteTable:
         if key.broker_id and not self._registrations[key].topics:
             return
         if sum(other.broker_name == key.broker_name for other in self._registrations) > 1:
+            if key.broker_id == MASTER_ID:
+                self._former_masters[key.broker_name] = self._registrations[key]
             return
+        self._former_masters.pop(key.broker_name, None)
         self._missing.pop(key.broker_name, None)
         self._missing[key.broker_name] = Missing(self._registrations[key], time_ms, cause)
         if len(self._missing) > self._limits.broker_count_max:
@@ -452,7 +461,9 @@ class RouteTable:
             del self._tombstones[next(iter(self._tombstones))]
 
     def _publish(self) -> None:
-        self._snapshot = RouteSnapshot(self._registrations.values(), self._missing.values())
+        self._snapshot = RouteSnapshot(
+            self._registrations.values(), self._missing.values(), self._former_masters.values()
+        )
 
     def _notify(self) -> None:
         if self.on_change is not None:

@@ -166,6 +166,21 @@ def test_nothing_is_missing_with_a_slave_that_never_followed() -> None:
     assert names_missing(table) == ["a"]
 
 
+def test_a_topic_that_no_slave_has_registered_yet_is_away_with_its_master() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1, "new": 1}), 0)
+    table.register(registration(broker_id=1, topics={"t": 1}), 0)
+    assert table.snapshot.names_away("new") == []
+    table.unregister(A, 100, 1)
+    assert route_of(table, "new") is None
+    assert (table.snapshot.names_away("new"), table.snapshot.names_away("never made")) == (["a"], [])
+    table.register(registration(broker_id=1, counter=2, topics={"t": 1, "new": 1}), 2)
+    assert queues_of(table, "new").keys() == {"a"}
+    # The next master has deleted it.
+    table.register(registration(incarnation=101, topics={"t": 1}), 3)
+    assert (queues_of(table, "new"), table.snapshot.names_away("new")) == ({}, [])
+
+
 def test_of_too_many_missing_brokers_the_longest_gone_are_dropped() -> None:
     table = RouteTable(limits=LimitsConfig(broker_count_max=2))
     for number, name in enumerate(("c", "a", "b")):

@@ -481,7 +481,7 @@ class Store:
         """
         positions = self.positions
         positions.on_appended, positions.on_arrival, positions.on_flushed = [], [], []
-        self.topics.on_change = _nothing
+        self.topics.on_change = self.topics.on_applied = _nothing
         self.on_topic_deleted = _ignore
         self.on_housekeeping = _nothing
         self.keep_from_position = _nothing

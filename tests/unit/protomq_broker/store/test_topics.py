@@ -197,6 +197,20 @@ def test_each_change_is_told_once():
     assert told == [1, 2, 3, 4]
 
 
+def test_each_record_that_a_slave_applies_is_told_when_the_table_has_it() -> None:
+    log = Log()
+    master = log.open()
+    master.create(TopicConfig("a"))
+    slave = Log().open()
+    told: list[list[str]] = []
+    slave.on_applied = lambda: told.append([topic.name for topic in slave.all()])
+    master.create(TopicConfig("b"))
+    master.delete("a")
+    for position, body in log.records:
+        slave.apply(body, position)
+    assert told == [["a"], ["a", "b"], ["b"]]
+
+
 def test_a_snapshot_stays_as_it_was():
     table = make_table()
     table.create(TopicConfig("a"))

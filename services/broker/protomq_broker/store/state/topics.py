@@ -174,6 +174,7 @@ class TopicTable:
     Attributes:
         writer: how changes get into the log; set before the first one.
         on_change: called after each change, on the thread that asked for it.
+        on_applied: called after each record, on the writer: of a slave, where nobody asks for changes.
         replay_from: after the construction: the records before this position are in it already.
     """
 
@@ -194,6 +195,7 @@ class TopicTable:
         """
         self.writer: StateWriter | None = None
         self.on_change: Callable[[], None] = _nothing
+        self.on_applied: Callable[[], None] = _nothing
         self._draw_incarnation = draw_incarnation or self._next_incarnation
         self._files = SnapshotFiles(disk, path)
         self._now_ms = now_ms
@@ -355,6 +357,7 @@ class TopicTable:
         version = TopicsVersion(record.version.time_ms, record.version.counter)
         self._enter(map(topic_from_message, record.topics), position, version)
         self._end_position = position + 1
+        self.on_applied()
         return gone
 
     def carry(self, cut: int) -> Sequence[Carrier]:
