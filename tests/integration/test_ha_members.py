@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter, defaultdict
@@ -12,7 +13,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, PushConsumer
+from protomq import (
+    Admin,
+    AsyncPullConsumer,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+)
 from protomq.v1.membership_service_pb2 import ListMembersRequest, ListMembersResponse
 from protomq.v1.membership_service_pb2_grpc import MembershipServiceStub
 from tests.support.ha_brokers import HaBroker, pair, running
@@ -64,7 +73,7 @@ class Pushed:
     """A member whose listener takes a moment for each message."""
 
     def __init__(self, namesrv: str, name: str, work: Work) -> None:
-        self._consumer = PushConsumer("g-push", namesrv=namesrv, client_id=name, concurrency=2, commit_interval_s=0.5)
+        self._consumer = PushConsumer("g-pushed", namesrv=namesrv, client_id=name, concurrency=2, commit_interval_s=0.5)
 
         def listen(message: Message) -> None:
             work.note(name, message.queue, message.queue_offset)
@@ -93,7 +102,7 @@ class Pulled:
         self._queues: list[int] = []
 
     def _run(self) -> None:
-        with PullConsumer("g-pull", namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5) as consumer:
+        with PullConsumer("g-pulled", namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5) as consumer:
             consumer.subscribe(TOPIC)
             consumer.subscribe_retries()
             while not self._ends.is_set():
@@ -112,6 +121,24 @@ class Pulled:
 
     def queues(self) -> list[int]:
         return self._queues
+
+
+class AsyncPulled(Pulled):
+    """The same, in coroutines."""
+
+    def _run(self) -> None:
+        asyncio.run(self._poll())
+
+    async def _poll(self) -> None:
+        member = AsyncPullConsumer("g-asyncpulled", namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5)
+        async with member as consumer:
+            await consumer.subscribe(TOPIC)
+            await consumer.subscribe_retries()
+            while not self._ends.is_set():
+                for message in await consumer.poll(0.2, max_messages=10):
+                    self._work.note(self._name, message.queue, message.queue_offset)
+                    await asyncio.sleep(0.005)
+                self._queues = sorted(queue.queue_id for queue in consumer.assignment() if queue.topic == TOPIC)
 
 
 def members_at(broker: HaBroker, group: str) -> ListMembersResponse:
@@ -144,12 +171,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, HaB
             yield namesrv, master, slave
 
 
-@pytest.mark.parametrize("kind", [Pushed, Pulled])
+@pytest.mark.parametrize("kind", [Pushed, Pulled, AsyncPulled])
 def test_members_keep_their_queues_at_a_slave_and_when_the_master_is_back(
     cluster: tuple[str, HaBroker, HaBroker], kind: type[Pushed | Pulled]
 ) -> None:
     namesrv, master, slave = cluster
-    group, work = f"g-{kind.__name__[:4].lower()}", Work()
+    group, work = f"g-{kind.__name__.lower()}", Work()
     with ExitStack() as stack:
         members: list[Pushed | Pulled] = [kind(namesrv, name, work) for name in ("m1", "m2")]
         for member in members:
