@@ -53,6 +53,7 @@ from .errors import (
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
+    TopicRecreatedError,
     UnsupportedError,
 )
 from .wire.topics import TopicClass, class_of, retry_topic
@@ -121,6 +122,10 @@ class ConsumerSteps:
         self._retry_resolve_s = 0.0
         self._exists: dict[str, bool] = {}
         """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
+        self._incarnations: dict[tuple[str, str], int] = {}
+        """The last that is known of each topic at each broker."""
+        self._made_again: set[str] = set()
+        """Topics that were deleted while they were consumed: all that is in them since is to be consumed."""
         self._told_of: set[str] = set()
         """Topics about which the user was warned."""
 
@@ -160,6 +165,7 @@ class ConsumerSteps:
         self._begun = {queue for queue in self._begun if queue.topic != topic}
         yield from self._reassign()
         self._unpinned = {queue: start for queue, start in self._unpinned.items() if queue.topic != topic}
+        self._forget_incarnations()
 
     def assign(
         self,
@@ -180,6 +186,7 @@ class ConsumerSteps:
         for queue in queues:
             self._tags[queue.topic], self._filters[queue.topic] = tags, wanted_filter
         yield from self._forget_gone(queue.topic for queue in queues)
+        self._forget_incarnations()
         yield from self._reassign()
         return routes
 
@@ -224,12 +231,24 @@ class ConsumerSteps:
         """What is known of topics that were deleted is known no more: they are begun again."""
         names = set(topics)
         lost = self.state.forget_gone(names)
+        self._made_again.update(queue.topic for queue in lost)
         if self.trouble is not None and self.trouble.metadata.get("topic") in names:
             self.trouble = None  # Of another queue, found while the user saw to it.
         for topic in names:
             self._exists.pop(topic, None)
         if self._listener is not None:
             yield from self._tell(self._listener.on_lost, lost)
+
+    def _forget_incarnations(self) -> None:
+        """Of topics that are not consumed any more: one that is taken up again begins where it is told."""
+        topics = self.subscriptions.keys() | {queue.topic for queue in self.assigned}
+        self._made_again &= topics
+        self._incarnations = {key: incarnation for key, incarnation in self._incarnations.items() if key[0] in topics}
+
+    def _note_incarnation(self, topic: str, broker_name: str, incarnation: int) -> None:
+        if incarnation and self._incarnations.setdefault((topic, broker_name), incarnation) != incarnation:
+            self._incarnations[topic, broker_name] = incarnation
+            self._made_again.add(topic)
 
     def _reassign(self) -> Steps[None]:
         """Brings the queues in line with what the user asked for."""
@@ -313,6 +332,8 @@ class ConsumerSteps:
         """What comes before queues go: the listener is told, and what was finished is committed."""
         if not queues:
             return
+        for queue in queues:
+            self._note_incarnation(queue.topic, queue.broker_name, self.state.incarnation(queue))
         if self._listener is not None:
             yield from self._tell(self._listener.on_revoked, queues)
         if self.options.auto_commits:
@@ -453,6 +474,8 @@ class ConsumerSteps:
         queue = ticket.queue
         if error.stale_route and not (self._share is not None and self._share.is_looked_for(queue)):
             yield ForgetRoute(queue.topic, may_be_old=not by_broker)
+        if by_broker and isinstance(error, TopicNotFoundError | TopicRecreatedError) and self.state.incarnation(queue):
+            self._made_again.add(queue.topic)
         told = self.state.failed(ticket, error, self.clock(), by_broker=by_broker)
         if told is None and isinstance(error, QueueNotFoundError) and queue in self.assigned:
             told = error  # A subscription follows the route; this queue was asked for by its number.
@@ -548,7 +571,8 @@ class ConsumerSteps:
                 ranges, incarnation = yield from self._calls.queue_ranges(
                     limits, topic, broker_name, [queue.queue_id for queue in rest], incarnation
                 )
-                starts = first_offsets(rest, ranges, begin)
+                self._note_incarnation(topic, broker_name, incarnation)
+                starts = first_offsets(rest, ranges, "earliest" if topic in self._made_again else begin)
         except (TopicNotFoundError, QueueNotFoundError) as error:
             is_there = False
             # Not made yet (auto_create): its first message will have the offset 0.
@@ -557,6 +581,7 @@ class ConsumerSteps:
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
             is_there = self._exists[topic] = True
+            self._note_incarnation(topic, broker_name, incarnation)
         begun = {
             queue: _Start(starts.get(queue, 0))
             for queue in queues

@@ -28,6 +28,7 @@ from protomq.errors import (
     RequestTimeoutError,
     SystemBusyError,
     TopicNotFoundError,
+    TopicRecreatedError,
     UnsupportedError,
 )
 from protomq.v1 import consumer_service_pb2 as pb
@@ -45,6 +46,7 @@ class Brokers:
     def __init__(self, world: FakeWorld) -> None:
         self.ends: dict[MessageQueue, int] = dict.fromkeys(world.routes["T"].read_queues, 0)
         self.committed: dict[MessageQueue, int] = {}
+        self.incarnation = 7
         world.answers |= {
             GET_OFFSETS: self._get_offsets,
             GET_QUEUE_RANGE: self._get_range,
@@ -60,7 +62,7 @@ class Brokers:
             for queue, offset in self.committed.items()
             if queue[:2] == (asked.topic, server) and queue.queue_id in asked.queue_ids
         ]
-        return pb.GetOffsetsResponse(offsets=found, topic_incarnation=7).SerializeToString()
+        return pb.GetOffsetsResponse(offsets=found, topic_incarnation=self.incarnation).SerializeToString()
 
     def _get_range(self, server: str, request: bytes) -> bytes:
         asked = pb.GetQueueRangeRequest.FromString(request)
@@ -69,10 +71,10 @@ class Brokers:
             for queue, end in self.ends.items()
             if queue[:2] == (asked.topic, server) and (queue.queue_id in asked.queue_ids or not asked.queue_ids)
         ]
-        return pb.GetQueueRangeResponse(ranges=found, topic_incarnation=7).SerializeToString()
+        return pb.GetQueueRangeResponse(ranges=found, topic_incarnation=self.incarnation).SerializeToString()
 
     def _search(self, server: str, request: bytes) -> bytes:
-        return pb.SearchOffsetResponse(queue_offset=3, topic_incarnation=7).SerializeToString()
+        return pb.SearchOffsetResponse(queue_offset=3, topic_incarnation=self.incarnation).SerializeToString()
 
     def _commit(self, server: str, request: bytes) -> bytes:
         for one in pb.CommitOffsetsRequest.FromString(request).offsets:
@@ -81,8 +83,10 @@ class Brokers:
 
     def _pull(self, server: str, request: bytes) -> bytes:
         asked = pull_service_pb2.PullRequest.FromString(request)
+        if asked.topic_incarnation not in (0, self.incarnation):
+            raise TopicRecreatedError("made again")
         end = self.ends[MessageQueue(asked.topic, server, asked.queue_id)]
-        answer = pull_service_pb2.PullResponse(end_offset=end, topic_incarnation=7)
+        answer = pull_service_pb2.PullResponse(end_offset=end, topic_incarnation=self.incarnation)
         upto = min(asked.queue_offset + 3, end)
         for offset in range(asked.queue_offset, upto):
             record = answer.records.add()
@@ -469,6 +473,40 @@ def test_a_start_that_failed_is_committed_when_its_queue_goes(world: FakeWorld, 
     world.answers[COMMIT_OFFSETS] = commit
     world.driver.run(consumer.steps.unsubscribe("T") if way == "unsubscribe" else consumer.steps.say_goodbye())
     assert brokers.committed[A0] == 9
+
+
+@pytest.mark.parametrize("way", ["subscribe", "assign"])
+def test_a_topic_that_is_made_again_is_consumed_from_its_first_message(world: FakeWorld, brokers: Brokers, way: str) -> None:
+    brokers.ends[A0] = 9
+    consumer = Consumer(world, begin="latest")
+
+    def begin() -> None:
+        if way == "subscribe":
+            consumer.subscribe()
+        else:
+            world.driver.run(consumer.steps.assign((A0, A1, B0, B1), (), NO_FILTER))
+
+    begin()
+    assert consumer.poll() == []
+    brokers.incarnation = 8
+    brokers.ends |= {A0: 2, B1: 1}
+    brokers.committed.clear()
+    with pytest.raises(TopicRecreatedError):
+        consumer.poll()
+    begin()
+    assert sorted(consumer.poll()) == [(A0, 0), (A0, 1), (B1, 0)]
+    assert brokers.committed[A0] == 0, "its next owner begins there, too"
+
+
+def test_a_topic_that_is_subscribed_to_again_at_the_end_skips_what_came_since(world: FakeWorld, brokers: Brokers) -> None:
+    consumer = Consumer(world, begin="latest")
+    consumer.subscribe()
+    world.driver.run(consumer.steps.unsubscribe("T"))
+    brokers.incarnation = 8
+    brokers.ends[A0] = 9
+    brokers.committed.clear()
+    consumer.subscribe()
+    assert consumer.steps.state.position(A0) == 9
 
 
 def _missing(server: str, request: bytes) -> bytes:

@@ -103,6 +103,15 @@ def test_nothing_is_skipped_of_a_topic_that_was_made_after_the_member_subscribed
     assert node.brokers.committed == dict.fromkeys(QUEUES, start)
 
 
+def test_nothing_is_skipped_of_a_topic_that_was_made_again_in_a_queue_that_comes_from_another_member() -> None:
+    node = Joining(other(2, 3))
+    assert node.positions() == {0: 9, 1: 9}
+    node.brokers.incarnation = 8
+    node.brokers.committed.clear()  # The other one was killed before it could say where it began.
+    node.others_are()
+    assert node.positions() == {0: 9, 1: 9, 2: 0, 3: 0}, "of the first two a pull will tell"
+
+
 def test_a_topic_that_is_subscribed_to_again_is_begun_again() -> None:
     node = Joining()
     node.world.driver.run(node.steps.unsubscribe("T"))
