@@ -44,6 +44,7 @@ from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
+from ._route_looks import RouteLooks
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
@@ -102,6 +103,7 @@ class ConsumerSteps:
         self._outages = Outages()
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
+        self._route_looks = RouteLooks(clock())
         self._group_looks = GroupLooks(options.group, clock) if options.broadcasting and options.group else None
         self.locks: QueueLocks | None = None
         """Of a consumer that has its queues to itself."""
@@ -381,6 +383,8 @@ class ConsumerSteps:
             return False
         if self._unpinned and not self._pins_due_in_s(now_s):
             return False
+        if not self._route_looks.due_in_s(now_s):
+            return False
         if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
         for topic, route in self.subscriptions.items():  # noqa: SIM110  # As `all` of a generator it is twice as slow.
@@ -401,6 +405,10 @@ class ConsumerSteps:
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
+        member_count = 1 if self._share is None else self._share.member_count
+        looked_up = self._route_looks.take_due(self.subscriptions, member_count, now_s)
+        if looked_up is not None:
+            yield ForgetRoute(looked_up, may_be_old=True)
         yield from self._follow_routes(now_s)
         if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
             yield from self._group_looks.look_at_broadcast(subscribed_queues(self.assigned, self.subscriptions))
@@ -435,11 +443,12 @@ class ConsumerSteps:
     def group_due_in_s(self, now_s: float) -> float:
         """Until `before_poll` may have something to do that comes before the next message: 0 if it has now.
 
-        Queues to take or to give away, the settings of the group, a start to commit.
+        Queues to take or to give away, routes, the settings of the group, a start to commit.
         """
+        due_in_s = self._route_looks.due_in_s(now_s) if self.subscriptions else float("inf")
         if self._group_looks is not None:
-            return self._group_looks.due_in_s(now_s)
-        due_in_s = self._pins_due_in_s(now_s)
+            return min(due_in_s, self._group_looks.due_in_s(now_s))
+        due_in_s = min(due_in_s, self._pins_due_in_s(now_s))
         return due_in_s if self._share is None else min(due_in_s, self._share_due_in_s(self._share, now_s))
 
     def _share_due_in_s(self, share: GroupShare, now_s: float) -> float:

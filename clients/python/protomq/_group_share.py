@@ -61,6 +61,11 @@ class GroupShare:
         self._queues = found
         return found
 
+    @property
+    def member_count(self) -> int:
+        """Members of the group, this one included, as far as is known."""
+        return self.member.state.member_count
+
     def waits_for_answers(self) -> bool:
         """Whether brokers are to say yet whether queues of the share are free."""
         with self.member.lock:

@@ -165,6 +165,8 @@ class MembershipState:
         """Whether commits name the membership. Else they carry a lock's token, which outlives a restart of the broker and says more."""
         self.news = 0
         """Grows with each answer that may change the share."""
+        self.member_count = 1
+        """Of the group, this one included, as far as was known at the last `share`."""
         self._filters: dict[str, str] = {}
         self._going: dict[str, str] = {}
         """Topics that are not wanted any more, and have queues whose last commit is still to come."""
@@ -504,6 +506,7 @@ class MembershipState:
         if all(broker.settled_s > now_s for broker in views):
             return None
         members = self._members(views)
+        self.member_count = len(members)
         found: list[MessageQueue] = []
         waiting: dict[MessageQueue, float] = {}
         claims, self._claims = self._claims, {}

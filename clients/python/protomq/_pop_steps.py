@@ -37,8 +37,9 @@ from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps
 from ._retry import CALL, ONCE
+from ._route_looks import LOOK_S
 from ._send_back import attempt_fields, error_text, send_back_steps
-from ._steps import Each, GetRoute, Steps
+from ._steps import Each, ForgetRoute, GetRoute, Steps
 from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
     ConfigurationError,
@@ -135,6 +136,8 @@ class PopSteps:
         self._turns = count()
         self._hooks = hooks or HookPoints(group)
         self._held = HeldMessages(self._hooks) if self._hooks.consume else None
+        self._next_look_s: dict[str, float] = {}
+        """When the route of each topic is looked up again: nobody says that a broker came new, or came back."""
         self._known_names: tuple[Route | None, list[str]] = None, []
 
     def wish(
@@ -188,6 +191,9 @@ class PopSteps:
 
     def _receive(self, wish: PopWish) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
+        if self._clock() >= self._next_look_s.get(wish.topic, 0.0):
+            self._next_look_s[wish.topic] = self._clock() + LOOK_S
+            yield ForgetRoute(wish.topic, may_be_old=True)
         route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
         names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:

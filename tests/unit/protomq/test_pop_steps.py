@@ -121,6 +121,24 @@ def answer_of(bodies: list[bytes], tag: str = "") -> bytes:
     return response.SerializeToString() + b"".join(fields)
 
 
+def test_a_broker_that_comes_is_asked_two_seconds_later_though_the_route_is_trusted_for_longer() -> None:
+    brokers = Brokers("a")
+    forgotten: list[float] = []
+    do = brokers._do
+
+    def noted(effect: Any) -> Any:
+        if isinstance(effect, ForgetRoute):
+            assert effect == ForgetRoute("T", may_be_old=True), "nobody waits for the name server"
+            forgotten.append(brokers.clock.now_s)
+        return do(effect)
+
+    brokers._do = noted  # type: ignore[method-assign]
+    for _ in range(5):
+        brokers.receive(hold_s=0.5)
+        brokers.clock.now_s += 0.25
+    assert forgotten == [0.0, 2.25]
+
+
 def test_of_one_broker_all_is_asked_in_one_call() -> None:
     brokers = Brokers("a")
     assert brokers.receive(hold_s=15.0) == []

@@ -1,0 +1,55 @@
+"""When a consumer looks its routes up again: nobody tells it of brokers that came new, or came back. No I/O, time handed in.
+
+Rules:
+- A route that is trusted for 30 s, as a producer's, hides a broker for that long. So each topic is looked up again after LOOK_S.
+- The members of a group tell each other when their routes differ. So the more there are, the more seldom each one looks: together they make
+  LOOKS_PER_S, as long as each looks once in ROUTE_FRESH_S. So does a consumer of many topics, which it looks up in turn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import Final
+
+from ._routes import ROUTE_FRESH_S
+
+LOOK_S: Final = 2.0
+LOOKS_PER_S: Final = 2.0
+ANSWER_S: Final = 0.2
+"""After a look-up begins, somebody sees what came of it."""
+
+
+class RouteLooks:
+    """Of one consumer."""
+
+    def __init__(self, now_s: float, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._line: list[str] = []
+        """Topics that are still to be looked up in this round."""
+        self._next_s = now_s + LOOK_S
+        self._answer_s = float("inf")
+
+    def due_in_s(self, now_s: float) -> float:
+        """Until there is something to look up, or to see."""
+        return max(min(self._next_s, self._answer_s) - now_s, 0.0)
+
+    def take_due(self, topics: Collection[str], member_count: int, now_s: float) -> str | None:
+        """The topic that is to be looked up now; None: none. `member_count`: how many look at the same topics."""
+        if now_s >= self._answer_s:
+            self._answer_s = float("inf")
+        if now_s < self._next_s:
+            return None
+        if not topics:
+            self._next_s = now_s + LOOK_S
+            return None
+        pause_s = max(min(member_count / LOOKS_PER_S, ROUTE_FRESH_S / len(topics)), LOOK_S / len(topics))
+        # Members that began at one time do not look at one time.
+        self._next_s = now_s + pause_s * self._rng.uniform(0.75, 1.25)
+        self._answer_s = now_s + ANSWER_S
+        while True:
+            if not self._line:
+                self._line = list(topics)
+            topic = self._line.pop()
+            if topic in topics:
+                return topic

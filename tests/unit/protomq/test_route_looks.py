@@ -1,0 +1,86 @@
+"""When consumers look their routes up again, and what that costs name servers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from protomq import MessageQueue
+from protomq._consumer_options import ConsumerOptions
+from protomq._consumer_steps import ConsumerSteps
+from protomq._filters import NO_FILTER
+from protomq._route_looks import ANSWER_S, LOOK_S, RouteLooks
+from protomq._routes import ROUTE_FRESH_S
+from tests.support.fake_driver import FakeWorld, route_of
+
+from .test_consumer_steps import Brokers
+
+RUN_S = 1_000
+
+
+def looks_in_run(topic_count: int, member_count: int) -> Counter[str]:
+    """What one of so many members looks up in RUN_S."""
+    looks, now_s = RouteLooks(0.0, random.Random(1)), 0.0
+    topics = dict.fromkeys(f"T{number}" for number in range(topic_count))
+    found: Counter[str] = Counter()
+    while now_s < RUN_S:
+        topic = looks.take_due(topics, member_count, now_s)
+        if topic is not None:
+            found[topic] += 1
+        assert looks.due_in_s(now_s) > 0
+        now_s += looks.due_in_s(now_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("topic_count", "member_count", "interval_s"),
+    [(1, 1, LOOK_S), (1, 4, LOOK_S), (1, 10, 5.0), (4, 1, LOOK_S), (20, 1, 10.0), (1, 1_000, ROUTE_FRESH_S), (500, 1, ROUTE_FRESH_S)],
+)
+def test_each_topic_is_looked_up_after_two_seconds_or_as_often_as_a_group_of_many_needs(
+    topic_count: int, member_count: int, interval_s: float
+) -> None:
+    found = looks_in_run(topic_count, member_count)
+    assert len(found) == topic_count
+    for count in found.values():
+        assert RUN_S / count == pytest.approx(interval_s, rel=0.1)
+
+
+@pytest.mark.parametrize("group", ["", "g"])
+def test_a_broker_that_comes_is_consumed_from_after_two_seconds_though_the_route_is_trusted_for_longer(group: str) -> None:
+    """A group's member without its driver consumes all queues, as one that broadcasts."""
+    world = FakeWorld(route_of("T", "a"))
+    world.routes["T"] = whole = route_of("T", "a", "b")
+    Brokers(world)
+    world.routes["T"] = route_of("T", "a")
+    steps = ConsumerSteps(ConsumerOptions(group=group, broadcasting=bool(group)), world.now_s)
+    world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    trusted = world.routes["T"]
+    world.driver.run(steps.before_poll())
+    assert steps.is_settled(lambda _: trusted)
+    world.routes["T"] = whole
+    assert steps.group_due_in_s(world.now_s()) <= LOOK_S, "a poll that waits wakes up for it"
+    world.advance(LOOK_S * 1.25)
+    assert not steps.is_settled(lambda _: trusted)
+    world.driver.run(steps.before_poll())
+    assert world.forgotten == ["T"]
+    assert MessageQueue("T", "b", 0) in steps.state.queues
+
+
+def test_what_came_of_a_look_up_is_seen_soon() -> None:
+    looks = RouteLooks(0.0, random.Random(1))
+    assert looks.take_due(["T"], 1, LOOK_S) == "T"
+    assert looks.due_in_s(LOOK_S) == pytest.approx(ANSWER_S)
+    assert looks.take_due(["T"], 1, LOOK_S + ANSWER_S + 0.01) is None
+    assert looks.due_in_s(LOOK_S + ANSWER_S + 0.01) > 1
+
+
+def test_topics_that_are_not_consumed_any_more_are_not_looked_up() -> None:
+    looks, now_s = RouteLooks(0.0, random.Random(1)), 0.0
+    found = []
+    for topics in (["A", "B"],) * 3 + (["B"],) * 3 + ([],) * 2 + (["A"],):
+        now_s += 2 * LOOK_S
+        found.append(looks.take_due(topics, 1, now_s))
+    assert set(found[:2]) == {"A", "B"}
+    assert found[3:] == ["B", "B", "B", None, None, "A"]
