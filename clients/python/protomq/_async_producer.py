@@ -22,7 +22,7 @@ from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
-from ._requests import Reply, queue_at, reply_steps
+from ._requests import Reply, queue_at, reply_steps, reply_timeout_s
 from ._send_arguments import (
     as_message,
     refuse_call_hooks,
@@ -251,6 +251,8 @@ class AsyncProducer(AsyncLineSender):
         timeout_s: float | None = None,
     ) -> None:
         """See Producer.reply."""
+        if timeout_s is None:
+            timeout_s = reply_timeout_s(self.options.send_timeout_s)
         within_s = self._deadline(timeout_s) - time.monotonic()
         await self._driver.run(reply_steps(message, body, properties, within_s))
 

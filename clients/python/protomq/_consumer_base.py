@@ -24,7 +24,7 @@ from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import PullState, logger
 from ._queue_listener import QueueListener
-from ._requests import reply_steps
+from ._requests import reply_steps, reply_timeout_s
 from ._routes import RouteBook
 from ._send_back import (
     SentBack,
@@ -175,7 +175,7 @@ class ConsumerBase:
     ) -> Steps[None]:
         """Of `reply`, its arguments checked."""
         if timeout_s is None:
-            timeout_s = self.options.request_timeout_s
+            timeout_s = reply_timeout_s(self.options.request_timeout_s)
         return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def _retry_topic_steps(self) -> Steps[str]:

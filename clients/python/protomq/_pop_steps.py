@@ -35,7 +35,7 @@ from ._late_imports import fork_waits
 from ._message import Message
 from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
-from ._requests import reply_steps
+from ._requests import reply_steps, reply_timeout_s
 from ._retry import CALL, ONCE
 from ._route_looks import LOOK_S
 from ._send_back import attempt_fields, error_text, send_back_steps
@@ -308,7 +308,7 @@ class PopSteps:
     ) -> Steps[None]:
         """Replies to a request."""
         if timeout_s is None:
-            timeout_s = self._request_timeout_s
+            timeout_s = reply_timeout_s(self._request_timeout_s)
         return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def change_invisible(

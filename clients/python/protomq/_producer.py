@@ -21,7 +21,7 @@ from ._lines import Entry, Line, Room, resolve_batch
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._request_calls import RequestCalls
-from ._requests import Reply, queue_at, reply_steps
+from ._requests import Reply, queue_at, reply_steps, reply_timeout_s
 from ._routes import Routes
 from ._send_arguments import (
     as_message,
@@ -343,8 +343,11 @@ class Producer(LineSender):
     ) -> None:
         """Replies to a message that was sent by `request`; returns when its caller has the reply. Consumers have this method, too.
 
-        Raises CallerGoneError if nobody waits for it any more: drop it. ConfigurationError if the message asks for no reply.
+        Raises CallerGoneError if nobody waits for it any more: drop it. RequestTimeoutError if its caller may still come back: try again.
+        ConfigurationError if the message asks for no reply. `timeout_s`: None for 15 s, or `send_timeout_s` if that is longer.
         """
+        if timeout_s is None:
+            timeout_s = reply_timeout_s(self.options.send_timeout_s)
         within_s = self._deadline(timeout_s) - time.monotonic()
         self._driver.run(reply_steps(message, body, properties, within_s))
 

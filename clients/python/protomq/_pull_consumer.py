@@ -305,8 +305,9 @@ class PullConsumer(ConsumerBase):
     ) -> None:
         """Replies to a message that was sent by `request`; returns when its caller has the reply.
 
-        Raises CallerGoneError if nobody waits for it any more: drop it. ConfigurationError if the message asks for no reply. `timeout_s`:
-        None for the request time-out.
+        Raises CallerGoneError if nobody waits for it any more: drop it. RequestTimeoutError if the time is over, and the caller may still
+        come back: try again. ConfigurationError if the message asks for no reply. `timeout_s`: None for 15 s, or the request time-out if
+        that is longer.
         """
         self._check_open()
         self._run(self._reply_steps(message, body, properties, timeout_s))

@@ -272,8 +272,9 @@ class PushConsumer(PushBase):
     ) -> None:
         """Replies to a message that was sent by `request`; for listeners. Returns when its caller has the reply.
 
-        Raises CallerGoneError if nobody waits for it any more: return, there is nothing to retry. ConfigurationError if the message asks
-        for no reply. `timeout_s`: None for the request time-out.
+        Raises CallerGoneError if nobody waits for it any more: return, there is nothing to retry. RequestTimeoutError if the time is over,
+        and the caller may still come back: let it be raised, so that the message comes again. ConfigurationError if the message asks for
+        no reply. `timeout_s`: None for 15 s, or the request time-out if that is longer.
         """
         if self._consumer is None:
             raise ConfigurationError("a push consumer replies while it runs; start it first")

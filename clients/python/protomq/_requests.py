@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from . import _methods
-from ._call_steps import broker_of, call_broker
+from ._call_steps import broker_of, call_broker, retried
 from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
 from ._outgoing import SendResult
-from ._retry import UNTIL_THE_END
+from ._retry import ONCE, UNTIL_THE_END
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route
 from .body_codecs import decode_body, encode_body
@@ -47,6 +47,14 @@ TTL: Final = "TTL"
 REQUEST_PROPERTIES: Final = (CORRELATION_ID, REPLY_TO_CLIENT, REPLY_TO_BROKER, TTL)
 """RocketMQ's, but for the broker: there every broker looks for the client."""
 
+REPLY_TIMEOUT_S: Final = 15.0
+"""For a reply, unless the program says another: longer than its broker waits for the caller."""
+CALLER_WAIT_S: Final = 10.0
+"""How long a broker waits for a caller that was cut off."""
+ANSWER_MARGIN_S: Final = 0.1
+"""So long before the end of a call's time a broker answers it, or in the last quarter."""
+EXPIRED_PART: Final = 0.95
+"""Of the time that a broker waits: whoever is refused later is not refused at once."""
 HOLD_S: Final = 15.0
 HOLD_MARGIN_S: Final = 5.0
 ROUTE_TIMEOUT_S: Final = 3.0
@@ -109,10 +117,22 @@ def reply_to_of(message: object) -> ReplyTo:
     return ReplyTo(topic, *found)
 
 
+def reply_timeout_s(request_timeout_s: float) -> float:
+    """How long a reply may take, where the program does not say."""
+    return max(REPLY_TIMEOUT_S, request_timeout_s)
+
+
 def reply_steps(
-    message: object, body: object, properties: Mapping[str, str] | None, timeout_s: float
+    message: object,
+    body: object,
+    properties: Mapping[str, str] | None,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Steps[None]:
-    """Sends the reply; done when the caller has it. Tried until the time is over: its broker may be starting again."""
+    """Sends the reply; done when the caller has it. Tried until the time is over: its broker may be starting again.
+
+    Raises CallerGoneError where the broker refuses it, RequestTimeoutError where the time is over: then the caller may come back.
+    """
     with fork_waits:
         from .v1 import reply_service_pb2 as pb
 
@@ -125,8 +145,34 @@ def reply_steps(
         properties=dict(properties or {}),
     )
     payload = (request.SerializeToString(),)
-    yield from call_broker(
-        to.topic, to.broker_name, _methods.REPLY, payload, timeout_s, UNTIL_THE_END
+    deadline_s = clock() + timeout_s
+    doubts: list[CallerGoneError] = []
+
+    def attempt() -> Steps[None]:
+        began_s = clock()
+        left_s = max(deadline_s - began_s, 0.001)
+        try:
+            yield from call_broker(to.topic, to.broker_name, _methods.REPLY, payload, left_s, ONCE, clock)
+        except CallerGoneError as error:
+            doubts.extend([] if error.definite else [error])
+            # The broker says the same of a caller that has gone, and of one that has not come back while the call was held.
+            if clock() - began_s >= _held_s(left_s) * EXPIRED_PART:
+                raise _no_caller_yet(to, timeout_s) from error
+            error.definite = error.definite and not doubts
+            raise
+
+    yield from retried(attempt, UNTIL_THE_END.of_call(deadline_s, clock).decide)
+
+
+def _held_s(left_s: float) -> float:
+    """How long a broker holds a reply of which its call has so much time left."""
+    return min(CALLER_WAIT_S, left_s - min(ANSWER_MARGIN_S, left_s / 4))
+
+
+def _no_caller_yet(to: ReplyTo, timeout_s: float) -> RequestTimeoutError:
+    return RequestTimeoutError(
+        f"broker {to.broker_name} has not heard within {timeout_s:g} s that the caller has the reply: it may have it, or may come back",
+        metadata={"caller_id": to.caller_id, "broker_name": to.broker_name},
     )
 
 

@@ -20,6 +20,7 @@ from protomq._requests import (
     follow_steps,
     queue_at,
     reply_steps,
+    reply_timeout_s,
     reply_to_of,
 )
 from protomq._steps import CallServer, ForgetRoute, GetRoute, Pause
@@ -29,6 +30,7 @@ from protomq.errors import (
     CallerGoneError,
     ConfigurationError,
     ConnectionLostError,
+    RequestTimeoutError,
     SchemaError,
     WrongTypeError,
 )
@@ -143,6 +145,60 @@ def test_a_reply_goes_to_the_broker_and_the_call_of_the_request() -> None:
     assert dict(sent.properties) == {"a": "b"}
     with pytest.raises(StopIteration):
         steps.send(b"")
+
+
+GONE = CallerGoneError("waits for no reply any more")
+PERHAPS_GONE = CallerGoneError("waits for no reply any more")
+PERHAPS_GONE.definite = False
+
+
+class Replying:
+    """A reply whose broker answers when a test says so."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.now_s = 0.0
+        asked = message(**ReplyInbox("t", "b").properties("call", 60.0))
+        self._steps = reply_steps(asked, b"yes", None, timeout_s, lambda: self.now_s)
+        self.call = next_call(self._steps)
+
+    def refused(self, after_s: float, error: CallerGoneError) -> None:
+        """The broker's answer to the call; then there is another one, or the error."""
+        self.now_s += after_s
+        effect = self._steps.throw(error)
+        assert isinstance(effect, Pause)
+        self.now_s += effect.seconds
+        self.call = next_call(self._steps)
+
+    def held_to_the_end(self, error: CallerGoneError) -> None:
+        """Each call is answered when its time is nearly over, until the steps end."""
+        while True:
+            self.refused(self.call.timeout_s - min(0.1, self.call.timeout_s / 4), error)
+
+
+@pytest.mark.parametrize("error", [GONE, PERHAPS_GONE])
+def test_the_end_of_a_replys_own_time_does_not_say_that_its_caller_is_gone(error: CallerGoneError) -> None:
+    replying = Replying(3.0)
+    with pytest.raises(RequestTimeoutError, match="may come back") as caught:
+        replying.held_to_the_end(error)
+    assert not caught.value.definite
+    assert replying.now_s == pytest.approx(3.0, abs=0.2)
+
+
+def test_a_caller_that_is_refused_at_once_is_gone() -> None:
+    replying = Replying(3.0)
+    with pytest.raises(CallerGoneError) as caught:
+        replying.refused(0.01, GONE)
+    assert caught.value.definite
+
+
+@pytest.mark.parametrize(("first", "definite"), [(GONE, True), (PERHAPS_GONE, False)])
+def test_a_caller_that_has_not_come_back_while_its_broker_waited_is_asked_for_once_more(first: CallerGoneError, definite: bool) -> None:
+    replying = Replying(reply_timeout_s(3.0))
+    replying.refused(10.0, first)
+    assert replying.call.timeout_s == pytest.approx(5.0, abs=0.1)
+    with pytest.raises(CallerGoneError) as caught:
+        replying.refused(0.01, CallerGoneError("gone"))
+    assert caught.value.definite is definite, "a reply that was given once may have reached its caller"
 
 
 def test_values_are_encoded_in_replies_and_decoded_from_them() -> None:
