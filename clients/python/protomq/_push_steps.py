@@ -122,13 +122,16 @@ class ListenedPulls(PullState):
 
     def where(self) -> dict[MessageQueue, StoredOffset]:
         """What `to_commit` says, of all queues."""
-        found = {}
-        for queue, state in self._queues.items():
-            lowest = self.lowest_open(queue)
-            offset = state.position if lowest is None else lowest
-            if offset is not None and not state.is_gone:
-                found[queue] = StoredOffset(offset, state.incarnation, state.log_epoch)
-        return found
+        stands = {queue: self.stands_at(queue, self.lowest_open(queue)) for queue in self._queues}
+        return {queue: offset for queue, offset in stands.items() if offset is not None}
+
+    def stands_at(self, queue: MessageQueue, lowest_open: int | None) -> StoredOffset | None:
+        """The same of one queue; None: it is not known where it stands. `lowest_open`: its lowest message that is not done."""
+        state = self._queues.get(queue)
+        if state is None or state.is_gone:
+            return None
+        offset = state.position if lowest_open is None else lowest_open
+        return None if offset is None else StoredOffset(offset, state.incarnation, state.log_epoch)
 
     def rewind(self) -> None:
         """What was handed out is with listeners."""
@@ -159,6 +162,8 @@ class PushSteps:
         self._stored: dict[MessageQueue, StoredOffset] = {}
         """Of the file, until the queue comes."""
         self._saved: dict[MessageQueue, StoredOffset] = {}
+        self._left: dict[MessageQueue, StoredOffset] = {}
+        """Broadcast: where the consumer stood in queues that went, as those of a broker that is away."""
         self._next_save_s = 0.0
         self._floors: dict[MessageQueue, int | None] = {}
         """Of queues that went: the lowest message that was not done."""
@@ -219,7 +224,7 @@ class PushSteps:
         self._next_save_s = self._clock() + self._options.commit_interval_s
         where = cast(ListenedPulls, self._consumer.state).where()
         # A queue whose broker is away stays where it was.
-        offsets = self._stored | self._saved | where
+        offsets = self._stored | self._saved | self._left | where
         if self._file is None or offsets == self._saved:
             return
         try:
@@ -255,7 +260,10 @@ class PushSteps:
         """These queues go: what is here of them is forgotten, but for where the commit that comes now is to stand."""
         given = list(queues)
         for queue in given:
-            self._floors[queue] = self._state.lowest_open(queue)
+            lowest = self._floors[queue] = self._state.lowest_open(queue)
+            stood = cast(ListenedPulls, self._consumer.state).stands_at(queue, lowest)
+            if stood is not None and self._options.broadcast:
+                self._left[queue] = stood
         self._state.drop(given)
 
     def lost(self, queues: Collection[MessageQueue]) -> None:
@@ -265,11 +273,13 @@ class PushSteps:
             self._floors.pop(queue, None)
             self._stored.pop(queue, None)
             self._saved.pop(queue, None)
+            self._left.pop(queue, None)
 
     def came(self, queues: Iterable[MessageQueue]) -> None:
         """These queues came. One whose broker was away goes on with what was not done when it went."""
         pulls = self._consumer.state
         for queue in queues:
+            self._left.pop(queue, None)
             stored = self._stored.pop(queue, None)
             if stored is not None:
                 pulls.start_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._group_looks import LOOK_INTERVAL_S
+from protomq._local_offsets import LocalOffsets
 from protomq._methods import GET_GROUP
 from protomq._pull_logic import PullOptions
 from protomq._push_options import PushOptions
 from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
 from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom, Wanted
+from protomq._types import MessageQueue
 from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse
@@ -138,6 +141,33 @@ def test_what_a_consumer_obeys_of_its_groups_settings(
     asked = sum(method == GET_GROUP for _, method, *_ in world.calls)
     assert asked == (2 if limit or is_shut else 0)
     steps.close()
+
+
+@pytest.mark.parametrize("is_all_done", [True, False])
+def test_a_broadcasting_consumer_writes_down_where_it_stood_in_queues_that_its_broker_took_along(
+    is_all_done: bool, tmp_path: Path
+) -> None:
+    world = FakeWorld(route_of("t", "a", "b"))
+    options = PushOptions(group="g", offset_folder=str(tmp_path), broadcast=True)
+    state = PushState(options, {"t": listener()})
+    pulls = ListenedPulls(PullOptions("g", broadcasting=True))
+    consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=pulls)
+    steps = PushSteps(options, consumer, state, {"t": Wanted("t", listener())}, world.now_s)
+    pulls.lowest_open = steps.lowest_open
+    world.driver.run(steps.start())
+    world.driver.run(steps.save())
+    queue = MessageQueue("t", "a", 0)
+    pulls.seek(queue, 3)
+    state.offer(queue, messages(0, 3, queue=queue))
+    finish(state, state.next_run(0.0, 3))
+    while is_all_done and (run := state.next_run(0.0)) is not None:
+        finish(state, run)
+    steps.gave_away([queue])
+    pulls.assign([MessageQueue("t", "b", 0)], {}, park=True)
+    world.driver.run(steps.save())
+    steps.close()
+    with closing(LocalOffsets(str(tmp_path), "g")) as file:
+        assert file.open()[queue].queue_offset == (3 if is_all_done else 1)
 
 
 def test_trouble_is_told_once_a_minute() -> None:
