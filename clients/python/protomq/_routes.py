@@ -4,7 +4,8 @@ Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
   that does not exist yet (auto_create) is trusted for 2 s only.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
-- While no name server answers, the last known route stays in use.
+- While no name server answers, the last known route stays in use. So does, for 4 s, one that lacks a broker in the next answer, unless a
+  call has failed. That name server may have just started.
 
 `_async_routes.AsyncRoutes` is the flavour for coroutines: the same `RouteBook`, with tasks where threads are here.
 """
@@ -40,6 +41,10 @@ RETRY_AFTER_FAILURE_S: Final = 2.0
 INVALIDATE_INTERVAL_S: Final = 0.2
 MISSING_KEPT_S: Final = 10.0
 """A known topic that all name servers suddenly do not know: they, not the topic, may be new."""
+BROKER_KEPT_S: Final = 4.0
+"""A broker that is suddenly missing, while no error says so: a name server that starts hears from all brokers within 3 s."""
+LACKING_FRESH_S: Final = 0.5
+"""Until such a route is looked up again."""
 TIMEOUT_S: Final = 3.0
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
@@ -54,6 +59,8 @@ class _Entry:
     invalid: bool = False
     refreshing: bool = False
     missing_since_s: float | None = None
+    lacking_since_s: float | None = None
+    """Since when name servers have not known all of its brokers."""
 
 
 class RouteCache:
@@ -98,6 +105,9 @@ class RouteCache:
     def store(self, route: Route, now_s: float) -> Route:
         """Takes an answer. The old object stays if nothing changed, so that others may compare by identity."""
         old = self._entries.get(route.topic)
+        if old is not None and _keeps_brokers(old, route, now_s):
+            old.fresh_until_s, old.refreshing, old.missing_since_s = now_s + LACKING_FRESH_S, False, None
+            return old.route
         if old is not None and old.route == route:
             route = old.route
         fresh_s = AUTO_CREATE_FRESH_S if route.auto_create else ROUTE_FRESH_S
@@ -132,6 +142,15 @@ class RouteCache:
         """After a fork: the threads that were refreshing are gone."""
         for entry in self._entries.values():
             entry.refreshing = False
+
+
+def _keeps_brokers(old: _Entry, route: Route, now_s: float) -> bool:
+    """Whether brokers that a new answer lacks may still be there."""
+    if old.invalid or old.route.brokers.keys() <= route.brokers.keys():
+        return False
+    if old.lacking_since_s is None:
+        old.lacking_since_s = now_s
+    return now_s - old.lacking_since_s < BROKER_KEPT_S
 
 
 def decode_route(data: bytes) -> Route:

@@ -21,6 +21,8 @@ from protomq._name_servers import (
 )
 from protomq._remoting_hello import split_address
 from protomq._routes import (
+    BROKER_KEPT_S,
+    LACKING_FRESH_S,
     RouteCache,
     Routes,
     decode_route,
@@ -150,6 +152,34 @@ def test_an_unchanged_route_stays_the_same_object() -> None:
     first = cache.store(route(), 0.0)
     assert cache.store(route(), 1.0) is first
     assert cache.store(route(queues=2), 2.0) is not first
+
+
+def route_at(*names: str) -> Route:
+    members = tuple(MessageQueue("t", name, 0) for name in names)
+    return Route("t", members, members, {name: BrokerAddress(name, f"{name}:1", f"{name}:2") for name in names}, names)
+
+
+def test_a_broker_that_a_name_server_suddenly_does_not_know_is_kept_for_a_while() -> None:
+    cache = RouteCache()
+    whole = cache.store(route_at("a", "b"), 0.0)
+    assert cache.begin_refresh("t")
+    assert cache.store(route_at("a"), 30.0) is whole
+    assert cache.fresh("t", 30.0 + LACKING_FRESH_S) is None, "it is looked up again soon"
+    assert cache.begin_refresh("t")
+    assert cache.store(route_at("a", "b"), 31.0) is whole
+    assert cache.store(route_at("b"), 40.0) is whole, "it was complete meanwhile"
+    assert cache.store(route_at("b"), 39.9 + BROKER_KEPT_S) is whole
+    assert cache.store(route_at("b"), 40.0 + BROKER_KEPT_S) == route_at("b")
+
+
+def test_a_broker_that_is_missing_after_an_error_is_gone_and_one_that_is_new_is_there_at_once() -> None:
+    cache = RouteCache()
+    cache.store(route_at("a"), 0.0)
+    assert cache.store(route_at("a", "b"), 1.0) == route_at("a", "b")
+    cache.invalidate("t", may_be_old=True)
+    assert cache.store(route_at("a"), 2.0) == route_at("a", "b"), "a doubt is no error"
+    cache.invalidate("t")
+    assert cache.store(route_at("a"), 3.0) == route_at("a")
 
 
 def test_a_topic_to_be_created_is_looked_up_soon() -> None:
