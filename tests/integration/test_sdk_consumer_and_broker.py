@@ -160,10 +160,10 @@ def test_a_message_reaches_a_waiting_consumer_at_once(
     assert sorted(latencies_s)[10] < 0.1
 
 
-def make_again(broker: Broker, topic: str) -> None:
+def make_again(broker: Broker, topic: str, queue_count: int = 2) -> None:
     with Admin(namesrv=broker.remoting_address) as admin:
         admin.delete_topic(topic)
-        admin.create_topic(topic, write_queues=2)
+        admin.create_topic(topic, write_queues=queue_count, read_queues=queue_count)
 
 
 @TRANSPORTS
@@ -192,6 +192,23 @@ def test_a_reader_of_a_topic_that_was_made_again_is_told_and_can_begin_anew(
         assert {message.body for message in drain(source, 20)} == {b"new %d" % i for i in range(20)}
         source.commit()
         assert sum(source.committed(queue) or 0 for queue in source.assignment()) == 20
+
+
+@pytest.mark.parametrize("group", ["recreated-latest", ""])
+def test_a_reader_that_begins_at_the_end_skips_nothing_of_a_topic_that_was_made_again(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, group: str
+) -> None:
+    protomq_producer.send(protomq_topic, b"before")
+    with PullConsumer(group, namesrv=protomq_server.remoting_address, begin="latest") as source:
+        source.subscribe(protomq_topic)
+        assert source.poll(0) == []
+        make_again(protomq_server, protomq_topic, queue_count=8)
+        for number in range(20):
+            protomq_producer.send(protomq_topic, b"new %d" % number)
+        with pytest.raises(TopicRecreatedError):
+            drain(source, 1)
+        source.subscribe(protomq_topic)
+        assert {message.body for message in drain(source, 20, 5.0)} == {b"new %d" % i for i in range(20)}
 
 
 async def test_an_async_reader_of_a_topic_that_was_made_again_is_told_and_can_begin_anew(
