@@ -405,16 +405,22 @@ class ConsumerSteps:
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
-        member_count = 1 if self._share is None else self._share.member_count
-        looked_up = self._route_looks.take_due(self.subscriptions, member_count, now_s)
-        if looked_up is not None:
-            yield ForgetRoute(looked_up, may_be_old=True)
+        if not self._route_looks.due_in_s(now_s):
+            yield from self._look_at_route(now_s)
         yield from self._follow_routes(now_s)
         if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
             yield from self._group_looks.look_at_broadcast(subscribed_queues(self.assigned, self.subscriptions))
             self.state.is_shut = self._group_looks.is_shut
         if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
             yield from self._follow_group(self._share)
+
+    def _look_at_route(self, now_s: float) -> Steps[None]:
+        """Has one topic looked up again. Where its brokers are, the group's retries are."""
+        topics = dict.fromkeys(topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY)
+        member_count = 1 if self._share is None else self._share.member_count
+        topic = self._route_looks.take_due(topics, member_count, now_s)
+        if topic is not None:
+            yield ForgetRoute(topic, may_be_old=True)
 
     def _follow_group(self, share: GroupShare) -> Steps[None]:
         """Takes and gives away queues, as the group shares them out now."""
@@ -515,10 +521,14 @@ class ConsumerSteps:
                 continue  # The pulls will tell.
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
+                new_brokers = route.brokers.keys() - last.brokers.keys()
+                retries = retry_topic(self.options.group)
+                if new_brokers and topic != retries and retries in self.subscriptions:
+                    yield ForgetRoute(retries, may_be_old=True)
                 self._outages.queues_changed(topic, len(route.read_queues))
                 # Of a group, others may consume meanwhile what goes here.
                 added = yield from self._change_queues(IN_POLL, park=self._share is None)
-                self.state.hurry(route.brokers.keys() - last.brokers.keys())
+                self.state.hurry(new_brokers)
                 begin: Begin = "earliest" if last.read_queues else self.options.begin
                 yield from self._resolve_or_later(added, begin, IN_POLL)
                 return  # The others: next time.

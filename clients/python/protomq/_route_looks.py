@@ -16,6 +16,8 @@ from ._routes import ROUTE_FRESH_S
 
 LOOK_S: Final = 2.0
 LOOKS_PER_S: Final = 2.0
+SPREAD_ALONE: Final = 0.25
+"""A pause is longer or shorter by this part; in a group by up to all of it."""
 ANSWER_S: Final = 0.2
 """After a look-up begins, somebody sees what came of it."""
 
@@ -45,7 +47,8 @@ class RouteLooks:
             return None
         pause_s = max(min(member_count / LOOKS_PER_S, ROUTE_FRESH_S / len(topics)), LOOK_S / len(topics))
         # Members that began at one time do not look at one time.
-        self._next_s = now_s + pause_s * self._rng.uniform(0.75, 1.25)
+        spread = SPREAD_ALONE if member_count == 1 else 1.0
+        self._next_s = now_s + pause_s * self._rng.uniform(1 - spread, 1 + spread)
         self._answer_s = now_s + ANSWER_S
         while True:
             if not self._line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.support.fake_driver import FakeWorld, route_of
 
 from .test_consumer_steps import Brokers
 
-RUN_S = 1_000
+RUN_S = 10_000
 
 
 def looks_in_run(topic_count: int, member_count: int) -> Counter[str]:
@@ -66,6 +67,36 @@ def test_a_broker_that_comes_is_consumed_from_after_two_seconds_though_the_route
     world.driver.run(steps.before_poll())
     assert world.forgotten == ["T"]
     assert MessageQueue("T", "b", 0) in steps.state.queues
+
+
+def test_the_retries_of_a_group_are_looked_up_only_where_a_broker_has_come() -> None:
+    world = FakeWorld(route_of("T", "a"), route_of("%RETRY%g", "a"))
+    world.routes["T"] = whole = route_of("T", "a", "b")
+    Brokers(world)
+    world.routes["T"] = route_of("T", "a")
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s)
+    for topic in ("T", "%RETRY%g"):
+        world.driver.run(steps.subscribe(topic, (), NO_FILTER))
+    for _ in range(5):
+        world.advance(LOOK_S * 1.25)
+        world.driver.run(steps.before_poll())
+    assert world.forgotten == ["T"] * 5
+    world.routes["T"] = whole
+    world.driver.run(steps.before_poll())
+    assert world.forgotten[5:] == ["%RETRY%g"]
+
+
+def test_members_that_began_at_one_time_do_not_look_at_one_time() -> None:
+    members = [RouteLooks(0.0, random.Random(number)) for number in range(16)]
+    times_s = [0.0]
+    for looks in members:
+        now_s = LOOK_S
+        while now_s < 30.0:
+            if looks.take_due(["T"], len(members), now_s) is not None:
+                times_s.append(now_s)
+            now_s += looks.due_in_s(now_s)
+    times_s.sort()
+    assert max(later - earlier for earlier, later in pairwise(times_s)) < 2.5
 
 
 def test_what_came_of_a_look_up_is_seen_soon() -> None:
