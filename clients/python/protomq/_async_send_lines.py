@@ -115,14 +115,17 @@ class AsyncLineSender:
             raise error from None
 
     def _enqueue(self, line: AsyncLine, record: PreparedRecord, deadline_s: float) -> _Entry:
-        if line.task is None:
-            # It starts in the next turn of the loop: what other coroutines send in this one goes along.
-            loop = asyncio.get_running_loop()
-            line.create_future = loop.create_future
-            line.task = loop.create_task(self._serve(line))
+        is_idle = line.task is None
+        if is_idle:
+            line.create_future = asyncio.get_running_loop().create_future
         entry = _Entry(record, deadline_s, line.create_future())
         line.pending.append(entry)
         self._pending_size += len(record[0]) + len(record[3])
+        if is_idle:
+            # It starts in the next turn of the loop: what other coroutines send in this one goes along. With an eager task factory it
+            # starts here, so what it is to send must be there. It may even have ended.
+            task = asyncio.get_running_loop().create_task(self._serve(line))
+            line.task = None if task.done() else task
         return entry
 
     def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> AsyncLine:

@@ -186,13 +186,16 @@ class AsyncEndLine:
 
     def tell(self, end: End, timeout_s: float) -> asyncio.Future[bool]:
         """Whether the transaction had ended so before, or what the call raises; for whoever waits for it now, later, or never."""
-        if self._task is None:
-            # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
-            loop = asyncio.get_running_loop()
-            self._create_future = loop.create_future
-            self._task = loop.create_task(self._serve())
+        is_idle = self._task is None
+        if is_idle:
+            self._create_future = asyncio.get_running_loop().create_future
         entry = _AsyncEntry(end, time.monotonic() + timeout_s, self._create_future())
         self._waiting.append(entry)
+        if is_idle:
+            # It starts in the next turn of the loop: what other coroutines decide in this one goes along. With an eager task factory it
+            # starts here, so what it is to tell must be there. It may even have ended.
+            task = asyncio.get_running_loop().create_task(self._serve())
+            self._task = None if task.done() else task
         return entry.future
 
     async def _serve(self) -> None:

@@ -24,6 +24,7 @@ from protomq.errors import (
     TopicNotFoundError,
 )
 from protomq.wire.record import decode_message_id
+from tests.support.eager_tasks import eager_task_factory
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, after_storing
 
 QUEUE = MessageQueue("T", "a", 1)
@@ -127,6 +128,20 @@ async def test_a_send_between_the_end_of_a_request_and_the_next_turn_is_not_forg
 
     async with asyncio.timeout(60):
         await asyncio.gather(run(), run())
+
+
+@pytest.mark.parametrize("answers_at_once", [False, True])
+async def test_tasks_that_begin_at_once_send_every_message(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer, answers_at_once: bool
+) -> None:
+    if not answers_at_once:
+        transport.gate = turns
+    asyncio.get_running_loop().set_task_factory(eager_task_factory)
+    for i in range(3):
+        result = await producer.send("T", b"%d" % i, queue=QUEUE, timeout_s=1.0)
+        assert result.queue_offset == i
+    results = await asyncio.gather(*(producer.send("T", b"more", queue=QUEUE, timeout_s=1.0) for _ in range(9)))
+    assert [result.queue_offset for result in results] == list(range(3, 12))
 
 
 async def test_sharding_keys_selectors_and_messages(producer: AsyncProducer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from functools import partial
 import pytest
 
 from protomq._company import Company
-from protomq._end_lines import EndLine
+from protomq._end_lines import AsyncEndLine, EndLine
 from protomq._lines import CHAINS
 from protomq._transactions import End, TransactionDecision
 from protomq.errors import ConnectionLostError, ProtomqError
+from tests.support.eager_tasks import eager_task_factory
 from tests.support.waiting import wait_for
 
 
@@ -132,3 +134,23 @@ def test_a_caller_that_is_interrupted_leaves_nobody_waiting(place: int) -> None:
     assert not line._is_busy
     assert set(callers.outcomes.values()) == {False}
     assert len(callers.outcomes) == 1 + place + 3 * CHAINS
+
+
+@pytest.mark.parametrize("answers_at_once", [False, True])
+async def test_tasks_that_begin_at_once_tell_every_decision(answers_at_once: bool) -> None:
+    told: list[str] = []
+
+    async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+        if not answers_at_once:
+            await asyncio.sleep(0)
+        told.extend(end.handle for end in ends)
+        return [False for _ in ends]
+
+    asyncio.get_running_loop().set_task_factory(eager_task_factory)
+    line = AsyncEndLine(call)
+    for handle in "abc":
+        async with asyncio.timeout(5):
+            assert not await line.tell(end_of(handle), 1.0)
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*(line.tell(end_of(handle), 1.0) for handle in "de")) == [False, False]
+    assert told == list("abcde")
