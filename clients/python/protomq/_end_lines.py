@@ -71,9 +71,8 @@ class EndLine:
                 self._waiting.append(entry)
             else:
                 self._is_busy = entry.leads = True
-        self.company.arrive()
         if entry.leads:
-            self._lead(entry)
+            self._lead(entry, arrives=True)
         else:
             self._follow(entry, timeout_s)
         if isinstance(entry.outcome, BaseException):
@@ -83,6 +82,7 @@ class EndLine:
     def _follow(self, entry: _Entry, timeout_s: float) -> None:
         """Waits until the decision has its outcome, or this thread is to lead. Raises RequestTimeoutError if it was not told in time."""
         try:
+            self.company.arrive()
             is_woken = entry.wakeup.acquire(timeout=timeout_s + PAUSE_S)
         except BaseException:
             # Interrupted: others may depend on this thread to wake them or to lead them.
@@ -115,10 +115,12 @@ class EndLine:
                 return False
             return True
 
-    def _lead(self, own: _Entry) -> None:
-        """Tells what has gathered, and hands the lead over."""
+    def _lead(self, own: _Entry, *, arrives: bool = False) -> None:
+        """Tells what has gathered, and hands the lead over. `arrives`: the caller found the line free, and is not counted yet."""
         entries = [own]
         try:
+            if arrives:
+                self.company.arrive()
             self.company.wait()
             with self._lock:
                 while self._waiting and len(entries) < ENDS_MAX:
@@ -137,7 +139,11 @@ class EndLine:
                 next_.leads = True
             else:
                 self._is_busy = False
-        self._on_told(len(entries))
+        try:
+            self._on_told(len(entries))
+        except BaseException as error:
+            # Interrupted: the others have their outcomes all the same.
+            outcomes = [error, *outcomes[1:]]
         if next_ is not None:
             next_.wakeup.release()
         for entry, outcome in zip(entries, outcomes, strict=True):

@@ -20,7 +20,6 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ._company import Company
@@ -93,7 +92,7 @@ class Line:
     """The line of a queue, or of a topic where `queue` is None; for threads. Any thread."""
 
     __slots__ = (
-        "_busy", "_count_max", "_drained", "_lock", "_pending", "_size_max_bytes", "company", "queue", "target", "topic",
+        "_busy", "_count_max", "_drained", "_is_newly_led", "_lock", "_pending", "_size_max_bytes", "company", "queue", "target", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +113,8 @@ class Line:
         self._count_max = count_max
         self._size_max_bytes = size_max_bytes
         self._busy = False
+        self._is_newly_led = False
+        """Whether the leader found the line free, and has not been counted among its company."""
         self._pending: deque[Entry] = deque()
         self._lock = threading.Lock()
         self._drained: threading.Event | None = None
@@ -132,27 +133,40 @@ class Line:
             return True
 
     def enter(self, entry: Entry) -> bool:
-        """True: the line was free, the caller leads its message. False: the message waits in line."""
+        """True: the line was free, the caller leads its message, and calls `gather`. False: the message waits in line, and the caller calls
+        `arrive`.
+
+        Nothing here waits for the company: a caller that Ctrl-C meets there is to see to it that the line goes on.
+        """
         with self._lock:
             is_free = not self._busy
             if is_free:
-                self._busy = True
+                self._busy = self._is_newly_led = True
             else:
                 if entry.future is None:
                     entry.wakeup = wakeup = threading.Lock()
                     wakeup.acquire()
                 self._pending.append(entry)
-        if self.company is not None:
-            self.company.arrive()
         return is_free
 
-    def gather(self, batch: list[Entry]) -> list[Entry]:
-        """A leader's messages, and those of callers that come at about the same time. Waits only for its company."""
+    def arrive(self) -> None:
+        """A caller whose message waits in line has come."""
+        if self.company is not None:
+            self.company.arrive()
+
+    def gather(self, batch: list[Entry]) -> None:
+        """Adds to a leader's messages those of callers that come at about the same time. Waits only for its company.
+
+        To the list itself: what has left the line is in it whatever interrupts the leader.
+        """
+        if self._is_newly_led:
+            self._is_newly_led = False
+            self.arrive()
         if self.company is None or not self.company.is_expected:
-            return batch
+            return
         self.company.wait()
         with self._lock:
-            return take_batch(self._pending, self._count_max, self._size_max_bytes, batch)
+            take_batch(self._pending, self._count_max, self._size_max_bytes, batch)
 
     def leave(self) -> tuple[list[Entry], Entry | None]:
         """A leader's request has returned: the messages to send next, [] if none wait, and who is to lead them.
@@ -236,13 +250,14 @@ def take_batch(
     pending: deque[WaitingT],
     count_max: int,
     size_max_bytes: int,
-    begun: Sequence[WaitingT] = (),
+    batch: list[WaitingT] | None = None,
 ) -> list[WaitingT]:
     """Takes from the front what goes into one request: its limits kept, and only callers whose deadlines are near each other.
 
-    `begun`: what the request has already.
+    `batch`: what the request has already; the rest is added to it.
     """
-    batch = list(begun) or [pending.popleft()]
+    if batch is None:
+        batch = [pending.popleft()]
     deadline_s = batch[0].deadline_s
     size = len(batch[0].record[0])
     for entry in batch[1:]:

@@ -219,7 +219,9 @@ class Producer(LineSender):
         if context is not None:
             Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
         entry = Entry(record, deadline_s, future)
-        if line.enter(entry) and not self._submit(line, [entry]):
+        if not line.enter(entry):
+            line.arrive()
+        elif not self._submit(line, [entry]):
             self._lead(line, [entry])
         return future
 

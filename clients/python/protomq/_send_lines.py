@@ -122,23 +122,23 @@ class LineSender:
         stored: Stored | None = None
         error: BaseException | None = None
         try:
-            batch = self._drop_expired(line.gather(batch))
+            line.gather(batch)
+            batch = self._drop_expired(batch)
             if batch:
                 records = [entry.record for entry in batch]
                 deadline_s = min(entry.deadline_s for entry in batch)
                 route = self._route(line.topic, deadline_s, line.queue)
                 stored = self._dispatch(route, records, line.target, deadline_s)
+                self._on_stored(stored)
         except BaseException as caught:
             error = caught
-        if stored is not None:
-            self._on_stored(stored)
         following = self._hand_over(line)
         if error is None or isinstance(error, Exception):
             resolve_batch(batch, stored, error)
             return following
-        # KeyboardInterrupt and the like are for this thread; nobody knows what became of the request.
+        # KeyboardInterrupt and the like are for this thread; nobody knows what became of a request without an answer.
         stopped = f"the thread that carried the message was stopped by {error!r}"
-        resolve_batch(batch, None, ConnectionLostError(stopped))
+        resolve_batch([entry for entry in batch if not entry.resolved], stored, ConnectionLostError(stopped))
         if following:
             self._fail_the_rest(line, following)
         raise error
@@ -162,6 +162,7 @@ class LineSender:
         """Waits in line: until the message has its outcome, or is to be led by this thread."""
         assert entry.wakeup is not None
         try:
+            line.arrive()
             if not entry.wakeup.acquire(timeout=max(entry.deadline_s - time.monotonic(), 0.0)):
                 if line.withdraw(entry):
                     entry.error = RequestTimeoutError(

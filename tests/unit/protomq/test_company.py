@@ -124,11 +124,12 @@ def test_a_line_sends_its_company_in_one_request() -> None:
     entries = [Entry((b"", "", "", b"", 0, 0, 0), 100.0) for _ in range(4)]
     company.expect(3)
     assert line.enter(entries[0])
-    gathered: list[Entry] = []
-    leader = in_thread(lambda: gathered.extend(line.gather(entries[:1])))
+    gathered = entries[:1]
+    leader = in_thread(lambda: line.gather(gathered))
     wait_for(lambda: company._gate is not None, pause_s=0.001)
-    assert not line.enter(entries[1])
-    assert not line.enter(entries[2])
+    for follower in entries[1:3]:
+        assert not line.enter(follower)
+        line.arrive()
     assert joined(leader)
     assert gathered == entries[:3]
     assert not line.enter(entries[3])
@@ -140,4 +141,6 @@ def test_a_line_without_company_gathers_nobody() -> None:
     first, second = (Entry((b"", "", "", b"", 0, 0, 0), 100.0) for _ in range(2))
     assert line.enter(first)
     assert not line.enter(second)
-    assert line.gather([first]) == [first]
+    gathered = [first]
+    line.gather(gathered)
+    assert gathered == [first]

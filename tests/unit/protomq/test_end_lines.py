@@ -16,6 +16,7 @@ from protomq._lines import CHAINS
 from protomq._transactions import End, TransactionDecision
 from protomq.errors import ConnectionLostError, ProtomqError
 from tests.support.eager_tasks import eager_task_factory
+from tests.support.interrupting_lock import InterruptingLock
 from tests.support.waiting import wait_for
 
 
@@ -134,6 +135,54 @@ def test_a_caller_that_is_interrupted_leaves_nobody_waiting(place: int) -> None:
     assert not line._is_busy
     assert set(callers.outcomes.values()) == {False}
     assert len(callers.outcomes) == 1 + place + 3 * CHAINS
+
+
+@pytest.mark.parametrize("place", ["leads", "follows"])
+def test_a_caller_that_is_interrupted_at_its_arrival_leaves_the_line_free(place: str) -> None:
+    broker = Broker()
+    line = EndLine(broker.end, Company(together_s=0.0))
+    callers = Callers(line)
+    if place == "follows":
+        callers.begin("first")
+    line.company._missing = 2
+    line.company._lock = InterruptingLock()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        line.end(end_of("interrupted"), 30.0)
+    broker.may_answer.release(2)
+    callers.join()
+    assert not line._is_busy
+    assert not line._waiting
+    assert not line.end(end_of("later"), 30.0)
+
+
+def test_a_leader_that_is_interrupted_while_it_says_whom_it_wakes_leaves_nobody_waiting() -> None:
+    broker = Broker()
+    main = threading.main_thread()
+
+    def on_told(_: int) -> None:
+        if threading.current_thread() is main:
+            raise KeyboardInterrupt
+
+    line = EndLine(broker.end, on_told=on_told)
+    callers = Callers(line)
+    callers.begin("first")
+
+    def follow() -> None:
+        wait_for(lambda: len(line._waiting) == 1, pause_s=0.001)
+        callers.begin("along")
+        broker.may_answer.release()  # now the main thread leads, and takes the other along
+        wait_for(lambda: len(broker.told) == 2, pause_s=0.001)
+        callers.begin("behind")
+        broker.may_answer.release(8)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    with pytest.raises(KeyboardInterrupt):
+        line.end(end_of("interrupted"), 30.0)
+    follower.join()
+    callers.join()
+    assert not line._is_busy
+    assert callers.outcomes == {"first": False, "along": False, "behind": False}
 
 
 @pytest.mark.parametrize("answers_at_once", [False, True])

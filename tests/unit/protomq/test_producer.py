@@ -20,6 +20,8 @@ from protomq import (
     SendStatus,
     _lines,
 )
+from protomq._company import Company
+from protomq._outgoing import Stored
 from protomq._producer_options import ProducerOptions, ProducerSettings
 from protomq._routes import INVALIDATE_INTERVAL_S
 from protomq._selectors import sharded_index
@@ -42,6 +44,8 @@ from protomq.errors import (
 from protomq.hooks import Hook, SendContext
 from protomq.wire.record import decode_message_id
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport, SendCall, after_storing
+from tests.support.interrupting_lock import InterruptingLock
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -538,6 +542,90 @@ def test_an_interrupted_follower_leaves_the_others_alone(
         thread.join(60)
     assert len(results) == 2
     assert cluster.bodies() == [b"first", b"second"]
+
+
+class Expecting:
+    """A line whose leaders wait for each other, as those of a TransactionProducer do, and threads that send."""
+
+    def __init__(self, producer: Producer, together_s: float = 60.0) -> None:
+        self.producer = producer
+        self.company = producer._company = Company(together_s=together_s)
+        self.outcomes: dict[bytes, object] = {}
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, body: bytes) -> None:
+        thread = threading.Thread(target=self._send, args=(body,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _send(self, body: bytes) -> None:
+        try:
+            self.outcomes[body] = self.producer.send("T", body).status
+        except BaseException as error:
+            self.outcomes[body] = type(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_a_leader_that_is_interrupted_behind_its_wait_for_company_tells_all_who_came(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expecting = Expecting(producer)
+    drop_expired = producer._drop_expired
+
+    def interrupt(_: object) -> list[_lines.Entry]:
+        monkeypatch.setattr(producer, "_drop_expired", drop_expired)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(producer, "_drop_expired", interrupt)
+    expecting.company.expect(2)
+    expecting.begin(b"first")
+    wait_for(lambda: expecting.company._gate is not None, pause_s=0.001)
+    expecting.begin(b"second")
+    expecting.join()
+    assert expecting.outcomes == {b"first": KeyboardInterrupt, b"second": ConnectionLostError}
+    assert producer.send("T", b"later").status is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize("place", ["leads", "follows"])
+def test_a_caller_that_is_interrupted_at_its_arrival_leaves_the_line_free(
+    cluster: FakeCluster, producer: Producer, place: str
+) -> None:
+    expecting = Expecting(producer, together_s=0.0)
+    gate = Gate(cluster)
+    if place == "follows":
+        expecting.begin(b"first")
+        assert gate.arrived.wait(60)
+    expecting.company._missing = 2
+    expecting.company._lock = InterruptingLock()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        producer.send("T", b"interrupted")
+    gate.open.set()
+    expecting.join()
+    assert not producer._lines["T", None, None].busy
+    assert producer.send("T", b"later").status is SendStatus.SEND_OK
+
+
+def test_a_leader_that_is_interrupted_while_it_says_whom_it_wakes_tells_them_that_they_are_stored(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expecting = Expecting(producer)
+
+    def interrupt(_: Stored) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(producer, "_on_stored", interrupt)
+    expecting.company.expect(2)
+    expecting.begin(b"first")
+    wait_for(lambda: expecting.company._gate is not None, pause_s=0.001)
+    expecting.begin(b"second")
+    expecting.join()
+    assert expecting.outcomes == {b"first": KeyboardInterrupt, b"second": SendStatus.SEND_OK}
+    assert not producer._lines["T", None, None].busy
 
 
 # -- futures -----------------------------------------------------------------------------------------------------------
