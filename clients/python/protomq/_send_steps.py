@@ -20,7 +20,7 @@ from ._send_request import Request, address_of, fits
 from ._send_retries import RequestRetries
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, SendOneWay, Steps
 from ._types import Body, MessageQueue, Route, Target
-from .errors import BatchIncompleteError, ProtomqError
+from .errors import BatchIncompleteError, ProtomqError, RequestTimeoutError
 
 if TYPE_CHECKING:
     from ._selectors import QueueSelector
@@ -220,10 +220,11 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
         try:
             # While another master is elected, it is waited for.
             route = yield from route_for(core, topic, None, deadline_s)
-            timeout_s = max(deadline_s - core.clock(), 0.001)
+            timeout_s = attempt_timeout(deadline_s - core.clock())
             answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
         except ProtomqError as error:
-            if error.stale_route:
+            # A master that is stopped or cut off is silent: meanwhile another one may lead.
+            if error.stale_route or isinstance(error, RequestTimeoutError):
                 yield ForgetRoute(topic)
             if not error.definite:
                 lost = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -19,11 +19,13 @@ from protomq._lines import LINES_MAX
 from protomq._methods import RECALL_MESSAGE
 from protomq._outgoing import DelayedPlaces
 from protomq._send_steps import recall
+from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
     NotMasterError,
+    RequestTimeoutError,
     WrongTypeError,
 )
 from protomq.v1.send_service_pb2 import RecallMessageResponse, SendRequest
@@ -275,6 +277,23 @@ def test_what_ends_a_recall_whose_answer_was_lost_is_not_definite(recalls: Recal
         recalls.recall()
     assert not caught.value.definite
     assert 6 <= len(recalls.calls) <= 12
+
+
+def test_a_recall_looks_for_the_next_master_while_the_old_one_is_silent(recalls: RecallWorld) -> None:
+    call, timeouts_s = recalls.call, list[float]()
+
+    def be_silent_once(address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float) -> bytes:
+        timeouts_s.append(timeout_s)
+        if len(timeouts_s) == 1:
+            recalls.advance(timeout_s)
+            raise RequestTimeoutError("a stopped process")
+        return call(address, method, payload, timeout_s)
+
+    recalls.call = be_silent_once  # type: ignore[method-assign,assignment]
+    assert recalls.recall()
+    assert len(timeouts_s) == 2
+    assert timeouts_s[0] == pytest.approx(1.5, abs=0.1)
+    assert recalls.forgotten == ["T"]
 
 
 handles = st.builds(
