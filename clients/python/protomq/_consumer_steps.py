@@ -36,6 +36,7 @@ from ._offset_calls import (
     doubtful_topics,
     first_offsets,
     missing_queues,
+    queues_left,
     subscribed_queues,
     unknown_topic,
 )
@@ -572,6 +573,7 @@ class ConsumerSteps:
         epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
         incarnation = log_epoch = 0
+        pinned = queues
         try:
             if self.options.group:
                 committed, incarnation, epochs, log_epoch = yield from self._calls.committed(
@@ -598,12 +600,19 @@ class ConsumerSteps:
             committed, starts, incarnation = {}, {}, 0
             epochs = None if epochs is None else {}
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
+            if isinstance(error, QueueNotFoundError):
+                # The route is old. Of the queues that are left, what is committed counts; the others are gone, and have no start.
+                left = queues_left(queues, error)
+                if left:
+                    yield from self._resolve(topic, broker_name, left, begin, limits)
+                queues = [queue for queue in queues if queue not in left]
+                pinned = []
         else:
             is_there = self._exists[topic] = True
             self._note_incarnation(topic, broker_name, incarnation)
         begun = {
             queue: _Start(starts.get(queue, 0))
-            for queue in queues
+            for queue in pinned
             if queue.queue_id not in committed and self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
         }
         self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
@@ -646,8 +655,9 @@ class ConsumerSteps:
             return float("inf")
         for queue in [queue for queue in self._unpinned if self.state.has_commit(queue)]:
             del self._unpinned[queue]
-        # A topic that exists has an incarnation, which the first answer of each queue tells.
-        dues_s = [start.next_commit_s for queue, start in self._unpinned.items() if self.state.incarnation(queue)]
+        # A topic that exists has an incarnation, which the first answer of each queue tells. Of one that was deleted nothing is committed.
+        state = self.state
+        dues_s = [start.next_commit_s for queue, start in self._unpinned.items() if state.incarnation(queue) and state.lacks_commit(queue)]
         return max(min(dues_s, default=float("inf")) - now_s, 0.0)
 
     def _pin_existing(self, limits: Limits, of: Collection[MessageQueue] | None = None) -> Steps[None]:

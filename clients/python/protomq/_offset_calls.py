@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -185,6 +185,13 @@ def without_gone_queues(
     )
     told.retriable = False  # By waiting alone no queue comes back.
     return {queue: offset for queue, offset in offsets.items() if queue not in gone}, told
+
+
+def queues_left(queues: Sequence[MessageQueue], error: QueueNotFoundError) -> list[MessageQueue]:
+    """Those that a broker has, which has fewer now. None where it does not say how many, or has all that were asked for by now."""
+    count = error.metadata.get("read_queues", "")
+    left = [queue for queue in queues if count.isdigit() and queue.queue_id < int(count)]
+    return left if len(left) < len(queues) else []
 
 
 def without_lost_queues(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -515,6 +517,56 @@ def _missing(server: str, request: bytes) -> bytes:
 
 def _busy(server: str, request: bytes) -> bytes:
     raise SystemBusyError("busy")
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest", LAST_WEEK])
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_queue_that_is_no_more_changes_nothing_of_the_others_of_its_broker(
+    world: FakeWorld, brokers: Brokers, begin: object, auto_commit: bool
+) -> None:
+    brokers.ends[A0] = 60
+    brokers.committed[A0] = 50
+    requests: dict[MethodInfo, Any] = {
+        GET_OFFSETS: pb.GetOffsetsRequest,
+        GET_QUEUE_RANGE: pb.GetQueueRangeRequest,
+        SEARCH_OFFSET: pb.SearchOffsetRequest,
+    }
+
+    def only_queue_0(method: MethodInfo, server: str, request: bytes) -> bytes:
+        asked = requests[method].FromString(request)
+        if server == "a" and 1 in getattr(asked, "queue_ids", [getattr(asked, "queue_id", 0)]):
+            raise QueueNotFoundError("topic 'T' has no read queue 1 here, it has 1", metadata={"queue_id": "1", "read_queues": "1"})
+        return known[method](server, request)
+
+    def commit(server: str, request: bytes) -> bytes:
+        assert (server, 1) not in {(server, one.queue_id) for one in pb.CommitOffsetsRequest.FromString(request).offsets if server == "a"}
+        return known[COMMIT_OFFSETS](server, request)
+
+    known = dict(world.answers)
+    world.answers |= {method: partial(only_queue_0, method) for method in requests} | {COMMIT_OFFSETS: commit}
+    consumer = Consumer(world, begin=begin, auto_commit=auto_commit)
+    consumer.subscribe()
+    assert consumer.steps.state.position(A0) == 50
+    assert brokers.committed[A0] == 50
+    world.failures["a"].append(QueueNotFoundError("gone"))
+    consumer.poll()
+    world.advance(RETRY_RESOLVE_S)
+    world.failures["a"].append(QueueNotFoundError("gone"))
+    consumer.poll()
+    assert brokers.committed[A0] == 50
+    assert A1 not in brokers.committed
+
+
+def test_a_start_that_could_not_be_committed_is_not_looked_at_when_its_topic_is_deleted(world: FakeWorld, brokers: Brokers) -> None:
+    world.answers[COMMIT_OFFSETS], commit = _busy, brokers._commit
+    consumer = Consumer(world, begin="latest", auto_commit=False)
+    consumer.subscribe()
+    world.answers[COMMIT_OFFSETS] = commit
+    consumer.steps.state._mark_gone(A0, 7)
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert consumer.steps.group_due_in_s(world.now_s()) > 0
+    assert brokers.committed == {B0: 0, B1: 0}
 
 
 def test_a_program_that_commits_the_offsets_of_queues_that_it_assigned_finds_none_of_ours(
