@@ -23,6 +23,7 @@ from ._steps import Steps
 from ._types import Membership, MessageQueue
 from .errors import (
     MemberUnknownError,
+    NoRouteError,
     ProtomqError,
     QueueNotFoundError,
     QueueNotOwnedError,
@@ -37,6 +38,11 @@ MembershipOf = Callable[[MessageQueue], Membership | None]
 """See MembershipState.membership."""
 Rejoin = Callable[[str, str, float], Steps[None]]
 """See GroupShare.rejoin."""
+
+
+def _commits_at(broker_name: str) -> str:
+    """What the log calls the part of a broker that takes offsets."""
+    return f"the commit service of broker {broker_name}"
 
 
 def _never(topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
@@ -68,8 +74,8 @@ class CommitSteps:
         self._stands = stands
         self._membership = membership
         self._rejoin = rejoin
-        self._troubles: set[str] = set()
-        """Reasons of brokers that refused the last commit."""
+        self._troubles: dict[tuple[str, str], str] = {}
+        """Why the last commit of a topic at a broker was refused, where another try does not help."""
 
     def commit_dealt_with(
         self,
@@ -100,15 +106,18 @@ class CommitSteps:
     ) -> Steps[ProtomqError | None]:
         """Commits; a failure is logged: the caller tries again, unless this is the last time. Returns the first error."""
         errors = yield from self.commit(offsets, limits, ends_s, by_calls=True)
-        for (topic, broker_name), error in errors.items():
-            is_told = error.retriable or error.reason in self._troubles
+        for place, error in errors.items():
+            topic, broker_name = place
+            is_told = error.retriable or self._troubles.get(place) == error.reason
             level = logging.DEBUG if is_told and not is_last else logging.WARNING
             logger.log(
                 level,
                 "offsets of %s in %s/%s not committed %s: %s",
                 self._group, topic, broker_name, when, error,
             )  # fmt: skip
-        self._troubles = {error.reason for error in errors.values() if not error.retriable}
+        for place in by_broker(offsets):
+            self._troubles.pop(place, None)
+        self._troubles |= {place: error.reason for place, error in errors.items() if not error.retriable}
         return next(iter(errors.values()), None)
 
     def commit(
@@ -160,10 +169,14 @@ class CommitSteps:
                     raise
             except ProtomqError as error:
                 if error.retriable:
-                    self._outages.failed(f"broker {broker_name}", topic, error)
+                    # A broker that refuses commits may answer pulls: these do not say that it takes commits again.
+                    is_away = isinstance(error, TransportError | NoRouteError)
+                    self._outages.failed(f"broker {broker_name}" if is_away else _commits_at(broker_name), topic, error)
                 if isinstance(error, TransportError):
                     silent.add(broker_name)
                 errors[topic, broker_name] = error
+            else:
+                self._outages.answered(_commits_at(broker_name), topic)
         return errors
 
     def _commit_as(

@@ -65,6 +65,8 @@ logger = logging.getLogger("protomq")
 POLL_CALL_TIMEOUT_S: Final = 0.5
 """For the calls that `poll` makes besides pulling: a broker that is gone must not hold up the queues of the others."""
 RETRY_RESOLVE_S: Final = 2.0
+PIN_PAUSE_MAX_S: Final = 30.0
+"""Between tries to commit where a queue begins: a group that may not commit never can."""
 IN_POLL: Final = Limits(POLL_CALL_TIMEOUT_S, ONCE)
 
 
@@ -74,6 +76,8 @@ class _Start:
 
     queue_offset: int
     next_commit_s: float = 0.0
+    pause_s: float = RETRY_RESOLVE_S
+    """Behind the next commit that fails."""
 
 
 class ConsumerSteps:
@@ -673,7 +677,8 @@ class ConsumerSteps:
             return
         for queue, start in starts.items():
             if self.state.incarnation(queue):
-                start.next_commit_s = self.clock() + RETRY_RESOLVE_S
+                start.next_commit_s = self.clock() + start.pause_s
+                start.pause_s = min(2 * start.pause_s, PIN_PAUSE_MAX_S)
         self._committing_count += 1
         try:
             offsets = {queue: start.queue_offset for queue, start in starts.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -445,7 +446,7 @@ def test_a_start_that_could_not_be_committed_is_made_up_for_where_the_program_co
     consumer.poll()
     assert len(calls(world, COMMIT_OFFSETS)) > tries
     refusing = False
-    world.advance(RETRY_RESOLVE_S)
+    world.advance(2 * RETRY_RESOLVE_S)
     consumer.poll()
     assert brokers.committed == {A0: 9, A1: 0, B0: 0, B1: 0}, "what was handed out is the program's to commit"
     world.driver.run(consumer.steps.commit({A0: 12}))
@@ -567,6 +568,33 @@ def test_a_start_that_could_not_be_committed_is_not_looked_at_when_its_topic_is_
     consumer.poll()
     assert consumer.steps.group_due_in_s(world.now_s()) > 0
     assert brokers.committed == {B0: 0, B1: 0}
+
+
+@pytest.mark.parametrize("refusal", [NotPermittedError("ask"), OffsetOutOfRangeError("no")])
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_group_that_may_not_commit_is_told_so_once_and_tries_ever_less_often(
+    world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture, refusal: ProtomqError, auto_commit: bool
+) -> None:
+    caplog.set_level(logging.WARNING, "protomq")
+    commit = brokers._commit
+
+    def refuse(server: str, request: bytes) -> bytes:
+        raise refusal
+
+    world.answers[COMMIT_OFFSETS] = refuse
+    consumer = Consumer(world, begin="latest", auto_commit=auto_commit, auto_commit_interval_s=1e6)
+    consumer.subscribe()
+    before = len(calls(world, COMMIT_OFFSETS))
+    for _ in range(60):
+        world.advance(1.0)
+        consumer.poll()
+    assert len(caplog.messages) == 2, "one for each broker"
+    assert len(calls(world, COMMIT_OFFSETS)) - before <= 2 * 5
+    world.answers[COMMIT_OFFSETS] = commit
+    for _ in range(60):
+        world.advance(1.0)
+        consumer.poll()
+    assert brokers.committed == dict.fromkeys((A0, A1, B0, B1), 0)
 
 
 def test_a_program_that_commits_the_offsets_of_queues_that_it_assigned_finds_none_of_ours(
