@@ -153,6 +153,28 @@ def check_selector(selector: object, queue: object = None) -> None:
         )
 
 
+def is_coroutine_function(call: object) -> bool:
+    """A coroutine function, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+
+
+def is_generator_function(call: object) -> bool:
+    """One with a `yield`, or an object whose `__call__` has it. A call of that runs nothing."""
+    method = getattr(call, "__call__", None)  # noqa: B004 - an object whose method it is.
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (call, method))
+
+
+def never_run_text(result: object) -> str:
+    """What was returned that nobody awaits or iterates: its name, with what that means; "" for anything else."""
+    if inspect.iscoroutine(result):
+        # Python would warn, too, at a moment that says nothing.
+        result.close()
+        return "a coroutine, which nobody awaits"
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        return "a generator, which nobody runs"
+    return "an awaitable, which nobody awaits" if inspect.isawaitable(result) else ""
+
+
 def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
     """What is called when a broker asks about a transaction. What never decides leaves its transactions open until they expire."""
     if not callable(listener):

@@ -2,6 +2,7 @@
 
     returns nothing                    done
     returns anything that is no result done, with one warning for each listener: "return" says that it is done
+    returns a coroutine, a generator   comes again: nobody runs that, so nothing of it was done
     raises                             comes again after the group's delay, with the error's text
     raises SchemaError                 is a dead letter at once: its body is not what the listener takes
     returns Retry(delay=...)           comes again after that delay
@@ -13,12 +14,11 @@ A listener of batches says one of these of all its messages, or returns a list w
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ._checks import check_count
+from ._checks import check_count, is_coroutine_function, is_generator_function, never_run_text
 from ._send_back import delay_fields, error_text, said_by
 from ._typed_listeners import typed_call
 from ._types import Delay
@@ -90,9 +90,9 @@ class Listener:
         if batch_size is not None:
             check_count("batch_size", batch_size, 1, BATCH_SIZE_MAX)
         name = getattr(call, "__qualname__", None) or type(call).__qualname__
-        is_coroutine = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-            getattr(call, "__call__", None)  # noqa: B004 - an object whose method it is.
-        )
+        if is_generator_function(call):
+            raise WrongTypeError(f"{name} has a yield, so a call of it runs nothing: a listener returns what it says, it yields nothing")
+        is_coroutine = is_coroutine_function(call)
         typed = typed_call(call, name, is_coroutine=is_coroutine, is_batch=batch_size is not None)
         return cls(typed, name, is_coroutine, batch_size, call)
 
@@ -171,6 +171,9 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
             return failure_of(result), f"is not given what does not decode, it is a dead letter: {said_by(str, result)}"
         case BaseException():
             return failure_of(result), f"returned {said_by(repr, result)}: taken as raised"
+    if never_run := never_run_text(result):
+        said = f"returned {never_run}"
+        return failure_of_text(f"the listener {said}"), f"{said}: it is taken as failed; write async def, with await"
     return None, (
         f"returned {_short(result)}, which is no result: the message is done; return nothing, Retry(), Reject() or Suspend(ms)"
     )

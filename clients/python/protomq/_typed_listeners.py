@@ -94,6 +94,11 @@ def _hints(call: Callable[..., Any], name: str) -> tuple[Any, Any, int]:
     found = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if not found and all(one.kind is not one.VAR_POSITIONAL for one in parameters):
         raise ConfigurationError(f"{name} takes no argument, a listener is given its message")
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and one.default is one.empty:
+            raise ConfigurationError(
+                f"{name} wants {one.name}=, a listener is given no argument by name: give it a default, or use partial"
+            )
     required_count = sum(one.default is one.empty for one in found)
     first = _resolved(call, found[0].annotation, name) if found else inspect.Parameter.empty
     second = None
