@@ -27,6 +27,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    refuse_never_run,
     say_listener_failed,
     say_not_taken,
     wait_steps,
@@ -145,12 +146,12 @@ class AsyncTransactionProducer:
         topic: str | OutgoingMessage,
         body: Body = b"",
         *,
-        execute: Callable[[SendResult], object],
+        execute: Callable[[SendResult], TransactionDecision | Awaitable[TransactionDecision | None] | None],
         wait_for_end: bool = True,
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
-        check_execute(execute)
+        check_execute(execute, may_be_coroutine=True)
         if self._topics:
             self._follow()
         half = self._begun(await self._producer.send(topic, body, **settings))
@@ -159,10 +160,12 @@ class AsyncTransactionProducer:
             returned = execute(half)
             if returned is not None and inspect.isawaitable(returned):
                 returned = await returned
-            decision = decision_of(returned)
+            if returned is not None:
+                refuse_never_run(returned)
         except Exception:
             await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
+        decision = decision_of(returned)
         if wait_for_end:
             is_ended = await self._try_to_end(half, decision, timeout_s)
         else:

@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import FunctionType
 from typing import Final, ParamSpec
 
 from ._late_imports import fork_waits
@@ -96,7 +97,10 @@ def check_texts(
             )
 
 
-def _short(value: object) -> str:
+_OTHER_KINDS: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def short(value: object) -> str:
     """A value for an error's text, which may be a large body."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -179,16 +183,39 @@ def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
     """What is called when a broker asks about a transaction. What never decides leaves its transactions open until they expire."""
     if not callable(listener):
         raise WrongTypeError(f"check is a function of one TransactionCheck, not {listener!r}")
-    if not may_be_coroutine and inspect.iscoroutinefunction(listener):
-        raise WrongTypeError(f"check is a function, not the coroutine function {listener!r}: AsyncTransactionProducer takes those")
+    _check_call("check", "TransactionCheck", listener, may_be_coroutine=may_be_coroutine)
 
 
-def check_execute(execute: object) -> None:
+def check_execute(execute: object, *, may_be_coroutine: bool) -> None:
     """The local work of a transaction: asked before its half message is sent, which nobody would end."""
     if not callable(execute):
         raise WrongTypeError(
             f"execute is the local work, a function of one SendResult, not {execute!r}; without one: producer.begin(...), then commit()"
         )
+    _check_call("execute", "SendResult", execute, may_be_coroutine=may_be_coroutine)
+
+
+def _check_call(name: str, given: str, call: Callable[..., object], *, may_be_coroutine: bool) -> None:
+    """A function that can be called with one argument, and whose call runs it."""
+    if type(call) is FunctionType:
+        # Each send of a transaction asks: a signature would take longer than all else here.
+        code = call.__code__
+        is_plain = not (code.co_kwonlyargcount or code.co_flags & _OTHER_KINDS)
+        takes_one = code.co_argcount >= 1 or code.co_flags & inspect.CO_VARARGS
+        if is_plain and takes_one and code.co_argcount - len(call.__defaults__ or ()) <= 1:
+            return
+    if is_generator_function(call):
+        raise WrongTypeError(f"{name} is a function, not the generator function {call!r}: a call of it runs nothing")
+    if not may_be_coroutine and is_coroutine_function(call):
+        raise WrongTypeError(f"{name} is a function, not the coroutine function {call!r}: AsyncTransactionProducer takes those")
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # A function in C that tells nothing.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigurationError(f"{name} is called with one {given}, which {call!r} does not take: {error}") from None
 
 
 def check_batch(
@@ -202,18 +229,18 @@ def check_batch(
     """What a batch has beside its messages, and that these can be counted: they are looked at more than once."""
     topic = check_topic(topic)
     if isinstance(messages, str | bytes | bytearray | memoryview):
-        raise WrongTypeError(f"messages is a list of bodies, not one of them: write [{_short(messages)}]")
+        raise WrongTypeError(f"messages is a list of bodies, not one of them: write [{short(messages)}]")
     if isinstance(messages, Iterable) and not isinstance(messages, Sequence):
-        raise WrongTypeError(f"messages is a list, not {_short(messages)}: write list(messages)")
+        raise WrongTypeError(f"messages is a list, not {short(messages)}: write list(messages)")
     if not isinstance(messages, Sequence):
         raise WrongTypeError(
-            f"messages is a list of bytes or OutgoingMessage, not {_short(messages)}"
+            f"messages is a list of bytes or OutgoingMessage, not {short(messages)}"
         )
     if isinstance(keys, str) or not isinstance(keys, Sequence | None):
-        raise WrongTypeError(f"keys is a list with a key for each message, not {_short(keys)}")
+        raise WrongTypeError(f"keys is a list with a key for each message, not {short(keys)}")
     if not isinstance(tags, Sequence):
         raise WrongTypeError(
-            f"tags is a str, or a list with a tag for each message, not {_short(tags)}"
+            f"tags is a str, or a list with a tag for each message, not {short(tags)}"
         )
     check_queue(topic, queue)
     if sharding_key is not None:

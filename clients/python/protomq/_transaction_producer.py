@@ -29,6 +29,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    refuse_never_run,
     say_listener_failed,
     say_not_taken,
     wait_steps,
@@ -196,16 +197,16 @@ class TransactionProducer:
         topic: str | OutgoingMessage,
         body: Body = b"",
         *,
-        execute: Callable[[SendResult], object],
+        execute: Callable[[SendResult], TransactionDecision | None],
         wait_for_end: bool = True,
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """Sends a half message, does the local work, and ends the transaction as that says.
 
         `execute` is called on this thread with the result of the half message (its `message_id` and `transaction_handle`). It commits by
-        returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. Ctrl-C and SystemExit leave the
-        transaction open: the broker asks the check listener what was done. It asks, too, where it did not take a decision in time. That
-        is no error; `is_ended` is False then.
+        returning None or COMMIT; ROLL_BACK and UNKNOWN are decisions, too. An exception rolls back, and is raised. Any other value is a
+        WrongTypeError, and leaves the transaction open, as Ctrl-C and SystemExit do: the broker asks the check listener what was done. It
+        asks, too, where it did not take a decision in time. That is no error; `is_ended` is False then.
 
         `wait_for_end`: False returns once the decision is on its way, as RocketMQ's client does; one that is not taken is logged, and the
         broker asks. An exception of `execute` is raised when the broker has taken the roll-back, whatever this says.
@@ -213,14 +214,17 @@ class TransactionProducer:
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
         TransactionEndedError if somebody else ended it otherwise.
         """
-        check_execute(execute)
+        check_execute(execute, may_be_coroutine=False)
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
-            decision = decision_of(execute(half))
+            returned = execute(half)
+            if returned is not None:
+                refuse_never_run(returned)
         except Exception:
             # Another BaseException is an interrupt: it may have come right behind the commit of the local work.
             self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
+        decision = decision_of(returned)
         if wait_for_end:
             is_ended = self._try_to_end(half, decision, timeout_s)
         else:

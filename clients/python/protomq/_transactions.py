@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ._call_steps import call_broker
+from ._checks import never_run_text, short
 from ._decoding import decoded
 from ._fields import field_values
 from ._message import Message
@@ -113,18 +114,28 @@ class End(NamedTuple):
 
 
 def decision_of(returned: object) -> TransactionDecision:
-    """What a local execution says: it commits by returning, whatever that is, unless it returns another decision.
+    """What a local execution says: it commits by returning None, or returns another decision.
 
-    Raises WrongTypeError for a coroutine: nobody awaits it, so nothing was done.
+    Raises WrongTypeError for anything else. False or "ROLL_BACK" may say that the work failed, and a row number that it was done. Only the
+    check listener knows, so the transaction is left open.
     """
     if returned is None:  # nearly all
         return TransactionDecision.COMMIT
-    if inspect.iscoroutine(returned):
-        returned.close()
+    if not isinstance(returned, TransactionDecision):
         raise WrongTypeError(
-            "the local execution is a coroutine function, which nobody awaits here: use AsyncTransactionProducer"
+            f"execute returns None, which commits, or a TransactionDecision, not {short(returned)}. The transaction is left open, and the "
+            "broker asks the check listener"
         )
-    return returned if isinstance(returned, TransactionDecision) else TransactionDecision.COMMIT
+    return returned
+
+
+def refuse_never_run(returned: object) -> None:
+    """Raises WrongTypeError for a coroutine or generator that a local execution returned: nothing was done, and it is rolled back."""
+    if inspect.isgenerator(returned) or inspect.isasyncgen(returned) or inspect.iscoroutine(returned):
+        raise WrongTypeError(
+            f"execute returned {never_run_text(returned)}, so nothing was done, and the transaction is rolled back; "
+            "coroutine functions are for AsyncTransactionProducer"
+        )
 
 
 def check_decision(returned: object, what: str) -> TransactionDecision:

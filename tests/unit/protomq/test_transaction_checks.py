@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from protomq import (
     _transaction_producer,
 )
 from protomq._types import BrokerAddress, MethodInfo
-from protomq.errors import ConnectionLostError
+from protomq.errors import ConfigurationError, ConnectionLostError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendResponse
@@ -222,6 +224,56 @@ def test_work_that_failed_is_rolled_back_and_work_that_was_interrupted_is_asked_
     with pytest.raises(type(error)):
         do(broker, execute)
     assert broker.told == told
+
+
+@pytest.mark.parametrize("do", [send, send_async])
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [(False, []), ("ROLL_BACK", []), (5, []), ((one for one in "17A"), [("half", ROLL_BACK)]), (COMMIT, [("half", COMMIT)])],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_decision_leaves_a_transaction_open_and_work_that_never_ran_is_rolled_back(
+    broker: AskingBroker, do: Callable[..., None], returned: object, told: list[tuple[str, int]]
+) -> None:
+    with nullcontext() if returned is COMMIT else pytest.raises(WrongTypeError, match="execute return"):
+        do(broker, lambda _: returned)
+    assert broker.told == told
+
+
+def generator(_: object) -> Iterator[None]:
+    yield
+
+
+async def coroutine(_: object) -> None: ...
+
+
+class Coroutine:
+    async def __call__(self, _: object) -> None: ...
+
+
+WRONG_CALLS: list[Any] = [lambda: None, lambda a, b: None, lambda a, *, b: None, partial(lambda: None), generator]
+
+
+@pytest.mark.parametrize(
+    ("do", "client", "transport", "wrong"),
+    [
+        *((send, TransactionProducer, FakeSyncTransport, wrong) for wrong in [*WRONG_CALLS, coroutine, Coroutine()]),
+        *((send_async, AsyncTransactionProducer, FakeAsyncTransport, wrong) for wrong in WRONG_CALLS),
+    ],
+)
+def test_what_cannot_be_a_check_or_the_work_is_refused_where_it_is_given(
+    broker: AskingBroker, do: Callable[..., None], client: Any, transport: Any, wrong: Any
+) -> None:
+    with pytest.raises((ConfigurationError, WrongTypeError), match=r"^check is (a function|called with one TransactionCheck)"):
+        client("g", wrong, transport=transport(broker))
+    with pytest.raises((ConfigurationError, WrongTypeError), match=r"^execute is (a function|called with one SendResult)"):
+        do(broker, wrong)
+    assert (broker.told, broker.bodies()) == ([], [])
+
+
+@pytest.mark.parametrize("right", [print, lambda *all_: None, lambda a, b=1: None, lambda a, *, b=1: None, partial(print, 1), dict])
+def test_what_takes_one_argument_is_a_check(broker: AskingBroker, right: Any) -> None:
+    TransactionProducer("g", right, transport=FakeSyncTransport(broker)).close()
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # It has threads; the child needs none of them.

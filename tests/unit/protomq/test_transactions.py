@@ -7,15 +7,21 @@ import pytest
 from protomq import MessageQueue, SendStatus, TransactionDecision, TransactionProducer
 from protomq._outgoing import Stored
 from protomq._told_ends import ToldEnds
-from protomq._transactions import End, _end_field, _outcomes, decision_of
+from protomq._transactions import End, _end_field, _outcomes, decision_of, refuse_never_run
 from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.wire.record import encode_message_id
 
 
-@pytest.mark.parametrize("returned", [None, 42, True, "row 7", TransactionDecision.COMMIT])
-def test_it_commits_by_returning(returned: object) -> None:
+@pytest.mark.parametrize("returned", [None, TransactionDecision.COMMIT])
+def test_it_commits_by_returning_nothing(returned: object) -> None:
     assert decision_of(returned) is TransactionDecision.COMMIT
+
+
+@pytest.mark.parametrize("returned", [False, True, 0, 1, 5, "ROLL_BACK", "row 7", object()])
+def test_what_is_no_decision_decides_nothing(returned: object) -> None:
+    with pytest.raises(WrongTypeError, match=r"execute returns None, which commits, or a TransactionDecision.*left open"):
+        decision_of(returned)
 
 
 @pytest.mark.parametrize("returned", [TransactionDecision.ROLL_BACK, TransactionDecision.UNKNOWN])
@@ -27,7 +33,10 @@ def test_work_that_nobody_awaits_commits_nothing() -> None:
     async def book() -> None: ...
 
     with pytest.raises(WrongTypeError, match="AsyncTransactionProducer"):
-        decision_of(book())
+        refuse_never_run(book())
+    with pytest.raises(WrongTypeError, match="a generator, which nobody runs, so nothing was done"):
+        refuse_never_run(one for one in "17A")
+    refuse_never_run("17A")
 
 
 @pytest.mark.parametrize("size", [0, 1, 44, 121, 122, 123, 126, 127, 128, 200])
