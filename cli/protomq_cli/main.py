@@ -48,7 +48,7 @@ from protomq_cli import (
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
-from protomq_cli.output import escape_what_cannot_be_written, flush_stdout, forget_reader
+from protomq_cli.output import ALL_DONE, escape_what_cannot_be_written, flush_stdout, forget_reader
 from protomq_cli.quick_values import convert_quickly
 
 SERVERS = "Run a server"
@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Not command.main(): it ends the process by itself when the reader of a pipe goes away.
         with command.make_context("protomq", list(arguments)) as context:
             command.invoke(context)
-        flush_stdout()
+        flush_stdout(ALL_DONE)
     except typer.Exit as ended:
         return ended.exit_code
     except (KeyboardInterrupt, typer.Abort, EOFError):

@@ -30,6 +30,11 @@ _GAP: Final = 3
 """Between two columns of a table that rich draws."""
 
 
+NO_OUTPUT: Final = "NO_OUTPUT"
+"""The reason of an error: stdout takes nothing."""
+ALL_DONE: Final = "; the command has done what it prints there"
+
+
 class OutputFormat(StrEnum):
     """The values of `--output`; WIDE is a table with all its columns, however wide the terminal is."""
 
@@ -64,33 +69,33 @@ def print_rows(
     """
     out = stream or sys.stdout
     rows = list(rows)
-    match output:
-        case OutputFormat.TABLE | OutputFormat.WIDE:
-            width = _width(out) if output is OutputFormat.TABLE else None
-            _print_table(rows, columns, expendable, width, out)
-        case OutputFormat.JSON:
-            _write(out, json.dumps(rows, indent=_INDENT, ensure_ascii=False, default=_plain))
-        case OutputFormat.JSONL:
-            for row in rows:
-                _write(out, _json_line(row))
-        case OutputFormat.YAML:
-            _write(out, _yaml(rows))
+    with stdout_named(ALL_DONE):
+        match output:
+            case OutputFormat.TABLE | OutputFormat.WIDE:
+                width = _width(out) if output is OutputFormat.TABLE else None
+                _print_table(rows, columns, expendable, width, out)
+            case OutputFormat.JSON:
+                out.write(json.dumps(rows, indent=_INDENT, ensure_ascii=False, default=_plain) + "\n")
+            case OutputFormat.JSONL:
+                out.writelines(_json_line(row) + "\n" for row in rows)
+            case OutputFormat.YAML:
+                out.write(_yaml(rows) + "\n")
 
 
 def print_object(row: Row, output: OutputFormat, stream: TextIO | None = None) -> None:
     """One object; as a table: a line for each of its values."""
     out = stream or sys.stdout
-    match output:
-        case OutputFormat.TABLE | OutputFormat.WIDE:
-            width = max((len(name) for name in row), default=0)
-            for name, value in row.items():
-                _write(out, f"{_title(name):<{width}}  {_cell(value)}")
-        case OutputFormat.JSON:
-            _write(out, json.dumps(row, indent=_INDENT, ensure_ascii=False, default=_plain))
-        case OutputFormat.JSONL:
-            _write(out, _json_line(row))
-        case OutputFormat.YAML:
-            _write(out, _yaml(row))
+    with stdout_named(ALL_DONE):
+        match output:
+            case OutputFormat.TABLE | OutputFormat.WIDE:
+                width = max((len(name) for name in row), default=0)
+                out.writelines(f"{_title(name):<{width}}  {_cell(value)}\n" for name, value in row.items())
+            case OutputFormat.JSON:
+                out.write(json.dumps(row, indent=_INDENT, ensure_ascii=False, default=_plain) + "\n")
+            case OutputFormat.JSONL:
+                out.write(_json_line(row) + "\n")
+            case OutputFormat.YAML:
+                out.write(_yaml(row) + "\n")
 
 
 def escape_what_cannot_be_written() -> None:
@@ -116,19 +121,22 @@ class Discarded(io.StringIO):
 
 
 @contextmanager
-def stdout_named() -> Iterator[None]:
-    """An error of writing to stdout names it, as errors of files name theirs."""
+def stdout_named(beside: str = "") -> Iterator[None]:
+    """An error of writing to stdout names it, else it reads like one of a server; `beside`: what became of the rest of the command.
+
+    A reader that has gone is no such error.
+    """
     try:
         yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = "stdout"
+    except BrokenPipeError:
         raise
+    except OSError as error:
+        raise CliError(ExitCode.FAILURE, NO_OUTPUT, f"stdout cannot be written: {error.strerror or error}{beside}") from error
 
 
-def flush_stdout() -> None:
+def flush_stdout(beside: str = "") -> None:
     """Lets the reader see what was printed."""
-    with stdout_named():
+    with stdout_named(beside):
         sys.stdout.flush()
 
 
@@ -137,7 +145,7 @@ def require_stdout() -> None:
     # `__main__` has opened this in its place.
     if getattr(sys.stdout, "name", "") == os.devnull:
         text = "stdout is closed, so no message is taken; to take them unseen, redirect it to /dev/null"
-        raise CliError(ExitCode.FAILURE, "NO_OUTPUT", text)
+        raise CliError(ExitCode.FAILURE, NO_OUTPUT, text)
 
 
 def forget_reader() -> None:
@@ -232,6 +240,8 @@ class RowStream:
     ) -> None:
         if isinstance(error, BrokenPipeError) or (isinstance(error, Exception) and not self._count):
             return  # Nobody reads any more; or all there is to say is the error.
+        if isinstance(error, CliError) and error.reason == NO_OUTPUT:
+            return
         if self._output is OutputFormat.JSON:
             _write(self._out, "[]" if self._count == 0 else "\n]")
         elif self._output is OutputFormat.YAML and self._count == 0:
@@ -272,14 +282,14 @@ def _print_table(
         _draw_table(cells, numeric, widths, out)
         left_out = [name for name in columns if name not in widths]
         if left_out:
-            _write(out, _left_out_line(left_out))
+            out.write(_left_out_line(left_out) + "\n")
         return
     for line in (map(_title, columns), *zip(*cells.values(), strict=True)):
         padded = [
             text.rjust(widths[name]) if numeric[name] else text.ljust(widths[name])
             for name, text in zip(columns, line, strict=True)
         ]
-        _write(out, "  ".join(padded).rstrip())
+        out.write("  ".join(padded).rstrip() + "\n")
 
 
 def _fit_columns(

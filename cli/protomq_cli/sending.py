@@ -150,6 +150,7 @@ def send(
                 "NOT_INSTALLED",
                 f'{compression} is not installed here; pip install "protomq[compression]", or leave --compression out',
             )
+        sent_count = 0
         for batch in _batches(body, file, key_separator, count):
             messages = [message(*content) for content in batch]
             try:
@@ -159,9 +160,15 @@ def send(
             except TransportError as error:
                 name_broker(error, broker)
                 raise
-            for result in results:
-                stream.print(_sent_row(result))
-            stream.flush()
+            sent_count += len(results)
+            try:
+                for result in results:
+                    stream.print(_sent_row(result))
+                stream.flush()
+            except CliError as error:
+                # Who takes it for the broker's error sends once more.
+                error.message += f"; {sent_count:,} message{'s were' if sent_count > 1 else ' was'} sent"
+                raise
 
 
 Content = tuple[str | None, bytes]

@@ -121,6 +121,7 @@ def test_a_closed_stdout_is_no_stack_trace() -> None:
     [
         ("consume", "--exit -O start"), ("consume", "--exit -O start -o json"), ("consume", "--exit -O start -o table"),
         ("consume", "--exit -O start -f %v"), ("pull", ""), ("pop", "-G full"), ("topic describe", "-o json"),
+        ("topic create", "--update"),
     ],
 )  # fmt: skip
 def test_a_full_disk_below_stdout_is_told_by_the_name_of_stdout(
@@ -131,7 +132,21 @@ def test_a_full_disk_below_stdout_is_told_by_the_name_of_stdout(
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 1
     text = json.loads(done.stderr)["error"]["message"] if "json" in options else done.stderr.strip().removeprefix("protomq: ")
-    assert text == "stdout: No space left on device"
+    beside = "; the command has done what it prints there" if command in ("topic create", "topic describe") else ""
+    assert text == f"stdout cannot be written: No space left on device{beside}"
+
+
+@pytest.mark.parametrize(("options", "count"), [("", 1), ("-o json", 1), ("--count 3 -o jsonl", 3)])
+def test_a_send_whose_stdout_is_full_says_that_the_message_was_sent(
+    protomq_server: Broker, protomq_topic: str, options: str, count: int
+) -> None:
+    words = [*PROTOMQ, "send", protomq_topic, "x", *options.split(), "-n", protomq_server.remoting_address]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, "No space left on device; " in done.stderr, "stdout cannot be written" in done.stderr) == (1, True, True)
+    assert f"; {count} message{'s were' if count > 1 else ' was'} sent" in done.stderr
+    stored = run("pull", protomq_topic, "-f", "%v", "-n", protomq_server.remoting_address).stdout
+    assert stored == "x" * count
 
 
 def test_version() -> None:

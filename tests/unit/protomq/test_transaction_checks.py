@@ -174,12 +174,12 @@ def test_the_next_message_begins_the_answers_that_somebody_cancelled(broker: Ask
     assert broker.told == [("first", COMMIT)]
 
 
-def send(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+def send(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
     with TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer:
         producer.send("T", b"", execute=execute)
 
 
-def send_async(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+def send_async(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
     async def run() -> None:
         async with AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer:
             # Not in a task: asyncio would raise it in the loop, too.
@@ -188,7 +188,7 @@ def send_async(broker: AskingBroker, execute: Callable[[object], object]) -> Non
     asyncio.run(run())
 
 
-def leave_block(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+def leave_block(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
     with (
         TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer,
         producer.begin("T", b"") as transaction,
@@ -196,7 +196,7 @@ def leave_block(broker: AskingBroker, execute: Callable[[object], object]) -> No
         execute(transaction)
 
 
-def leave_async_block(broker: AskingBroker, execute: Callable[[object], object]) -> None:
+def leave_async_block(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
     async def run() -> None:
         async with (
             AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer,
