@@ -49,6 +49,8 @@ class AsyncRequestCalls:
         future = asyncio.get_running_loop().create_future()
         inbox = await self._listen(route, deadline_s)
         call_id = inbox.begin(future)
+        if self._closed:
+            inbox.close()
         try:
             self._follow(inbox)
             own = inbox.properties(call_id, seconds_left(deadline_s))
@@ -62,7 +64,9 @@ class AsyncRequestCalls:
             return Reply(body, answered, sent)
         finally:
             inbox.end(call_id)
-            future.cancel()
+            # What it failed with is not awaited where the send has failed before.
+            if not future.cancel() and not future.cancelled():
+                future.exception()
 
     async def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
         """An inbox at a broker that knows of it."""
@@ -102,6 +106,8 @@ class AsyncRequestCalls:
     async def close(self) -> None:
         """See RequestCalls.close."""
         self._closed = True
+        for inbox in self._inboxes.values():
+            inbox.close()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from ._remoting_hello import split_address
@@ -58,6 +59,10 @@ class BlockingStream(Protocol):
 
     def is_silent(self) -> bool:
         """Whether the connection is open, and there is nothing to receive."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ends a wait of the thread that uses it: nothing comes any more. Any thread."""
         ...
 
     def close(self) -> None:
@@ -112,6 +117,10 @@ class TcpStream:
         except OSError:
             pass
         return False  # Closed, or bytes that nobody asked for.
+
+    def interrupt(self) -> None:
+        with suppress(OSError):  # It is lost already.
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

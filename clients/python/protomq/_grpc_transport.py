@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
+    ClosedError,
     ConnectFailedError,
     ConnectionLostError,
     ProtomqError,
@@ -103,6 +104,7 @@ class AioGrpcLink:
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=_channel_options(peer_timeout_s))
+        self._closed = False
         self._methods: dict[str, Any] = {}
         self._one_way_calls: set[asyncio.Task[None]] = set()
 
@@ -127,10 +129,17 @@ class AioGrpcLink:
             raise error_of_rpc(error, self._address, method) from None
         except grpc.aio.UsageError as error:  # "Channel is closed."
             raise ConnectionLostError(f"{self._address}: {error}") from None
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls; their tasks go on.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise ClosedError("it was closed while this call waited") from None
+            raise
         return answer
 
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
+        self._closed = True
         await self._channel.close()
 
 

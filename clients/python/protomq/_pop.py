@@ -246,7 +246,10 @@ class SimpleConsumer:
         self._driver.run(self._steps.reply(message, body, properties, timeout_s))
 
     def close(self) -> None:
-        """Closes all connections. What was not acknowledged comes to others when its time is up."""
+        """Closes all connections. What was not acknowledged comes to others when its time is up.
+
+        A `receive` that waits in another thread ends with ClosedError. Messages that the broker has given it meanwhile come again.
+        """
         self._closed = True
         self.request_stop()
         if self._tracer is not None:

@@ -404,6 +404,7 @@ class Producer(LineSender):
         """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).
 
         Messages that still wait then fail with ClosedError. With 0 it does not wait. It reports unseen failures as `flush` does.
+        A `request` that waits for its reply in another thread ends with ClosedError.
         """
         if self._shut(timeout_s):
             self._tell_unseen_failures()

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
 from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
+    ClosedError,
     ConnectFailedError,
     ConnectionLostError,
     ProtocolError,
@@ -265,6 +267,10 @@ class Connection:
         """Whether the idle connection is still open and silent."""
         return self._stream.is_silent()
 
+    def interrupt(self) -> None:
+        """Ends the wait of the thread that uses it, with an OSError; another thread may call this."""
+        self._stream.interrupt()
+
     def close(self) -> None:
         """Closes the stream."""
         self._stream.close()
@@ -275,13 +281,16 @@ class ConnectionPool:
 
     kind: Literal["remoting"] = "remoting"
 
-    __slots__ = ("_address", "_closed", "_idle", "_lane", "_options")
+    __slots__ = ("_address", "_closed", "_held", "_held_lock", "_idle", "_lane", "_options")
 
     def __init__(self, address: str, lane: int, options: TransportOptions) -> None:
         self._address = address
         self._lane = lane
         self._options = options
         self._idle: deque[Connection] = deque()
+        self._held: set[Connection] = set()
+        """Those with a call that the server holds until there is something: `close` ends these calls."""
+        self._held_lock = threading.Lock()
         self._closed = False
 
     def call(
@@ -304,7 +313,10 @@ class ConnectionPool:
             connection = self._open(min(timeout_s, self._options.connect_timeout_s))
             timeout_s = max(timeout_s - (time.monotonic() - now_s), 0.001)
         try:
-            status, answer = connection.exchange(method, payload, timeout_s, one_way)
+            if method.method_id in _BIG_ANSWERS:
+                status, answer = self._exchange_held(connection, method, payload, timeout_s)
+            else:
+                status, answer = connection.exchange(method, payload, timeout_s, one_way)
         except BaseException as error:
             connection.close()
             if isinstance(error, ConnectionLostError):
@@ -317,6 +329,24 @@ class ConnectionPool:
         if status:
             raise error_of_answer(status, answer)
         return answer
+
+    def _exchange_held(
+        self, connection: Connection, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+    ) -> tuple[int, bytes]:
+        with self._held_lock:
+            if self._closed:
+                raise ClosedError("the transport is closed")
+            self._held.add(connection)
+        try:
+            return connection.exchange(method, payload, timeout_s, False)
+        except ConnectionLostError:
+            if self._closed:
+                raise ClosedError("it was closed while this call waited") from None
+            raise
+        finally:
+            # Before its socket is closed, and the number may be another one's.
+            with self._held_lock:
+                self._held.discard(connection)
 
     def prepare(self, timeout_s: float) -> None:
         """Opens a connection for the calls to come. Raises ConnectFailedError, or the ServerError of the refusal."""
@@ -339,7 +369,15 @@ class ConnectionPool:
             self._drop_idle()
 
     def close(self) -> None:
-        """Closes what is idle; what is in use is closed when its call ends."""
+        """Closes what is idle, and ends calls that the server holds; what else is in use is closed when its call ends."""
+        with self._held_lock:
+            self._closed = True
+            for connection in self._held:
+                connection.interrupt()
+        self._drop_idle()
+
+    def close_copies(self) -> None:
+        """In a forked child: closes the copies of idle sockets. What is in use there is the parent's, and `interrupt` would end it."""
         self._closed = True
         self._drop_idle()
 

@@ -53,6 +53,8 @@ class RequestCalls:
         future: Future[tuple[bytes, Mapping[str, str]]] = Future()
         inbox = self._listen(route, deadline_s)
         call_id = inbox.begin(future)
+        if self._closed:
+            inbox.close()
         try:
             self._follow(inbox)
             own = inbox.properties(call_id, seconds_left(deadline_s))
@@ -117,6 +119,8 @@ class RequestCalls:
         with self._lock:
             self._closed = True
             inboxes = list(self._inboxes.values())
+        for inbox in inboxes:
+            inbox.close()
         ends_s = time.monotonic() + GOODBYE_S
         for inbox in inboxes:
             with suppress(ProtomqError):

@@ -32,6 +32,7 @@ from ._types import MessageQueue, Route
 from .body_codecs import decode_body, encode_body
 from .errors import (
     CallerGoneError,
+    ClosedError,
     ConfigurationError,
     ProtomqError,
     RequestTimeoutError,
@@ -202,6 +203,13 @@ class ReplyInbox:
                 outcome.set_exception(
                     CallerGoneError("the broker has another caller of the same id: it gets the reply")
                 )
+
+    def close(self) -> None:
+        """Nobody waits for replies any more: the producer is closed."""
+        for call_id in list(self._open):
+            outcome = self._open.pop(call_id, None)
+            if outcome is not None and not outcome.done():
+                outcome.set_exception(ClosedError("the producer was closed while this request waited for its reply"))
 
     def begin(self, outcome: Outcome) -> str:
         """A call begins, whose outcome is to be told; its id."""

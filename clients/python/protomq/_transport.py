@@ -146,8 +146,8 @@ class SyncTransport:
         _GRPC_LINKS_OF_PARENTS.append(self._grpc_links)
         self._start()
         for link in links:
-            if link.kind == "remoting":
-                link.close()
+            if isinstance(link, ConnectionPool):
+                link.close_copies()
 
     def call(
         self,
@@ -318,6 +318,8 @@ class SyncTransport:
             from ._grpc_transport import GrpcLink  # grpc is loaded where it is needed only.
 
         with self._lock:
+            if self._closed:
+                raise ClosedError("the transport is closed")
             link = self._grpc_links.get(grpc_address)
             if link is None:
                 link = self._grpc_links[grpc_address] = GrpcLink(
