@@ -19,7 +19,9 @@ import signal
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from protomq_cli.exits import ExitCode
 
@@ -31,6 +33,9 @@ TELL_SOON_S: Final = 0.05
 """Until it runs."""
 
 
+_TAKE_OUT: Final = "take that out of the program, or put it below `if __name__ == \"__main__\":`"
+
+
 class LoadError(Exception):
     """The program is not there, or is none."""
 
@@ -39,6 +44,39 @@ def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
     """The consumer that `module:name` names, or what the function of that name makes. Raises LoadError."""
     from protomq import AsyncPushConsumer, PushConsumer
 
+    with _nothing_runs(target):
+        found = _named(target)
+        if not isinstance(found, PushConsumer | AsyncPushConsumer) and callable(found):
+            found = found()
+    if not isinstance(found, PushConsumer | AsyncPushConsumer):
+        raise LoadError(f"{target} is no PushConsumer or AsyncPushConsumer, nor a function that returns one: {found!r}")
+    if found._consumer is not None:
+        raise LoadError(f"{target} is started where it is made: the worker calls run() itself, {_TAKE_OUT}")
+    return found
+
+
+@contextmanager
+def _nothing_runs(target: str) -> Iterator[None]:
+    """While a program is loaded, a consumer's `run` would never return, and sys.exit() says nothing."""
+    from protomq import AsyncPushConsumer, PushConsumer
+
+    def refuse(_: object) -> NoReturn:
+        raise LoadError(f"{target} calls run() where it is loaded: the worker calls it itself, {_TAKE_OUT}")
+
+    kinds: tuple[Any, ...] = (PushConsumer, AsyncPushConsumer)
+    runs = [kind.run for kind in kinds]
+    for kind in kinds:
+        kind.run = refuse
+    try:
+        yield
+    except SystemExit as error:
+        raise LoadError(f"{target} calls sys.exit({error.code!r}) where it is loaded: {_TAKE_OUT}") from error
+    finally:
+        for kind, run in zip(kinds, runs, strict=True):
+            kind.run = run
+
+
+def _named(target: str) -> object:
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
         raise LoadError(f"{target!r} is no MODULE:NAME, as in app.orders:consumer")
@@ -53,10 +91,6 @@ def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
             found = getattr(found, name)
         except AttributeError:
             raise LoadError(f"module {module_name!r} has no {path!r}") from None
-    if not isinstance(found, PushConsumer | AsyncPushConsumer) and callable(found):
-        found = found()
-    if not isinstance(found, PushConsumer | AsyncPushConsumer):
-        raise LoadError(f"{target} is no PushConsumer or AsyncPushConsumer, nor a function that returns one: {found!r}")
     return found
 
 
@@ -73,14 +107,24 @@ def main(arguments: list[str]) -> int:
     except LoadError as error:
         sys.stderr.write(f"worker {number}: {error}\n")
         return ExitCode.USAGE
-    except Exception:
-        sys.stderr.write(f"worker {number}: {target} cannot be loaded\n{traceback.format_exc()}")
+    except Exception as error:
+        sys.stderr.write(f"worker {number}: {target} cannot be loaded\n{_program_trace(error)}")
         return ExitCode.USAGE
     if not logging.getLogger().handlers:
         logging.basicConfig(
             level=logging.INFO, format=f"%(asctime)s worker {number} %(levelname)s %(name)s %(message)s"
         )
     return run(consumer, number, pipe)
+
+
+def _program_trace(error: Exception) -> str:
+    """The trace without the frames that load the program."""
+    trace = traceback.TracebackException.from_exception(error)
+    ours = (__file__, importlib.__file__)
+    trace.stack = traceback.StackSummary.from_list(
+        [frame for frame in trace.stack if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")]
+    )
+    return "".join(trace.format())
 
 
 def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> int:

@@ -283,6 +283,35 @@ def test_a_program_that_cannot_be_loaded_ends_it_with_exit_code_2(world: World, 
         assert worker.find(re.escape(text))
 
 
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("consumer.run()", "worker 0: app:consumer calls run() where it is loaded: the worker calls it itself, take that out"),
+        ("import asyncio; asyncio.run(make().run())", "worker 0: app:consumer calls run() where it is loaded"),
+        ("consumer.start()", "worker 0: app:consumer is started where it is made: the worker calls run() itself"),
+        ("import sys; sys.exit(3)", "worker 0: app:consumer calls sys.exit(3) where it is loaded: take that out"),
+    ],
+)
+def test_a_program_that_runs_or_ends_where_it_is_loaded_ends_it_with_exit_code_2(world: World, line: str, text: str) -> None:
+    with (world.folder / "app.py").open("a") as program:
+        program.write(f"\n{line}\n")
+    with world.worker() as worker:
+        assert worker.popen.wait(PATIENCE_S) == 2
+        worker.reader.join()
+        assert worker.find(re.escape(text))
+        assert not worker.find("the next one starts|Traceback|is ready")
+
+
+def test_the_trace_of_a_program_that_cannot_be_loaded_begins_in_the_program(world: World) -> None:
+    (world.folder / "broken.py").write_text("import deeper")
+    (world.folder / "deeper.py").write_text("1 / 0")
+    with world.worker(target="broken:consumer") as worker:
+        assert worker.popen.wait(PATIENCE_S) == 2
+        worker.reader.join()
+    files = [match[1] for match in worker.find(r'File ".*?([^/]+)", line')]
+    assert files == ["broken.py", "deeper.py"]
+
+
 def test_a_filter_that_is_none_ends_it_with_exit_code_2_and_no_restarts(world: World) -> None:
     program = (
         "from protomq import PushConsumer\n"

@@ -131,8 +131,8 @@ class AioGrpcLink:
             raise ConnectionLostError(f"{self._address}: {error}") from None
         except asyncio.CancelledError:
             # A channel that is closed cancels its calls; their tasks go on.
-            task = asyncio.current_task()
-            if self._closed and (task is None or not task.cancelling()):
+            caller = asyncio.current_task()
+            if self._closed and (caller is None or not caller.cancelling()):
                 raise ClosedError("it was closed while this call waited") from None
             raise
         return answer
