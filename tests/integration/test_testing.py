@@ -170,3 +170,8 @@ async def test_a_broker_is_an_async_context_too() -> None:
 def test_a_broker_that_does_not_start_says_why() -> None:
     with pytest.raises(BrokerStartError, match="no-such-option"):
         Broker(arguments=["--no-such-option"]).start()
+
+
+def test_a_broker_that_ends_at_its_start_says_so() -> None:
+    with pytest.raises(BrokerStartError, match=r"ended at its start \(exit code 2, printed ''\)"):
+        Broker(environment={"PROTOMQ_BROKER_NAMES": "x"}).start()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry, Suspend
-from protomq.errors import ConfigurationError
-from protomq.testing import FakeGroup
+from protomq.asgi import Messaging
+from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.testing import Broker, FakeGroup, FaultProxy
 
 
 def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_letter_in_the_end() -> None:
@@ -200,3 +203,67 @@ def test_an_orderly_message_that_holds_up_its_queue_is_not_delivered_twice_by_a_
     group.deliver()
     assert len(group.dead_letters) == 1
     assert [message.body for message in group.crash()] == [b"x"]  # That it is dead was not committed.
+
+
+BAD: list[tuple[Any, str]] = [
+    (lambda g: FakeGroup(None), "FakeGroup takes a PushConsumer or AsyncPushConsumer, not None"),  # type: ignore[arg-type]
+    (lambda g: FakeGroup(Messaging().consumer("g")), "write consumer.make"),  # type: ignore[arg-type]
+    (lambda g: FakeGroup(PushConsumer("g"), retry_count_max=-1), "retry_count_max is 0 to"),
+    (lambda g: FakeGroup(PushConsumer("g"), retry_count_max="x"), "retry_count_max is an int"),  # type: ignore[arg-type]
+    (lambda g: FakeGroup(PushConsumer("g"), retry_delays_s=5), "retry_delays_s is a list of seconds"),  # type: ignore[arg-type]
+    (lambda g: FakeGroup(PushConsumer("g"), retry_delays_s=[-1]), "each of retry_delays_s is 0 to"),
+    (lambda g: FakeGroup(PushConsumer("g"), retry_delays_s=[math.nan]), "each of retry_delays_s is 0 to"),
+    (lambda g: FakeGroup(PushConsumer("g"), clock=5), "clock is a FakeClock"),  # type: ignore[arg-type]
+    (lambda g: g.advance(math.nan), "seconds is 0 to"),
+    (lambda g: g.advance(1e300), "seconds is 0 to"),
+    (lambda g: g.advance(-1), "seconds is 0 to"),
+    (lambda g: g.advance("5"), "seconds is a number of seconds"),
+    (lambda g: g.advance(timedelta(seconds=5)), "seconds is a number of seconds"),
+    (lambda g: g.send(None, b""), "topic is a str"),
+    (lambda g: g.send("a b", b""), "cannot be the name of a topic"),
+    (lambda g: g.send("t", None), "body"),
+    (lambda g: g.send("t", b"", key=5), "key is a str or None"),
+    (lambda g: g.send("t", b"", tag=5), "tag is a str"),
+    (lambda g: g.send("t", b"", properties={"a": 5}), "properties is a dict of str to str"),
+    (lambda g: g.send("t", b"", delay_s=-1), "delay_s is 0 to"),
+    (lambda g: g.send("t", b"", delay_s=math.inf), "delay_s is 0 to"),
+    (lambda g: g.send("t", b"", delay_s="5"), "delay_s is a number of seconds"),
+    (lambda g: g.send("t", b"", queue_id=-1), "queue_id is 0 to"),
+    (lambda g: g.send("t", b"", queue_id="1"), "queue_id is an int"),
+    (lambda g: FaultProxy("foo"), "target is HOST:PORT"),
+    (lambda g: FaultProxy(5), "target is a str"),  # type: ignore[arg-type]
+    (lambda g: Broker(environment={"PROTOMQ_X": 5}), "environment is a dict of str to str"),  # type: ignore[dict-item]
+]
+
+
+@pytest.mark.parametrize(("do", "text"), BAD, ids=[text for _, text in BAD])
+def test_what_a_producer_or_a_broker_refuses_is_refused_here(do: Any, text: str) -> None:
+    group = FakeGroup(PushConsumer("g"))
+    with pytest.raises((ConfigurationError, WrongTypeError), match=text):
+        do(group)
+    assert group.waiting == []
+
+
+def test_in_an_event_loop_coroutines_are_delivered_by_awaiting() -> None:
+    seen: list[bytes] = []
+
+    async def listen(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen.append(message.body)
+
+    async def run() -> None:
+        consumer = AsyncPushConsumer("g")
+        group = FakeGroup(consumer)
+        group.send("t", b"a")
+        consumer.subscribe("t", listen)
+        with pytest.raises(ConfigurationError, match=r"await group.deliver_async\(\)"):
+            group.deliver()
+        assert await group.deliver_async() == 1
+        consumer.unsubscribe("t")
+        consumer.subscribe("t", lambda message: seen.append(message.body))
+        group.send("t", b"b")
+        assert await group.deliver_async() == 1
+        assert len(group.done) == 2
+
+    asyncio.run(run())
+    assert seen == [b"a", b"b"]

@@ -20,8 +20,11 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, ClassVar
+
+from protomq.errors import WrongTypeError
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -57,6 +60,9 @@ class Broker:
         self._given_data_dir = Path(data_dir) if data_dir is not None else None
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
+        for name, value in self._environment.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise WrongTypeError(f"environment is a dict of str to str, {name!r}: {value!r} is not; write {name!r}: {str(value)!r}")
         self._start_timeout_s = start_timeout_s
         self._temporary: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -149,17 +155,22 @@ class Broker:
             )
         self._guard = weakref.finalize(self, _kill_process, self._process.pid)
         assert self._process.stdout is not None
+        began_s = time.monotonic()
         line = _read_line(self._process, self._process.stdout, self._start_timeout_s)
         try:
             self._addresses = parse_ready_line(line)
         except ValueError:
+            ended = time.monotonic() - began_s < self._start_timeout_s
+            if ended and not line:  # Its stdout is closed: it is about to end.
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_TIMEOUT_S)
             code = self._process.poll()
             self._end(signal.SIGKILL)
             written = self._log_path().read_bytes()[log_start:].decode(errors="replace")
             is_taken = bool(self._addresses) and " is taken; " in written
+            failed = "ended at its start" if ended else f"did not become ready within {self._start_timeout_s:.0f} s"
             raise (_PortTakenError if is_taken else BrokerStartError)(
-                f"`{' '.join(command)}` did not become ready within {self._start_timeout_s:.0f} s"
-                f" (exit code {code}, printed {line!r}):\n{self.log_text()[-4000:]}"
+                f"`{' '.join(command)}` {failed} (exit code {code}, printed {line!r}):\n{self.log_text()[-4000:]}"
             ) from None
         return self
 

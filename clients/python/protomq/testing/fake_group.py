@@ -21,21 +21,25 @@ import itertools
 import math
 import struct
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from protomq._async_push_consumer import AsyncPushConsumer
+from protomq._checks import QUEUE_ID_MAX, check_count, check_topic
+from protomq._group_admin import RETRY_COUNT_MAX as GROUP_RETRY_COUNT_MAX
 from protomq._message import Message
+from protomq._producer_options import ProducerOptions
 from protomq._push_consumer import PushConsumer
 from protomq._push_results import Failure
 from protomq._push_state import Run, Work, is_spent
 from protomq._push_steps import SaidSeldom
 from protomq._push_work import Worker
-from protomq._send_back import error_text
+from protomq._send_back import DELAY_MAX_S, error_text
+from protomq._send_core import SendCore
 from protomq._types import Body, MessageQueue
 from protomq.body_codecs import encode_body
-from protomq.errors import ConfigurationError
+from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.wire.record import (
     FLAG_KIND_COPY,
     FLAG_TRANSIT,
@@ -46,7 +50,7 @@ from protomq.wire.record import (
     encode_front,
     encode_varint,
 )
-from protomq.wire.topics import retry_topic
+from protomq.wire.topics import retry_topic, why_no_topic
 
 from .fakes import FakeClock
 
@@ -54,6 +58,7 @@ BROKER_NAME: Final = "fake"
 RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The broker's delay levels from level 3 on: the delays of a group that nobody has set up."""
 RETRY_COUNT_MAX: Final = 16
+ADVANCE_MAX_S: Final = 10 * 366 * 86_400
 DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
 
 
@@ -88,15 +93,28 @@ class FakeGroup:
         """`retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`). None: not set. That means 16, and no limit
         in order.
         """
+        if not isinstance(consumer, PushConsumer | AsyncPushConsumer):
+            hint = "; write consumer.make()" if hasattr(consumer, "make") else ""
+            raise WrongTypeError(f"FakeGroup takes a PushConsumer or AsyncPushConsumer, not {consumer!r}{hint}")
         if consumer.is_running:
             raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
+        if retry_count_max is not None:
+            check_count("retry_count_max", retry_count_max, 0, GROUP_RETRY_COUNT_MAX)
+        if isinstance(retry_delays_s, str) or not isinstance(retry_delays_s, Sequence):
+            raise WrongTypeError(f"retry_delays_s is a list of seconds, not {retry_delays_s!r}")
         if not retry_delays_s:
             raise ConfigurationError("a group has one delay of a retry at least")
+        for delay_s in retry_delays_s:
+            _check_span("each of retry_delays_s", delay_s, DELAY_MAX_S)
+        if clock is not None and not isinstance(clock, FakeClock):
+            raise WrongTypeError(f"clock is a FakeClock, not {clock!r}")
         self.clock = clock or FakeClock()
         self.done: list[Message] = []
         """In the order in which their listeners returned."""
         self.dead_letters: list[DeadLetter] = []
         self._consumer = consumer
+        self._core = SendCore(ProducerOptions())
+        """Checks what is sent, as a producer does."""
         self._retry_count_max = retry_count_max
         self._retry_delays_s = retry_delays_s
         self._sequence = itertools.count(1)
@@ -118,7 +136,12 @@ class FakeGroup:
         queue_id: int = 0,
         delay_s: float = 0.0,
     ) -> Message:
-        """A message that is to be delivered, at once or after a delay; as its listener gets it."""
+        """A message that is to be delivered, at once or after a delay; as its listener gets it. Refuses what a producer or broker does."""
+        if why := why_no_topic(check_topic(topic)):
+            raise ConfigurationError(why)
+        check_count("queue_id", queue_id, 0, QUEUE_ID_MAX)
+        _check_span("delay_s", delay_s, DELAY_MAX_S)
+        self._core.prepare(body, None if key == "" else key, (), tag, properties)
         number = next(self._sequence)
         body, properties = encode_body(body, properties)
         front = encode_front((key,) if key else (), tag, properties)
@@ -131,6 +154,7 @@ class FakeGroup:
 
     def advance(self, seconds: float) -> None:
         """Time passes: what falls due in it is delivered by the next `deliver`. Every 5 s (`commit_interval_s`) the member commits."""
+        _check_span("seconds", seconds, ADVANCE_MAX_S)
         self.clock.advance(round(seconds * 1000))
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_commit_ms:
@@ -165,12 +189,35 @@ class FakeGroup:
         return max(due_ms - self.clock.monotonic_ms(), 0) / 1000
 
     def deliver(self) -> int:
-        """Gives all that is due to listeners, and what falls due at once by what they say. How many messages were delivered."""
+        """Gives all that is due to listeners, and what falls due at once by what they say. How many messages were delivered.
+
+        An async test writes `await group.deliver_async()`.
+        """
+        if _loop_runs():
+            raise ConfigurationError("deliver() has an event loop of its own, and one runs here: await group.deliver_async()")
         count = 0
         with asyncio.Runner() as runner:
             while batch := self._next_batch():
                 count += len(batch)
-                self._run(batch, runner)
+                run, worker, settle = self._begun(batch)
+                if run.listener.is_coroutine:
+                    runner.run(worker.work_async(run))
+                else:
+                    worker.work(run)
+                settle()
+        return count
+
+    async def deliver_async(self) -> int:
+        """`deliver` in the event loop that runs."""
+        count = 0
+        while batch := self._next_batch():
+            count += len(batch)
+            run, worker, settle = self._begun(batch)
+            if run.listener.is_coroutine:
+                await worker.work_async(run)
+            else:
+                worker.work(run)
+            settle()
         return count
 
     # --------------------------------------------------------------------------------------------------------------------
@@ -200,7 +247,8 @@ class FakeGroup:
             batch.append(one)
         return batch
 
-    def _run(self, batch: Sequence[_Waiting], runner: asyncio.Runner) -> None:
+    def _begun(self, batch: Sequence[_Waiting]) -> tuple[Run, Worker, Callable[[], None]]:
+        """What is to be worked on, and what is to be called then."""
         failed: list[tuple[Message, Failure]] = []
 
         def settle(run: Run, messages: Iterable[Message], failures: Iterable[Failure | None]) -> None:
@@ -215,10 +263,11 @@ class FakeGroup:
         run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0)
         comes_again = not self._consumer.options.broadcast
         worker = Worker(settle, SaidSeldom(self.clock.monotonic), comes_again=comes_again)
-        if listener.is_coroutine:
-            runner.run(worker.work_async(run))
-        else:
-            worker.work(run)
+        return run, worker, lambda: self._ended(batch, run, failed, comes_again)
+
+    def _ended(
+        self, batch: Sequence[_Waiting], run: Run, failed: Sequence[tuple[Message, Failure]], comes_again: bool
+    ) -> None:
         self.done += run.done
         held_up: list[_Waiting] = []
         for message, failure in failed:
@@ -291,6 +340,21 @@ class FakeGroup:
     def _wait(self, message: Message, delay_s: float) -> None:
         due_ms = self.clock.monotonic_ms() + round(delay_s * 1000)
         self._waiting.append(_Waiting(due_ms, next(self._sequence), message))
+
+
+def _check_span(name: str, value: object, most_s: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
+    if not 0 <= value <= most_s:
+        raise ConfigurationError(f"{name} is 0 to {most_s:,.0f} seconds, not {value}")
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _topic_of(message: Message) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
 
+from protomq.errors import ConfigurationError, WrongTypeError
+
 _PIECE_SIZE: Final = 64 << 10
 
 _Pair = tuple[socket.socket, socket.socket]
@@ -92,6 +94,10 @@ class FaultProxy:
     """
 
     def __init__(self, target: str = "", *, seed: int = 0, faults: Faults | None = None) -> None:
+        if not isinstance(target, str):
+            raise WrongTypeError(f"target is a str, HOST:PORT, not {target!r}")
+        if target and not target.rpartition(":")[2].isdecimal():
+            raise ConfigurationError(f"target is HOST:PORT, not {target!r}")
         self.target = target
         self.faults = faults or Faults()
         self.seed = seed
