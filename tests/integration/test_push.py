@@ -555,3 +555,11 @@ def test_a_start_without_a_server_is_refused_at_once() -> None:
     consumer.subscribe("t", print)
     with pytest.raises(NoRouteError):
         consumer.start()
+
+
+def test_a_consumer_of_one_event_loop_is_not_stopped_in_another(protomq_server: Broker, protomq_topic: str) -> None:
+    consumer = AsyncPushConsumer(group_of(protomq_server, protomq_topic), namesrv=protomq_server.namesrv)
+    consumer.subscribe(protomq_topic, lambda message: None)
+    asyncio.run(consumer.start())
+    with pytest.raises(ConfigurationError, match=r"started in another event loop.*in one asyncio\.run"):
+        asyncio.run(consumer.stop())

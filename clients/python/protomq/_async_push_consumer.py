@@ -128,6 +128,8 @@ class AsyncPushConsumer(PushBase):
         )
         self._start_hooks(self._connection)
         self._consumer: AsyncListenedConsumer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where it was started: its tasks and connections are of no other."""
         self._push: PushSteps | None = None
         self._failed = asyncio.Event()
         self._stop_wanted = asyncio.Event()
@@ -165,8 +167,9 @@ class AsyncPushConsumer(PushBase):
             await consumer.close(commit=False)
             raise
         self._consumer = consumer
+        self._loop = asyncio.get_running_loop()
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._own_tasks = [
             loop.create_task(self._poll_until_end(), name="protomq-push"),
             loop.create_task(self._give_back_until_end(), name="protomq-push-back"),
@@ -178,6 +181,7 @@ class AsyncPushConsumer(PushBase):
         self._stop_wanted.set()
         if consumer is None or self._is_ending:
             return 0
+        self._check_loop()
         if asyncio.current_task() in self._pool:
             raise ConfigurationError(
                 "stop() in a listener would wait for itself: call request_stop(), which ends run()"
@@ -258,7 +262,14 @@ class AsyncPushConsumer(PushBase):
         """See PushConsumer.reply. For listeners that are coroutine functions."""
         if self._consumer is None:
             raise ConfigurationError("a push consumer replies while it runs; start it first")
+        self._check_loop()
         await self._consumer.reply(message, body, properties=properties, timeout_s=timeout_s)
+
+    def _check_loop(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "this push consumer was started in another event loop: start and stop it in one asyncio.run(), or call its run()"
+            )
 
     # -- while it runs ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 from protomq.errors import WrongTypeError
 
@@ -60,7 +60,8 @@ class Broker:
         self._given_data_dir = Path(data_dir) if data_dir is not None else None
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
-        for name, value in self._environment.items():
+        given: dict[Any, Any] = self._environment
+        for name, value in given.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise WrongTypeError(f"environment is a dict of str to str, {name!r}: {value!r} is not; write {name!r}: {str(value)!r}")
         self._start_timeout_s = start_timeout_s

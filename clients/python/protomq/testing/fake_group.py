@@ -100,7 +100,8 @@ class FakeGroup:
             raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
         if retry_count_max is not None:
             check_count("retry_count_max", retry_count_max, 0, GROUP_RETRY_COUNT_MAX)
-        if isinstance(retry_delays_s, str) or not isinstance(retry_delays_s, Sequence):
+        given: object = retry_delays_s
+        if isinstance(given, str) or not isinstance(given, Sequence):
             raise WrongTypeError(f"retry_delays_s is a list of seconds, not {retry_delays_s!r}")
         if not retry_delays_s:
             raise ConfigurationError("a group has one delay of a retry at least")
