@@ -68,7 +68,8 @@ def check_texts(
 ) -> None:
     """What a message has beside its body: texts, or None where one may be left out."""
     if key is not None and not isinstance(key, str):
-        raise WrongTypeError(f"key is a str or None, not {key!r}; write key={_as_text(key)}")
+        several = isinstance(key, Sequence) and not isinstance(key, bytes | bytearray | memoryview)
+        raise WrongTypeError(f"key is a str or None, not {key!r}; write {f'keys={key!r}' if several else f'key={_as_text(key)}'}")
     if isinstance(keys, str | bytes):
         raise WrongTypeError(f"keys is a list of further keys, not {keys!r}; write key={keys!r}")
     if not isinstance(keys, Sequence):
@@ -92,9 +93,8 @@ def check_texts(
         if name == "":
             raise ConfigurationError(f"a property has a name, {name!r}: {value!r} has none")
         if not isinstance(name, str) or not isinstance(value, str):
-            raise WrongTypeError(
-                f"properties is a dict of str to str, {name!r}: {value!r} is not; write {_as_text(name)}: {_as_text(value)}"
-            )
+            hint = "leave it out" if value is None else f"write {_as_text(name)}: {_as_text(value)}"
+            raise WrongTypeError(f"properties is a dict of str to str, {name!r}: {value!r} is not; {hint}")
 
 
 _OTHER_KINDS: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -331,5 +331,11 @@ def check_settings(client: str, given: Iterable[str], known: Sequence[str]) -> N
             like = [other for other in known if name.strip("_") in other] or difflib.get_close_matches(
                 name, known, 1, 0.5
             )
+            if name == "batch_size" and "concurrency" in known:
+                raise WrongTypeError(
+                    f'{client} has no setting {name!r}: it belongs to a listener, as in @consumer.on("orders", batch_size=32)'
+                )
+            if name in ("threads", "workers") and "concurrency" in known:
+                like = ["concurrency"]
             hint = f"; did you mean {' or '.join(like)}?" if like else f"; it has {', '.join(known)}"
             raise WrongTypeError(f"{client} has no setting {name!r}{hint}")

@@ -57,7 +57,7 @@ def when_of(delay: object, deliver_at: object) -> When | None:
             f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}{hint}"
         )
     if not 0 <= delay <= _DELAY_MAX_S:
-        raise ConfigurationError(f"delay is 0 seconds or more, not {delay}")
+        raise ConfigurationError(f"delay is 0 to {_DELAY_MAX_S:g} seconds, not {delay}")
     return When(b"\x50" + encode_varint(math.ceil(delay * 1000)), 0)
 
 

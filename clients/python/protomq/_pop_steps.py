@@ -268,6 +268,7 @@ class PopSteps:
         self, messages: Message | Iterable[Message], after_s: float, error: str | BaseException = "", retry_level: int | None = None
     ) -> Steps[list[Message]]:
         """Gives back; those that were not held any more. `retry_level`: see ChangeInvisibleRequest."""
+        _check_hold("after_s", after_s)
         found = checked_messages(messages)
         stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error, retry_level))
         self._tell_settled(found, stale, error_text(error) or "given back")
@@ -318,8 +319,7 @@ class PopSteps:
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
-        if check_seconds("invisible_s", invisible_s, zero=True) > INVISIBLE_MAX_S:
-            raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
+        _check_hold("invisible_s", invisible_s)
         invisible_ms, text = round(invisible_s * 1000), error_text(error)
         return (
             yield from self._settle(
@@ -506,3 +506,8 @@ def _runs_of(offsets: Sequence[int]) -> list[int]:
 def _offsets_in(runs: Sequence[int]) -> Iterator[int]:
     for first, length in zip(runs[::2], runs[1::2], strict=True):
         yield from range(first, first + length)
+
+
+def _check_hold(name: str, seconds: float) -> None:
+    if check_seconds(name, seconds, zero=True) > INVISIBLE_MAX_S:
+        raise ConfigurationError(f"{name} is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {seconds}")

@@ -97,6 +97,7 @@ class PushOptions:
         for name in ("queue_size_max_bytes", "size_max_bytes"):
             check_count(name, getattr(self, name), 1, 1 << 40)
         check_seconds("consume_timeout_s", self.consume_timeout_s)
+        check_seconds("commit_interval_s", self.commit_interval_s)
         check_count("suspend_ms", self.suspend_ms, 1, 40 * 86_400_000)
         if self.attempts_max is not None:
             check_count("attempts_max", self.attempts_max, 1, 1 << 24)

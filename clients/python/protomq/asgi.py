@@ -24,6 +24,7 @@ from typing import Any, Unpack
 
 from ._async_producer import AsyncProducer
 from ._async_push_consumer import AsyncPushConsumer
+from ._checks import check_settings
 from ._connection_options import ConnectionOptions
 from ._producer_options import ProducerSettings
 from ._push_base import PushBase
@@ -96,6 +97,7 @@ class Messaging:
 
     def consumer(self, group: str, **settings: Unpack[PushSettings]) -> AppConsumer:
         """A push consumer that runs while the application does. The settings are those of AsyncPushConsumer."""
+        check_settings("Messaging.consumer", settings, [*PushSettings.__annotations__])
         made = AppConsumer(self._connection, group, settings)
         self._consumers.append(made)
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import re
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from protomq import (
     TransactionProducer,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
+from protomq.asgi import Messaging
 from protomq.calls import Calls
 from protomq.errors import (
     ClosedError,
@@ -465,3 +467,22 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
         consumer.on(bill)
     with pytest.raises(WrongTypeError, match="topic is a str, not 5"):
         consumer.on(5)
+
+
+@pytest.mark.parametrize(
+    ("do", "text"),
+    [
+        (lambda p: p.send("T", b"", key=["a", "b"]), r"write keys=\['a', 'b'\]$"),
+        (lambda p: p.send("T", b"", key=b"a"), r"write key=b'a'\.decode\(\)"),
+        (lambda p: p.send("T", b"", properties={"a": None}), "'a': None is not; leave it out"),
+        (lambda p: p.send("T", b"", delay=math.inf), r"delay is 0 to 1e\+10 seconds, not inf"),
+        (lambda _: PushConsumer("g", threads=3), "did you mean concurrency"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", batch_size=3), "belongs to a listener"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", commit_interval_s=0), "^commit_interval_s is"),
+        (lambda _: Messaging().consumer("g", concurency=3), "did you mean concurrency"),  # type: ignore[call-arg]
+        (lambda _: SimpleConsumer("g", namesrv=NOWHERE).nack([], -1), "^after_s is 0 to"),
+    ],
+)
+def test_an_error_says_what_to_write_instead(do: Any, text: str) -> None:
+    with Producer(namesrv=NOWHERE) as producer, pytest.raises((ConfigurationError, WrongTypeError), match=text):
+        do(producer)
