@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ._checks import check_count, check_message_queue, checked_texts
 from ._types import MessageQueue
-from .errors import ConfigurationError
+from .errors import ConfigurationError, WrongTypeError
 
 __all__ = [
     "Allocation",
@@ -97,6 +98,13 @@ class Configured:
 
     queues: tuple[MessageQueue, ...]
 
+    def __post_init__(self) -> None:
+        given: object = self.queues
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise WrongTypeError(f"queues is a tuple of MessageQueue, not {given!r}")
+        for queue in given:
+            check_message_queue(queue)
+
     @property
     def name(self) -> str:
         """See Allocation."""
@@ -118,6 +126,9 @@ class MachineRoom:
     """
 
     rooms: frozenset[str]
+
+    def __post_init__(self) -> None:
+        checked_texts("rooms", self.rooms)
 
     @property
     def name(self) -> str:
@@ -193,8 +204,7 @@ class ConsistentHash:
     virtual_nodes: int = 10
 
     def __post_init__(self) -> None:
-        if self.virtual_nodes < 1:
-            raise ConfigurationError(f"virtual_nodes is at least 1, not {self.virtual_nodes}")
+        check_count("virtual_nodes", self.virtual_nodes, 1)
 
     @property
     def name(self) -> str:

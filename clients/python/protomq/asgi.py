@@ -25,8 +25,8 @@ from typing import Any, Unpack
 from ._async_producer import AsyncProducer
 from ._async_push_consumer import AsyncPushConsumer
 from ._checks import check_settings
-from ._connection_options import ConnectionOptions
-from ._producer_options import ProducerSettings
+from ._connection_options import ConnectionOptions, connection_of
+from ._producer_options import ProducerOptions, ProducerSettings
 from ._push_base import PushBase
 from ._push_options import PushOptions, PushSettings
 from .errors import ConfigurationError
@@ -89,7 +89,9 @@ class Messaging:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         """`group` and the settings: of the producer. `connection`: of all clients; None: PROTOMQ_NAMESRV_ADDR, or this machine."""
-        self._connection = connection or ConnectionOptions()
+        check_settings("Messaging", settings, [*ProducerSettings.__annotations__])
+        self._connection = connection_of(connection)
+        ProducerOptions(group=group, **settings)
         self._group = group
         self._settings = settings
         self._consumers: list[AppConsumer] = []

@@ -31,6 +31,7 @@ from protomq import (
     SimpleConsumer,
     TransactionDecision,
     TransactionProducer,
+    allocation,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
 from protomq.asgi import Messaging
@@ -481,6 +482,15 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
         (lambda _: PushConsumer("g", commit_interval_s=0), "^commit_interval_s is"),
         (lambda _: Messaging().consumer("g", concurency=3), "did you mean concurrency"),  # type: ignore[call-arg]
         (lambda _: SimpleConsumer("g", namesrv=NOWHERE).nack([], -1), "^after_s is 0 to"),
+        (lambda _: Messaging(5), "group is a str"),  # type: ignore[arg-type]
+        (lambda _: Messaging("x", connection="host:1"), "connection is a ConnectionOptions"),  # type: ignore[arg-type]
+        (lambda _: Messaging("x", thread=1), "Messaging has no setting 'thread'"),  # type: ignore[call-arg]
+        (lambda _: allocation.ConsistentHash(TEXT), "virtual_nodes is an int"),
+        (lambda _: allocation.ConsistentHash(0), "virtual_nodes is 1 or more"),
+        (lambda _: allocation.Configured(None), "queues is a tuple of MessageQueue"),  # type: ignore[arg-type]
+        (lambda _: allocation.Configured([5]), "a queue is a MessageQueue"),  # type: ignore[arg-type]
+        (lambda _: allocation.MachineRoom(None), "rooms is a list of str"),  # type: ignore[arg-type]
+        (lambda _: allocation.MachineRoom("abc"), "rooms is a list of str"),  # type: ignore[arg-type]
     ],
 )
 def test_an_error_says_what_to_write_instead(do: Any, text: str) -> None:
