@@ -55,7 +55,8 @@ class Missing:
         """What a broker says, None if it does not; one that did not once is not asked again."""
         from protomq.errors import BusyError, NoRouteError, TopicNotFoundError, TransportError
 
-        if broker_name in self._failures:
+        known = self._failures.get(broker_name)
+        if known is not None and known.reason != "NO_ROUTE":  # Without a master it has slaves, which may answer.
             return None
         try:
             return call()

@@ -140,3 +140,44 @@ def test_the_command_line_says_how_replication_stands(cluster: Cluster) -> None:
     assert "ASYNC_MASTER" in table
     assert "SLAVE" in table
     assert "no broker of that name" in run("ha", "status", "-b", "other", namesrv=namesrv, code=4).stderr
+
+
+def test_while_the_master_is_away_the_command_line_shows_what_its_slave_has_and_says_so(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
+    namesrv = str(cluster.namesrv.remoting)
+    run("send", TOPIC, "x", "-k", "k1", namesrv=namesrv)
+    run("group", "set", "shown", "--retries", "3", namesrv=namesrv)
+    run("group", "commit", "shown", TOPIC, "-O", "start", namesrv=namesrv)
+    cluster.slave.wait_for_all_of(cluster.master)
+    shown = {
+        command: run(*command, "-o", "jsonl", namesrv=namesrv).stdout
+        for command in (
+            ("topic", "list"),
+            ("topic", "describe", TOPIC),
+            ("group", "list"),
+            ("group", "show", "shown"),
+            ("group", "offsets", "shown", TOPIC),
+            ("message", "query", TOPIC, "--key", "k1"),
+            ("dlq", "list"),
+        )
+    }
+    cluster.master.kill()
+    wait_for(lambda: cluster.ids() == [1], PATIENCE_S)
+    for command, before in shown.items():
+        now = run(*command, "-o", "jsonl", namesrv=namesrv, code=7)
+        assert now.stdout == before, command
+        assert f"no answer from {NAME} (no master of {NAME} is registered now, only {NAME}/1: " in now.stderr, command
+    lag = run("group", "lag", "shown", "-b", NAME, "-o", "jsonl", namesrv=namesrv, code=7)
+    assert sum(json.loads(line)["lag"] for line in lag.stdout.splitlines()) > 0
+    with PullConsumer("shown", client_id="watcher", auto_commit=False, namesrv=namesrv) as consumer:
+        consumer.subscribe(TOPIC)
+        consumer.poll(0.1)
+        members = run("group", "members", "shown", "-o", "jsonl", namesrv=namesrv, code=7)
+    assert json.loads(members.stdout)["member"] == "watcher"
+    # A slave changes nothing, and what each master does now only it can say.
+    for refused in (("topic", "create", "new"), ("topic", "create", "new", "-b", NAME), ("cluster", "status")):
+        error = run(*refused, namesrv=namesrv, code=3).stderr
+        assert f"no master of {NAME} is registered now, only {NAME}/1" in error, refused
+    cluster.master.start()
+    wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
+    assert run("group", "show", "shown", "-o", "jsonl", namesrv=namesrv).stdout == shown["group", "show", "shown"]

@@ -68,7 +68,8 @@ class Admin(AdminCalls):
 
     A method that asks several brokers goes on when one does not answer. In the end it raises PartialResultError with the answers of the
     others, or the error of the first if none answered. A broker that the name server misses counts as one that does not answer
-    (BrokerMissingError), until it is back or somebody calls `forget_broker`.
+    (BrokerMissingError), until it is back or somebody calls `forget_broker`. So does one of which only slaves are registered
+    (NoRouteError). Methods that read what slaves have, too, then ask a slave: its answer is part of the result.
     """
 
     @explain_unknown_settings
@@ -442,7 +443,7 @@ class Admin(AdminCalls):
 
     def ping(self, broker_name: str) -> float:
         """Returns the time of a round trip to the broker's admin lane, in seconds."""
-        address = self._brokers([check_text("broker_name", broker_name)])[0][0].address
+        address = self._master(check_text("broker_name", broker_name)).address
         started_s = time.perf_counter()
         self._ask(address, _methods.PING, ())
         return time.perf_counter() - started_s
@@ -501,7 +502,7 @@ class Admin(AdminCalls):
 
     def transport(self, broker_name: str) -> str:
         """ "remoting", "grpc", or "" before the first call to that broker."""
-        return self._transport.kind(self._brokers([check_text("broker_name", broker_name)])[0][0].address)
+        return self._transport.kind(self._master(check_text("broker_name", broker_name)).address)
 
 
 def _one_or_all(broker_name: str | None) -> list[str] | None:

@@ -22,6 +22,7 @@ from .errors import (
     ClosedError,
     ConfigurationError,
     InvalidArgumentError,
+    NoRouteError,
     NotFoundError,
     NotPermittedError,
     PartialResultError,
@@ -78,14 +79,21 @@ class AdminCalls:
         topic: str = "",
         *,
         with_slaves: bool = False,
+        slave_stands_in: bool = False,
     ) -> dict[str, ProtomqError]:
         """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by label. Raises if none could.
 
         `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after the masters.
+        `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead, until one does.
         """
-        brokers, missing = self._brokers(names, topic, with_slaves=with_slaves)
+        brokers, missing = self._brokers(names, topic)
+        masters = [broker for broker in brokers if not broker.broker_id]
+        led = {broker.broker_name for broker in masters}
         failures: dict[str, ProtomqError] = {}
-        for broker in brokers:
+        answer_count = 0
+
+        def is_answered_by(broker: BrokerInfo) -> bool:
+            nonlocal answer_count
             try:
                 ask(broker)
             except _ANSWERS:
@@ -94,17 +102,47 @@ class AdminCalls:
                 if isinstance(error, TransportError):  # A server's metadata are its own.
                     error.metadata = {**error.metadata, "broker_name": broker.broker_name}
                 failures[broker.label] = error
+                return False
+            answer_count += 1
+            return True
+
+        for broker in brokers if with_slaves else masters:
+            is_answered_by(broker)
+        if not with_slaves:
+            away = [name for name in dict.fromkeys(broker.broker_name for broker in brokers) if name not in led]
+            failures |= {name: self._no_master(name, brokers) for name in away}
+            # A master that has answered with an error of its own has answered.
+            silent = [name for name in led if isinstance(failures.get(name), TransportError)]
+            for name in (*sorted(silent), *away) if slave_stands_in else ():
+                slaves = (broker for broker in brokers if broker.broker_name == name and broker.broker_id)
+                any(is_answered_by(slave) for slave in slaves)
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
-        if len(failures) == len(brokers) + len(missing):
+        if not answer_count:
             raise next(iter(failures.values()))
         return failures
 
-    def _brokers(
-        self, names: Iterable[str] | None, topic: str = "", *, with_slaves: bool = False
-    ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
-        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any).
+    @staticmethod
+    def _no_master(name: str, brokers: Iterable[BrokerInfo]) -> NoRouteError:
+        slaves = ", ".join(broker.label for broker in brokers if broker.broker_name == name)
+        return NoRouteError(
+            f"no master of {name} is registered now, only {slaves}: a slave changes nothing, and may lack the newest of what its master "
+            "has; start the master again",
+            metadata={"broker_name": name},
+        )
 
-        `with_slaves`: behind the masters their slaves, and those whose master is away.
+    def _master(self, name: str) -> BrokerInfo:
+        """The master of that name."""
+        brokers, _ = self._brokers([name])
+        if brokers[0].broker_id:
+            raise self._no_master(name, brokers)
+        return brokers[0]
+
+    def _brokers(
+        self, names: Iterable[str] | None, topic: str = ""
+    ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        """The masters by name, all or those named, and behind them the slaves by id.
+
+        If all are wanted, also those that are missing and had the topic ("": any).
         """
         from .v1 import route_service_pb2 as pb
 
@@ -114,8 +152,6 @@ class AdminCalls:
         request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
         known, missing = self._cluster(request)
         found = {(broker.broker_id, broker.broker_name): broker for broker in known}
-        if not with_slaves:
-            found = {key: broker for key, broker in found.items() if broker.broker_id == 0}
         registered = {broker.broker_name for broker in found.values()}
         if wanted is not None:
             for gone in missing:

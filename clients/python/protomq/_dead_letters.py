@@ -60,13 +60,13 @@ def list_dead_letters(
 
     def ask(broker: Any) -> None:
         request = pb.ListDeadLettersRequest()
-        for page in admin._pages(
-            broker, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse
-        ):
+        # All pages, or none counts: a slave may be asked for them again.
+        pages = list(admin._pages(broker, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse))
+        for page in pages:
             for one in page.groups:
                 found[one.consumer_group] = _added(one, found.get(one.consumer_group))
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
     return [found[group] for group in sorted(found)], failures
 
 

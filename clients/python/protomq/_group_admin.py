@@ -66,7 +66,7 @@ def get_group(
         request = pb.GetGroupRequest(consumer_group=group)
         found.append(admin._call(broker.address, _methods.GET_GROUP, request, pb.GetGroupResponse))
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
     newest = max(found, key=lambda answer: answer.settings.version)
     limit = newest.retry_count_max
     return _settings(newest.settings, None if limit < 0 else limit, newest.retry_delays_ms), failures
@@ -145,7 +145,7 @@ def list_group_settings(admin: AdminCalls) -> tuple[list[str], dict[str, Protomq
         ):
             found.update(settings.consumer_group for settings in page.settings)
 
-    failures = admin._ask_each(None, ask)
+    failures = admin._ask_each(None, ask, slave_stands_in=True)
     return sorted(found), failures
 
 
@@ -170,7 +170,7 @@ def list_groups(
         except TopicNotFoundError:
             return
 
-    failures = admin._ask_each(None, ask, topic)
+    failures = admin._ask_each(None, ask, topic, slave_stands_in=True)
     if topic and not known:
         raise next(iter(failures.values()), no_broker_has(topic))
     groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]

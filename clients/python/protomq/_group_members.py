@@ -109,7 +109,7 @@ def describe_member(
         else:
             silent.append(broker.broker_name)
 
-    failures = admin._ask_each(None, ask)
+    failures = admin._ask_each(None, ask, slave_stands_in=True)
     if found:
         return _report(found[0])
     if silent:
@@ -163,7 +163,7 @@ def group_members(
             key = (listed.member.client_id, listed.member.nonce)
             found.setdefault(key, []).append((broker.broker_name, listed))
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
     return [_joined(sorted(found[key], key=lambda one: one[0])) for key in sorted(found)], failures
 
 

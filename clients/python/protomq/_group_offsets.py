@@ -66,7 +66,7 @@ def group_lag(
             for queue in answer.queues
         )
 
-    failures = admin._ask_each(brokers, ask, topic)
+    failures = admin._ask_each(brokers, ask, topic, slave_stands_in=True)
     if unknown and not known and not failures:
         raise unknown[0]
     return sorted(found, key=lambda one: one.queue), failures

@@ -75,6 +75,6 @@ def _query(
             queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
             found.append(Message.from_record(octets, queue, record.queue_offset))
 
-    failures = admin._ask_each(None, ask, request.topic)
+    failures = admin._ask_each(None, ask, request.topic, slave_stands_in=True)
     found.sort(key=lambda message: message.store_time_ms, reverse=True)
     return found[:count_max], failures

@@ -112,7 +112,7 @@ def track_message(
         damaged_count += answer.damaged_count
         unsearched_count += answer.unsearched_count
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
     places.sort(key=lambda place: place.store_time)
     track = MessageTrack(message_id.upper(), tuple(places), damaged_count, unsearched_count)
     return track, failures

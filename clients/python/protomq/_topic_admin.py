@@ -106,7 +106,7 @@ def describe_topic(
             for item in answer.queues
         )
 
-    failures = admin._ask_each(brokers, ask, topic)
+    failures = admin._ask_each(brokers, ask, topic, slave_stands_in=True)
     if not configs:
         raise next(iter(failures.values()), no_broker_has(topic))
     return TopicDescription(topic, configs, tuple(queues)), failures
@@ -153,7 +153,7 @@ def list_topics(
         pages = admin._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
         found[broker.broker_name] = [topic_config_of(one) for page in pages for one in page.topics]
 
-    return found, admin._ask_each(brokers, ask)
+    return found, admin._ask_each(brokers, ask, slave_stands_in=True)
 
 
 def no_broker_has(topic: str) -> TopicNotFoundError:
