@@ -117,10 +117,12 @@ def translate(error: BaseException) -> CliError | None:
         broker = error.metadata.get("broker_name", "")
         if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
-        if reason != "TOPIC_NOT_FOUND" or _can_be_created(error.metadata.get("topic", "")):
+        if reason not in ("NOT_PERMITTED", "TOPIC_NOT_FOUND") or _can_be_created(error.metadata.get("topic", "")):
             message = with_hint(reason, message)
         if reason == "NO_ROUTE" and message.startswith("no name server answers"):
             message += "; start one with `protomq standalone`, or give its address by --namesrv or PROTOMQ_NAMESRV_ADDR"
+        if reason == "NOT_PERMITTED":
+            message = message.replace("create NAME", f"create {error.metadata.get('topic', 'NAME')}")
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")
         return CliError(exit_code_of(code, reason), reason, message)

@@ -80,7 +80,7 @@ _HINTS: Final = {
     "OFFSET_OUT_OF_RANGE": "`protomq topic describe` shows the range",
     "TOPIC_RECREATED": "start again, to read the topic as it is now",
     "QUEUE_NOT_FOUND": "`protomq topic describe NAME` shows its queues",
-    "NOT_PERMITTED": "`protomq topic describe NAME` shows its permission",
+    "NOT_PERMITTED": "`protomq topic create NAME --update --permission read-write` allows it",
     "SYSTEM_BUSY": "try again in a moment",
     "DISK_FULL": "free space on the broker's disk",
     "STORE_FAILED": "look at the broker's log, then restart it",
@@ -91,7 +91,9 @@ _HINTS: Final = {
 }
 
 
-_HINTS_INSTEAD: Final = ("GROUP_DISABLED", "GROUP_IN_USE", "GROUP_NOT_FOUND", "TOPIC_EXISTS", "TOPIC_NOT_FOUND", "TOPIC_RECREATED")
+_HINTS_INSTEAD: Final = (
+    "GROUP_DISABLED", "GROUP_IN_USE", "GROUP_NOT_FOUND", "NOT_PERMITTED", "TOPIC_EXISTS", "TOPIC_NOT_FOUND", "TOPIC_RECREATED",
+)  # fmt: skip
 """Of these the server's own advice, behind a semicolon, is for programs."""
 
 

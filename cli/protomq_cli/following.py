@@ -28,6 +28,7 @@ from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError,
 from protomq_cli.connection import open_admin, open_calls, open_consumer
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
+from protomq_cli.permits import check_permitted
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
@@ -422,6 +423,8 @@ def follow(
             gone = admin.missing_brokers(topic)
         missing.note(gone)
         queues = missing.queues(consumer, topic)
+        if not queues:
+            check_permitted(namesrv, timeout_s, topic, "read")
         check.broker_names |= {queue.broker_name for queue in queues}
         if wanted is None and not exit_at_end:
             spans: Mapping[MessageQueue, Span] = {}

@@ -19,6 +19,7 @@ from protomq_cli.connection import open_admin, open_calls, open_consumer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
+from protomq_cli.permits import check_permitted
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class TopicReader:
         look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
         with open_consumer(namesrv, request_timeout_s=look_up_s) as consumer:
             queues = self.missing.queues(consumer, topic)
-            if broker_name is not None and broker_name not in {q.broker_name for q in queues}:
+            if broker_name is not None and queues and broker_name not in {q.broker_name for q in queues}:
                 self.missing.raise_first()
                 raise unknown_broker(broker_name, topic, queues)
             for queue in queues:
@@ -86,6 +87,8 @@ class TopicReader:
                     self._parts[queue] = begin, end_offset if end is None else min(end, end_offset)
         if not ranges:
             self.missing.raise_first()
+            if not queues:
+                check_permitted(namesrv, timeout_s, topic, "read")
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "QUEUE_NOT_FOUND",

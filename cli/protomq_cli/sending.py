@@ -24,12 +24,13 @@ from protomq_cli.options import (
     count_option,
 )
 from protomq_cli.output import Discarded, OutputFormat, RowStream
+from protomq_cli.permits import check_permitted
 from protomq_cli.piped import chunks
 from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
     from protomq import MessageQueue, SendResult
-    from protomq.errors import NoRouteError, TopicNotFoundError
+    from protomq.errors import TopicNotFoundError
 
 _SENT_COLUMNS: Final = {
     "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
@@ -112,7 +113,7 @@ def send(
       seq 1000 | protomq send numbers
     """
     from protomq import OutgoingMessage
-    from protomq.errors import NoRouteError, TopicNotFoundError, TransportError
+    from protomq.errors import TopicNotFoundError, TransportError
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
@@ -155,7 +156,7 @@ def send(
             messages = [message(*content) for content in batch]
             try:
                 results = producer.send_batch(topic, messages)
-            except (NoRouteError, TopicNotFoundError) as error:
+            except TopicNotFoundError as error:
                 raise _why_no_route(namesrv, timeout, topic, error) from error
             except TransportError as error:
                 name_broker(error, broker)
@@ -285,8 +286,8 @@ def _choose_queues(
     with open_producer(namesrv, send_timeout_s=timeout_s) as producer:
         known = producer.queues(topic)
     if not known:
-        nowhere = NoRouteError(f"topic {topic!r} has no queue that can be written")
-        raise _why_no_route(namesrv, timeout_s, topic, nowhere)
+        check_permitted(namesrv, timeout_s, topic, "written")
+        raise NoRouteError(f"topic {topic!r} has no queue that can be written")
     if broker is not None and broker not in {queue.broker_name for queue in known}:
         with open_admin(namesrv, timeout_s) as admin:
             for gone in admin.missing_brokers(topic):
@@ -316,25 +317,16 @@ def _choose_queues(
 
 
 def _why_no_route(
-    namesrv: str | None, timeout_s: float, topic: str, error: NoRouteError | TopicNotFoundError
+    namesrv: str | None, timeout_s: float, topic: str, error: TopicNotFoundError
 ) -> Exception:
-    """The error itself, or the better one if a broker that had the topic is missing, or nobody may write to it."""
+    """The error itself, or the better one if a broker that had the topic is missing."""
     from protomq.errors import ProtomqError
 
     try:
         with open_admin(namesrv, timeout_s) as admin:
-            if error.reason == "TOPIC_NOT_FOUND":
-                return next((gone.error for gone in admin.missing_brokers(topic)), error)
-            configs = admin.describe_topic(topic).configs
+            return next((gone.error for gone in admin.missing_brokers(topic)), error)
     except (ProtomqError, CliError):
         return error
-    if any(config.permission.writable for config in configs.values()):
-        return error
-    return CliError(
-        ExitCode.NOT_PERMITTED,
-        "NOT_PERMITTED",
-        f"topic {topic!r} may not be written; `protomq topic create {topic} --update --permission read-write` allows it",
-    )
 
 
 def _sent_row(result: SendResult) -> dict[str, Any]:

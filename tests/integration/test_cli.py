@@ -212,9 +212,30 @@ def test_topic_from_create_to_delete(cli: Cli) -> None:
     cli("topic", "delete", "t-life", "--yes", code=4)
 
 
-def test_a_topic_that_may_not_be_written_is_exit_code_5(cli: Cli) -> None:
-    cli("topic", "create", "t-read-only", "--permission", "read")
-    assert "NOT_PERMITTED" in cli("send", "t-read-only", "x", "-o", "json", code=5).stderr
+def test_a_topic_that_may_not_be_written_or_read_is_exit_code_5(cli: Cli) -> None:
+    for permission in ("read", "write"):
+        cli("topic", "create", f"t-{permission}-only", "--permission", permission)
+    for transport in ("remoting", "grpc"):
+        for command in (
+            ("send", "t-read-only", "x"),
+            ("send", "t-read-only", "x", "-q", "0"),
+            ("request", "t-read-only", "x"),
+            ("pull", "t-write-only"),
+            ("pull", "t-write-only", "-q", "0"),
+            ("pop", "t-write-only", "-G", "g"),
+            ("consume", "t-write-only"),
+            ("consume", "t-write-only", "-e"),
+            ("consume", "t-write-only", "-G", "g", "-O", "start"),
+        ):
+            chosen = () if command[1] == "t-read-only" else ("--transport", transport)
+            (line,) = cli(*command, *chosen, "-o", "json", code=5).stderr.splitlines()
+            error = json.loads(line)["error"]
+            did = "written" if command[1] == "t-read-only" else "read"
+            assert error["reason"] == "NOT_PERMITTED", command
+            assert error["message"] == (
+                f"topic '{command[1]}' may not be {did}: its permission was taken away; "
+                f"`protomq topic create {command[1]} --update --permission read-write` allows it"
+            ), command
 
 
 def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(

@@ -6,26 +6,32 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 
 from protomq import (
+    Admin,
     AsyncProducer,
     Message,
     MessageQueue,
     OutgoingMessage,
+    Permission,
     Producer,
     PullConsumer,
     SendStatus,
+    SimpleConsumer,
     _methods,
 )
 from protomq._transport import SyncTransport
 from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
+from protomq.calls import ONCE, Calls
 from protomq.errors import (
     ConnectFailedError,
+    NotPermittedError,
     ProducerIdTakenError,
     ProtomqError,
     RequestTimeoutError,
@@ -54,6 +60,40 @@ def read_all(namesrv: str, topic: str, queues: int = 8) -> list[Message]:
 def broker_names(namesrv: str, topic: str) -> list[str]:
     with Producer(namesrv=namesrv) as producer:
         return list(producer.transports(topic))
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_what_the_permission_of_a_topic_forbids_is_one_error(protomq_server: Broker, transport: Literal["remoting", "grpc"]) -> None:
+    namesrv = protomq_server.namesrv
+    with Admin(namesrv=namesrv) as admin:
+        (broker_name,) = admin.create_topic("may-not-be-written", permission=Permission.READ, update=True)
+        admin.create_topic("may-not-be-read", permission=Permission.WRITE, update=True)
+
+    async def send_by_coroutine() -> None:
+        async with AsyncProducer(namesrv=namesrv, transport=transport) as producer:
+            await producer.request("may-not-be-written", b"x")
+
+    with (
+        Producer(namesrv=namesrv, transport=transport) as producer,
+        SimpleConsumer("g", namesrv=namesrv, transport=transport) as consumer,
+        Calls(namesrv=namesrv, transport=transport, retries=ONCE) as calls,
+    ):
+        forbidden: dict[str, Callable[[], object]] = {
+            "send": lambda: producer.send("may-not-be-written", b"x"),
+            "by key": lambda: producer.send("may-not-be-written", b"x", sharding_key="k"),
+            "to a queue": lambda: producer.send("may-not-be-written", b"x", queue=MessageQueue("may-not-be-written", broker_name, 0)),
+            "batch": lambda: producer.send_batch("may-not-be-written", [b"x", b"y"]),
+            "request": lambda: producer.request("may-not-be-written", b"x"),
+            "coroutine": lambda: asyncio.run(send_by_coroutine()),
+            "receive": lambda: consumer.receive("may-not-be-read"),
+            "pull": lambda: calls.pull(MessageQueue("may-not-be-read", broker_name, 0), 0),
+        }
+        for name, call in forbidden.items():
+            with pytest.raises(NotPermittedError) as refused:
+                call()
+            did = "read" if name in ("receive", "pull") else "written"
+            assert str(refused.value) == f"topic 'may-not-be-{did}' may not be {did}: its permission was taken away; ask the operator", name
+            assert (refused.value.reason, refused.value.code, refused.value.definite) == ("NOT_PERMITTED", 7, True), name
 
 
 @pytest.fixture(scope="module")

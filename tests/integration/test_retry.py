@@ -22,7 +22,7 @@ from protomq import (
 )
 from protomq.errors import (
     ConfigurationError,
-    NoRouteError,
+    NotPermittedError,
     TopicNotFoundError,
     WrongTypeError,
 )
@@ -140,7 +140,7 @@ def test_topics_of_groups_are_listed_when_asked_for_and_nobody_sends_to_them(
             ((name, topics),) = admin.list_topics(group_topics=True).items()
             assert retry in {topic.name for topic in topics}
             assert retry not in {topic.name for topic in admin.list_topics()[name]}
-        with pytest.raises(NoRouteError):
+        with pytest.raises(NotPermittedError, match="only the broker writes it"):
             producer.send(retry, b"x")
         channel = grpc.insecure_channel(protomq_server.grpc_address)
         with channel, pytest.raises(grpc.RpcError, match="by the broker alone"):

@@ -27,7 +27,7 @@ from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import (
     ConfigurationError,
-    NoRouteError,
+    NotPermittedError,
     TransactionEndedError,
     WrongTypeError,
 )
@@ -315,7 +315,7 @@ def test_what_nobody_can_say_anything_about_expires() -> None:
 
         wait_for(has_expired, PATIENCE_S)
         assert received(broker, EXPIRED_TOPIC, 10) == [b"%d" % number for number in range(10)]
-        with pytest.raises(NoRouteError), Producer(namesrv=broker.namesrv) as producer:
+        with pytest.raises(NotPermittedError, match="only the broker writes it"), Producer(namesrv=broker.namesrv) as producer:
             producer.send(EXPIRED_TOPIC, b"mine")
 
 

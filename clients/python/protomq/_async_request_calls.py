@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ._async_steps import AsyncDriver
 from ._outgoing import SendResult
+from ._permitted import nothing_to_write
 from ._requests import (
     Reply,
     ReplyInbox,
@@ -19,7 +20,7 @@ from ._requests import (
     seconds_left,
 )
 from ._types import Route
-from .errors import ClosedError, NoRouteError, ProtomqError, TransportError
+from .errors import ClosedError, ProtomqError, TransportError
 
 logger = logging.getLogger("protomq.producer")
 
@@ -70,7 +71,7 @@ class AsyncRequestCalls:
 
     async def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
         """An inbox at a broker that knows of it."""
-        trouble: ProtomqError = NoRouteError(f"no broker has the topic {route.topic!r}")
+        trouble: ProtomqError = nothing_to_write(route)
         for broker_name in brokers_for(route, self._inboxes):
             if self._closed:
                 raise ClosedError("the producer is closed")

@@ -34,6 +34,7 @@ from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
 from ._message import Message
 from ._offset_calls import checked_tags
+from ._permitted import nothing_to_read
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps, reply_timeout_s
 from ._retry import CALL, ONCE
@@ -43,7 +44,6 @@ from ._steps import Each, ForgetRoute, GetRoute, Steps
 from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
     ConfigurationError,
-    NoRouteError,
     ProtocolError,
     ProtomqError,
     StaleReceiptError,
@@ -197,9 +197,7 @@ class PopSteps:
         route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
         names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:
-            raise NoRouteError(
-                f"topic {wish.topic!r} has no queue that can be read", metadata={"topic": wish.topic}
-            )
+            raise nothing_to_read(route)
         first = next(self._turns)
         is_first_round = len(names) > 1
         while True:

@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 
 from ._outgoing import SendResult
+from ._permitted import nothing_to_write
 from ._requests import (
     Reply,
     ReplyInbox,
@@ -22,7 +23,7 @@ from ._requests import (
 )
 from ._steps import Driver
 from ._types import Route
-from .errors import ClosedError, NoRouteError, ProtomqError, TransportError
+from .errors import ClosedError, ProtomqError, TransportError
 
 logger = logging.getLogger("protomq.producer")
 
@@ -71,7 +72,7 @@ class RequestCalls:
 
     def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
         """An inbox at a broker that knows of it."""
-        trouble: ProtomqError = NoRouteError(f"no broker has the topic {route.topic!r}")
+        trouble: ProtomqError = nothing_to_write(route)
         for broker_name in brokers_for(route, self._inboxes):
             with self._lock:
                 if self._closed:

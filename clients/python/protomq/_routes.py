@@ -186,12 +186,16 @@ def _route_of(message: route_service_pb2.Route) -> Route:
     write_queues: list[MessageQueue] = []
     read_queues: list[MessageQueue] = []
     writable_brokers: list[str] = []
+    readable_count = writable_count = known_count = 0
     for share in sorted(message.queues, key=lambda share: share.broker_name):
         name = share.broker_name
         if name not in brokers:
             continue
         broker_id, _, broker_permission = brokers[name]
         permission = Permission(share.permission)
+        known_count += 1
+        readable_count += permission.readable and broker_permission.readable
+        writable_count += permission.writable and broker_permission.writable
         if permission.readable and broker_permission.readable:
             read_queues.extend(
                 MessageQueue(message.topic, name, i) for i in range(share.read_queues)
@@ -214,6 +218,8 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         writable_brokers=tuple(writable_brokers),
         auto_create=message.auto_create,
         leaderless_brokers=tuple(sorted(name for name, best in brokers.items() if best[0] != 0)),
+        is_write_permitted=writable_count > 0 or not known_count,
+        is_read_permitted=readable_count > 0 or not known_count,
     )
 
 

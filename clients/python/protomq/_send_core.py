@@ -32,6 +32,7 @@ from ._delays import When, delay_flags, delayed
 from ._fault_tolerance import LatencyFaultTolerance
 from ._hook_points import HookPoints
 from ._outgoing import OutgoingMessage, SendResult, SendStatus, Stored
+from ._permitted import nothing_to_write
 from ._producer_options import ProducerOptions
 from ._retry import RetryPolicy
 from ._selectors import RoundRobin, sharded_index
@@ -48,7 +49,6 @@ from ._types import MessageQueue, Route, Target
 from .body_codecs import encode_body
 from .errors import (
     ConfigurationError,
-    NoRouteError,
     ProtocolError,
     RequestTimeoutError,
 )
@@ -252,10 +252,10 @@ class SendCore:
         return encoder
 
     def choose_queue(self, route: Route, avoid_broker: str = "") -> MessageQueue:
-        """The next queue for messages that may go to any. Raises NoRouteError if the topic has none to write."""
+        """The next queue for messages that may go to any. Raises NoRouteError or NotPermittedError if the topic has none to write."""
         queues = route.write_queues
         if not queues:
-            raise NoRouteError(f"topic {route.topic!r} has no queue that can be written")
+            raise nothing_to_write(route)
         if self.fault_tolerance is None:
             return self.round_robin.next_queue(queues, avoid_broker=avoid_broker)
         now_ms = self.clock() * 1000
@@ -277,7 +277,7 @@ class SendCore:
             return None
         queues = route.write_queues
         if not queues:
-            raise NoRouteError(f"topic {route.topic!r} has no queue that can be written")
+            raise nothing_to_write(route)
         if selector is not None:
             queue = selector(queues, message)
             if queue not in queues:
@@ -331,7 +331,7 @@ class SendCore:
         queue: MessageQueue | None,
         delay_field: bytes | None = None,
     ) -> Request:
-        """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises NoRouteError if there is none to write."""
+        """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises if there is none to write."""
         queue_is_open = queue is None
         if queue is None:
             queue = self.choose_queue(route)

@@ -1,0 +1,30 @@
+"""The errors of a topic of which no queue can be written or read: it is not permitted, or there is none."""
+
+from __future__ import annotations
+
+from ._types import Route
+from .errors import NoRouteError, NotPermittedError, ProtomqError
+from .wire.topics import rules_of
+
+
+def nothing_to_write(route: Route) -> ProtomqError:
+    """The error of a send for which the route has no queue."""
+    if route.is_write_permitted:
+        return NoRouteError(f"topic {route.topic!r} has no queue that can be written", metadata={"topic": route.topic})
+    return not_permitted(route.topic, "written")
+
+
+def nothing_to_read(route: Route) -> ProtomqError:
+    """The error of a read for which the route has no queue."""
+    if route.is_read_permitted:
+        return NoRouteError(f"topic {route.topic!r} has no queue that can be read", metadata={"topic": route.topic})
+    return not_permitted(route.topic, "read")
+
+
+def not_permitted(topic: str, what: str) -> NotPermittedError:
+    """The error of a topic that may not be read or written."""
+    if what == "written" and not rules_of(topic).send:
+        text = f"topic {topic!r} may not be written: only the broker writes it; send to a topic of your own"
+    else:
+        text = f"topic {topic!r} may not be {what}: its permission was taken away; ask the operator"
+    return NotPermittedError(text, metadata={"topic": topic})
