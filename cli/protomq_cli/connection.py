@@ -131,8 +131,10 @@ def translate(error: BaseException) -> CliError | None:
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE
-        if name in ("StoreLockedError", "StoreSettingsError", "NotAStoreError"):
+        if name in ("StoreLockedError", "StoreSettingsError", "NotAStoreError", "WrongFolderError"):
             code = ExitCode.REFUSED
+        elif name == "UnknownHostError":
+            code = ExitCode.USAGE
         elif name == "NoBackupError":
             code = ExitCode.NOT_FOUND
         elif name == "CutError":

@@ -39,7 +39,8 @@ _EXPENDABLE = ("min_offset", "group", "topic", "end_offset", "committed_offset")
 
 
 
-def _parse_group(text: str) -> str:
+def parse_group(text: str) -> str:
+    """The name of a group. Raises ValueError for an empty one."""
     if not text:
         raise ValueError("a group has a name, this is ''")
     return text
@@ -48,7 +49,7 @@ def _parse_group(text: str) -> str:
 GroupArgument = Annotated[
     str,
     typer.Argument(
-        metavar="GROUP", parser=option_parser(_parse_group), show_default=False, help="Consumer group."
+        metavar="GROUP", parser=option_parser(parse_group), show_default=False, help="Consumer group."
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from protomq_cli.connection import open_simple_consumer
+from protomq_cli.groups import parse_group
 from protomq_cli.messages import Cel, Format, MessagePrinter, Module, Sql, Tags
 from protomq_cli.options import (
     Namesrv,
@@ -16,6 +17,7 @@ from protomq_cli.options import (
     TransportName,
     count_option,
     duration_option,
+    option_parser,
 )
 from protomq_cli.output import OutputFormat
 
@@ -26,7 +28,11 @@ _HOLD_MAX_S: Final = 60.0
 def pop(
     topic: TopicArgument,
     group: Annotated[
-        str, typer.Option("--group", "-G", metavar="NAME", show_default=False, help="The group whose members share them.")
+        str,
+        typer.Option(
+            "--group", "-G", metavar="NAME", parser=option_parser(parse_group), show_default=False,
+            help="The group whose members share them.",
+        ),
     ],
     count: Annotated[
         int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most N messages; 0: all.")

@@ -196,7 +196,7 @@ def _starting(log_level: LogLevel) -> Iterator[None]:
         message = "the server is not installed; run `pip install .` in a checkout of protomq"
         raise CliError(ExitCode.USAGE, "NOT_INSTALLED", message) from error
     except OSError as error:
-        if error.errno is not None:
+        if error.errno is not None or type(error).__name__ == "UnknownHostError":
             raise
         # gRPC does not say why; the message tells the address.
         raise CliError(ExitCode.REFUSED, "CANNOT_LISTEN", str(error)) from error

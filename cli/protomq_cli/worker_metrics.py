@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,6 +101,9 @@ class MetricsPage:
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
+        except (UnicodeError, socket.gaierror) as error:
+            text = f"--metrics-host: the host {host!r} is not known here; give an address of this machine, or 0.0.0.0 for all"
+            raise CliError(ExitCode.USAGE, "UNKNOWN_HOST", text) from error
         except OSError as error:
             raise CliError(ExitCode.REFUSED, "PORT_TAKEN", f"metrics cannot be served at {host}:{port}: {error}") from error
         self._server.daemon_threads = True

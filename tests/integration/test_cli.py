@@ -26,6 +26,9 @@ from protomq import Admin, Message, Producer, PullConsumer, SimpleConsumer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+from protomq_broker.store.config import FORMAT_VERSION
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.side_files import write_json_file
 from tests.support.cli import PROTOMQ, Finished, jsonl, run, run_process
 from tests.support.waiting import fastest_s, wait_for
 from tests.support.wasm_modules import LATE
@@ -1025,6 +1028,41 @@ def test_a_port_that_is_taken_is_refused_in_one_line(started: Start, tmp_path: P
     )  # fmt: skip
     assert port in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "told"),
+    [
+        ("", ("--host", "nosuch.invalid"), "the host 'nosuch.invalid' is not known here"),
+        ("metrics: {listen: foo}", (), "listen: 'foo' has no port, expected host:port"),
+        ("metrics: {listen: 'nosuch.invalid:0'}", (), "the host 'nosuch.invalid' is not known here"),
+        ("a: b: c", (), "mapping values are not allowed here in line 1, column 5"),
+        ("store: {segment_size_bytes: 128MiB}", (), "was made with segment_size_bytes = 67108864, not 134217728"),
+    ],
+)
+def test_settings_with_which_no_server_starts_are_exit_code_2(
+    tmp_path: Path, settings: str, arguments: tuple[str, ...], told: str
+) -> None:
+    store = tmp_path / "store"
+    (store / "config").mkdir(parents=True)
+    write_json_file(Disk(), f"{store}/config/store.json", {"format_version": FORMAT_VERSION, "segment_size_bytes": 64 << 20})
+    config = tmp_path / "broker.yaml"
+    config.write_text(settings)
+    refused = run_process(
+        "standalone", "-d", str(store), "-p", "0", "-c", str(config), "--log-level", "error", *arguments, code=2
+    )
+    assert told in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_backup_does_not_go_where_something_else_is(cli: Cli, protomq_server: Broker, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    (name,) = {row["broker"] for row in jsonl(cli("cluster", "list", "-o", "jsonl"))}
+    assert "is not empty" in cli("backup", str(tmp_path), "-b", str(name), code=6).stderr
+
+
+def test_pop_wants_a_name_of_a_group(cli: Cli) -> None:
+    assert "a group has a name, this is ''" in cli("pop", "t", "-G", "", code=2).stderr
 
 
 def test_namesrv_and_two_shards_of_a_broker_serve_a_topic_together(

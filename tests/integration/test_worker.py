@@ -330,6 +330,8 @@ def test_a_port_that_is_taken_is_told(world: World) -> None:
     port = world.broker.remoting_address.rpartition(":")[2]
     finished = run("worker", "app:consumer", "--metrics-port", port, code=6)
     assert "metrics cannot be served" in finished.stderr
+    finished = run("worker", "app:consumer", "--metrics-port", "0", "--metrics-host", "nosuch.invalid", code=2)
+    assert "the host 'nosuch.invalid' is not known here" in finished.stderr
 
 
 def test_the_program_of_a_process_is_not_the_supervisors() -> None:

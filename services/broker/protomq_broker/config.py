@@ -80,7 +80,10 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         if self.listen:
-            parse_listen_address(self.listen)
+            try:
+                parse_listen_address(self.listen)
+            except ValueError as error:
+                raise ValueError(f"listen: {error}") from None
         if not 0 <= self.series_max <= 10_000_000:
             raise ValueError(f"series_max is {self.series_max}; it must be 0 to 10000000")
 

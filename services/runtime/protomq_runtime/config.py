@@ -95,7 +95,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
         raise ConfigError(f"{path}: cannot be read: {why}") from error
 
 
@@ -148,7 +148,9 @@ def _parse_file(path: Path, text: str) -> dict[str, Any]:
         try:
             tree = Loader(text).get_single_data()
         except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+            # The parser was given a text, not a file, and says so with each line and column.
+            why = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+            raise ConfigError(f"{path}: {why}") from None
         if tree is None:
             return {}
         if not isinstance(tree, dict):

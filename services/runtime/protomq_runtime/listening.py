@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from .addresses import Address
 
 
+class UnknownHostError(OSError):
+    """Nobody can listen at a host of that name."""
+
+
 def bound_socket(address: Address, what: str) -> socket.socket:
     """A socket at this address (port 0: a free one), on which `what` is to listen. Raises OSError that says what to do.
 
@@ -24,7 +28,8 @@ def bound_socket(address: Address, what: str) -> socket.socket:
         bound.bind(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host can be written so
         bound.close()
-        raise OSError(f"cannot listen on {address} for {what}: {_remedy(error, address)}") from None
+        kind = UnknownHostError if isinstance(error, UnicodeError | socket.gaierror) else OSError
+        raise kind(f"cannot listen on {address} for {what}: {_remedy(error, address)}") from None
     return bound
 
 

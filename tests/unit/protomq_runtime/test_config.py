@@ -172,7 +172,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
         ("lanes: {send: {threads: 0}}", r"lanes\.send: threads must be at least 1, it is 0"),
         ("lanes: 3", r"lanes: a section is expected, this is 3"),
         ("[1, 2]", r"a\.yaml: sections with fields are expected, this is a list"),
-        ("a: b: c", r"a\.yaml: mapping values are not allowed here"),
+        ("a: b: c", r"a\.yaml: mapping values are not allowed here in line 1, column 5: a"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
@@ -196,6 +196,9 @@ def test_a_mistake_elsewhere_is_named_with_its_place(tmp_path):
         load(store__nothing=1)
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
         load(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read: it is no text in UTF-8$"):
+        load(tmp_path / "binary.yaml")
     with pytest.raises(ConfigError, match=r"\.yaml, \.yml or \.toml"):
         load(write(tmp_path, "a.ini", ""))
     with pytest.raises(ConfigError, match=r"a\.toml"):

@@ -19,6 +19,8 @@ StoreError
   CorruptLogError           bytes of the log that were stored safely do not hold any more
   BackupError               a backup or a restore cannot go on
     CutError                a restore is to end where the backup does not reach
+    NoBackupError           there is none where one is to be read
+    WrongFolderError        the folder that is to be written has something else
   HealingRefusedError       the bytes of a replica are not those that a damaged range had
 """
 
@@ -60,6 +62,10 @@ class NoBackupError(BackupError):
 
 class CutError(BackupError):
     """A restore is to end where the backup has nothing, or does not tell everything."""
+
+
+class WrongFolderError(BackupError):
+    """The folder that is to be written has something else. Nothing there is changed."""
 
 
 class HealingRefusedError(StoreError):

@@ -9,7 +9,13 @@ import pytest
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.errors import BackupError, CutError, StoreLockedError, StoreSettingsError
+from protomq_broker.store.errors import (
+    BackupError,
+    CutError,
+    StoreLockedError,
+    StoreSettingsError,
+    WrongFolderError,
+)
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.state.topics import TopicConfig
@@ -339,12 +345,12 @@ def test_a_full_disk_ends_a_run_which_goes_on_when_there_is_space() -> None:
 def test_folders_with_something_else_are_left_alone() -> None:
     store = leader()
     disk = disk_of(store)
-    with pytest.raises(BackupError, match="not empty"):
+    with pytest.raises(WrongFolderError, match="not empty"):
         back_up(OpenStore(store), "/s", disk=disk)
     with pytest.raises(BackupError, match="no backup"):
         restore("/s", "/r", disk=disk)
     back_up(OpenStore(store), "/b", disk=disk)
-    with pytest.raises(BackupError, match="not empty"):
+    with pytest.raises(WrongFolderError, match="not empty"):
         restore("/b", "/s", disk=disk)
     lock = StoreLock(disk, "/b")
     with pytest.raises(StoreLockedError):
@@ -353,7 +359,7 @@ def test_folders_with_something_else_are_left_alone() -> None:
     other = OpenStore(store)
     look = other.look()
     other.look = lambda: look._replace(broker_name="broker-b")  # type: ignore[method-assign]
-    with pytest.raises(BackupError, match="a backup of broker broker-a"):
+    with pytest.raises(WrongFolderError, match="a backup of broker broker-a"):
         back_up(other, "/b", disk=disk)
 
 

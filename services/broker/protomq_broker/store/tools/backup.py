@@ -28,7 +28,13 @@ from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
-from protomq_broker.store.errors import BackupError, CutError, ForeignBytesError, NoBackupError
+from protomq_broker.store.errors import (
+    BackupError,
+    CutError,
+    ForeignBytesError,
+    NoBackupError,
+    WrongFolderError,
+)
 from protomq_broker.store.files.disk import (
     Disk,
     read_fully,
@@ -135,9 +141,9 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
     disk, root = disk or Disk(), str(root).rstrip("/")
     known = read_manifest(root, disk=disk)
     if known is not None and known.is_restore:
-        raise BackupError(f"{root} is a store that is being restored: back up into another folder")
+        raise WrongFolderError(f"{root} is a store that is being restored: back up into another folder")
     if known is None and not _is_free(disk, root):
-        raise BackupError(f"{root} is not empty, and no backup: back up into a folder of its own")
+        raise WrongFolderError(f"{root} is not empty, and no backup: back up into a folder of its own")
     _make_folders(disk, root)
     lock = StoreLock(disk, root)
     try:
@@ -145,11 +151,11 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
             look = source.look()
             manifest = known or _begun(look)
             if manifest.broker_name != look.broker_name:
-                raise BackupError(
+                raise WrongFolderError(
                     f"{root} is a backup of broker {manifest.broker_name}, this one is {look.broker_name}: give each a folder"
                 )
             if manifest.segment_size_bytes != look.segment_size_bytes:
-                raise BackupError(
+                raise WrongFolderError(
                     f"{root} has segments of {manifest.segment_size_bytes} bytes, the broker has {look.segment_size_bytes}: begin another "
                     "backup in another folder"
                 )
@@ -200,11 +206,11 @@ def restore(
         raise CutError(f"{backup} ends at position {kept.end.position}: cut it there or before, not at {cut.position}")
     begun = read_manifest(root, disk=disk)
     if begun is None and not _is_free(disk, root):
-        raise BackupError(f"{root} is not empty: restore into a folder that is")
+        raise WrongFolderError(f"{root} is not empty: restore into a folder that is")
     if begun is not None and (
         not begun.is_restore or begun.end.position > min(cut.position, kept.end.position)
     ):
-        raise BackupError(
+        raise WrongFolderError(
             f"{root} is another backup, or a restore with another end: restore into an empty folder"
         )
     _make_folders(disk, root)
