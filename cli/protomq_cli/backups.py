@@ -21,7 +21,7 @@ from protomq_cli.options import (
     Output,
     Timeout,
     folder_option,
-    offsets_option,
+    times_option,
 )
 from protomq_cli.output import OutputFormat, print_rows
 
@@ -86,7 +86,7 @@ UpToTime = Annotated[
     OffsetRange | None,
     typer.Option(
         "--time",
-        parser=offsets_option,
+        parser=times_option,
         metavar="@TIME",
         show_default="the end",
         help="Up to what was stored at this time: @2026-08-01T12:00, @-1h.",

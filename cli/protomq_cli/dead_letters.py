@@ -21,7 +21,7 @@ from protomq_cli.options import (
     OnBroker,
     Output,
     Timeout,
-    offsets_option,
+    times_option,
 )
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
@@ -124,7 +124,7 @@ def replay(
     since: Annotated[
         OffsetRange | None,
         typer.Option(
-            "--time", metavar="@TIME[:@TIME]", parser=offsets_option, show_default=False,
+            "--time", metavar="@TIME[:@TIME]", parser=times_option, show_default=False,
             help="Only those that died then: @-1h, @-2h:-1h, @2026-11-21.",
         ),
     ] = None,
@@ -141,8 +141,9 @@ def replay(
     often this is said and wherever it was interrupted; --again does it again.
     All groups of the original topic get them.
     """
-    if (bool(message_ids) + (since is not None) + everything) != 1:
-        raise typer.BadParameter("say which: --all, --id ID or --time @TIME")
+    said = bool(message_ids) + (since is not None) + everything
+    if said != 1:
+        raise typer.BadParameter(("say which" if not said else "give one of these only") + ": --all, --id ID or --time @TIME")
     begin, end = _times(since)
     missing = Missing()
     with _dead_letters_of(group), open_admin(namesrv, timeout) as admin:

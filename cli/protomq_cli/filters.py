@@ -42,12 +42,7 @@ def deploy(
     It exports `memory`, `alloc` and `matches`, and imports nothing.
     Consumers name it: subscribe(topic, module="NAME").
     """
-    try:
-        module = file.read_bytes()
-    except OSError as error:
-        raise CliError(
-            ExitCode.USAGE, "NOT_READABLE", f"{file} cannot be read: {error.strerror}"
-        ) from error
+    module = file.read_bytes()
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         brokers = missing.take(

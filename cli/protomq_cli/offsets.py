@@ -24,6 +24,7 @@ from typing import Final
 from protomq_cli.units import parse_duration
 
 FORMS: Final = "start, end, 47, +2, -3, 10:20, :end, @ms, @date, @-1h, @a:b"
+TIME_FORMS: Final = "@ms, @date, @-1h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,16 @@ def parse_offsets(text: str, now_ms: int) -> OffsetRange:
     if isinstance(found.begin, Exactly) and isinstance(found.end, Exactly):
         _in_order(text, found.begin.queue_offset, found.end.queue_offset)
     if isinstance(found.begin, AtTime) and isinstance(found.end, AtTime):
+        _in_order(text, found.begin.time_ms, found.end.time_ms)
+    return found
+
+
+def parse_times(text: str, now_ms: int) -> OffsetRange:
+    """The same where times are wanted, one or two."""
+    found = _parse_times(text.strip()[1:], now_ms) if text.strip().startswith("@") else None
+    if found is None or not isinstance(found.begin, AtTime):
+        raise ValueError(f"{text!r} is no time; the forms are {TIME_FORMS}")
+    if isinstance(found.end, AtTime):
         _in_order(text, found.begin.time_ms, found.end.time_ms)
     return found
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from protomq_cli import completion
-from protomq_cli.offsets import FORMS, OffsetRange, parse_offsets
+from protomq_cli.offsets import FORMS, OffsetRange, parse_offsets, parse_times
 from protomq_cli.output import OutputFormat
 from protomq_cli.settings import NAMESRV_VARIABLE
 from protomq_cli.units import parse_count, parse_duration
@@ -42,6 +42,12 @@ def _parse_offsets_now(text: str) -> OffsetRange:
     return parse_offsets(text, time.time_ns() // 1_000_000)
 
 
+def _parse_times_now(text: str) -> OffsetRange:
+    import time
+
+    return parse_times(text, time.time_ns() // 1_000_000)
+
+
 def _parse_folder(text: str) -> Path:
     if not text:
         raise ValueError("it is empty; the current folder is '.'")
@@ -61,6 +67,7 @@ duration_option = option_parser(parse_duration)
 timeout_option = option_parser(_parse_timeout)
 count_option = option_parser(parse_count)
 offsets_option = option_parser(_parse_offsets_now)
+times_option = option_parser(_parse_times_now)
 
 Namesrv = Annotated[
     str | None,

@@ -102,6 +102,9 @@ async def test_an_unknown_group(client: Client, request_message: Message) -> Non
 async def test_an_unknown_group_has_no_dead_letters_and_no_members(client: Client) -> None:
     replay = dead_letters.ReplayDeadLettersRequest(consumer_group="nobody")
     assert await refusal(client, replay) == (NOT_FOUND, "TOPIC_NOT_FOUND", {"topic": "%DLQ%nobody"})
+    with pytest.raises(CallFailed) as caught:
+        await client.call(replay, Message)
+    assert caught.value.status.message.startswith("group 'nobody' has no dead letters here")
     describe = membership.DescribeMemberRequest(consumer_group="nobody", client_id="x")
     metadata = {"consumer_group": "nobody", "client_id": "x"}
     assert await refusal(client, describe) == (PRECONDITION, "MEMBER_UNKNOWN", metadata)

@@ -530,7 +530,7 @@ def test_filters_that_users_write(cli: Cli, tmp_path: Path) -> None:
     assert "cli-all" in cli("filter", "deploy", "cli-all", str(module)).stdout
     assert "cli-all" in cli("filter", "list").stdout
     assert "no WebAssembly" in cli("filter", "deploy", "cli-none", __file__, code=2).stderr
-    assert "cannot be read" in cli("filter", "deploy", "cli-none", "none.wasm", code=2).stderr
+    assert "No such file" in cli("filter", "deploy", "cli-none", "none.wasm", code=4).stderr
     assert "--yes" in cli("filter", "delete", "cli-all", code=2).stderr
     cli("filter", "delete", "cli-all", "--yes")
     assert "no broker has" in cli("filter", "delete", "cli-all", "--yes", code=4).stderr
@@ -1059,6 +1059,16 @@ def test_a_backup_does_not_go_where_something_else_is(cli: Cli, protomq_server: 
     (tmp_path / "notes").write_text("mine")
     (name,) = {row["broker"] for row in jsonl(cli("cluster", "list", "-o", "jsonl"))}
     assert "is not empty" in cli("backup", str(tmp_path), "-b", str(name), code=6).stderr
+
+
+def test_what_is_wrong_with_a_time_or_a_choice_is_said(cli: Cli) -> None:
+    for command in (("dlq", "replay", "g"), ("restore", "backup", "new")):
+        said = cli(*command, "--time", "banana", code=2).stderr
+        assert "'banana' is no time; the forms are @ms, @date, @-1h" in said
+        assert "47" not in said
+        cli(*command, "--time", "@end", code=2)
+    assert "say which: --all" in cli("dlq", "replay", "g", code=2).stderr
+    assert "give one of these only: --all" in cli("dlq", "replay", "g", "--all", "--id", "X", code=2).stderr
 
 
 def test_pop_wants_a_name_of_a_group(cli: Cli) -> None:

@@ -78,7 +78,8 @@ class NameServerList:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
             addresses = parse_addresses(text)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", None) or error
+            # `reason` of ours is a name for programs.
+            why = error if isinstance(error, ProtomqError) else getattr(error, "reason", None) or error
             if isinstance(error, http.client.BadStatusLine):
                 why = "what answers there does not speak HTTP"
             trouble = f"the list of name servers cannot be read from {self.url}: {why}"

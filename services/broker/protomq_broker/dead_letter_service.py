@@ -38,7 +38,7 @@ from protomq.wire.topics import (
 )
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import invalid_argument, unparsable
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .admin_service import check_page_token, page_size_of
 from .request_times import time_ms_of
@@ -48,7 +48,7 @@ from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
 from .store.state.topics import require_group_name
 from .store_errors import tells_store_errors, to_service_error
-from .topic_access import check_group_name, existing_topic
+from .topic_access import check_group_name
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
@@ -142,7 +142,15 @@ class DeadLetterService:
             if getattr(request, name) < 0:
                 raise invalid_argument(name, "must be 0 or above")
         while True:
-            topic = existing_topic(self._store, dead_letter_topic(request.consumer_group))
+            name = dead_letter_topic(request.consumer_group)
+            topic = self._store.topics.find(name)
+            if topic is None:
+                raise ServiceError(
+                    Code.NOT_FOUND,
+                    "TOPIC_NOT_FOUND",
+                    f"group {request.consumer_group!r} has no dead letters here; ListDeadLetters tells which groups have",
+                    metadata={"topic": name},
+                )
             response = ReplayDeadLettersResponse()
             letters = self._find(request, topic, response)
             replay = _Replay(self._store, request, topic, response)

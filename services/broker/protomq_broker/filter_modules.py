@@ -57,7 +57,7 @@ class FilterModules:
         """Returns the bytes of a module. Raises FilterError if no module has that name."""
         module = self.find(name)
         if module is None:
-            raise FilterError(f"no module {name[:64]!r} is deployed here; FilterService deploys it")
+            raise FilterError(f"no module {name[:64]!r} is deployed here; `protomq filter deploy` deploys one, as FilterService does")
         return module
 
     def write(self, name: str, module: bytes) -> bool:

@@ -413,6 +413,8 @@ class _Session(threading.Thread):
             self._judge(error)
             if at_start:
                 self._last_complaint = complaint  # The broker that starts ends with it, and says it then.
+        elif isinstance(error, ServiceError) and error.reason == "UNKNOWN_METHOD":
+            complaint = text = f"this is no name server; namesrv names the port of one ({error.message})"
         self._publish(None)
         if complaint != self._last_complaint and not self._stopping.is_set():
             logger.log(

@@ -18,7 +18,7 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
 from protomq.wire.varints import read_varint
-from protomq_runtime.errors import Code, ServiceError, invalid_argument
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .bare_record import bare_body_of, write_bare
 from .store.log.append import RecordRegion
@@ -59,9 +59,7 @@ def parse_send_header(payload: bytes | bytearray) -> Any:
                 return header
         return _SendHeader.FromString(payload)
     except DecodeError as error:
-        raise invalid_argument(
-            "", "the request does not parse as protomq.v1.SendRequest"
-        ) from error
+        raise unparsable("protomq.v1.SendRequest") from error
 
 
 def _end_of_equal_records(payload: bytes | bytearray) -> int:
@@ -363,7 +361,7 @@ def _skip_field(payload: bytes | memoryview, position: int, end: int) -> int:
     elif kind == 5:
         position += 4
     else:
-        raise invalid_argument("", "the request does not parse as protomq.v1.SendRequest")
+        raise unparsable("protomq.v1.SendRequest")
     if position > end:
         raise invalid_argument("", "the request is cut short")
     return position

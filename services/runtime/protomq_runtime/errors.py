@@ -215,11 +215,13 @@ class ServiceError(Exception):
 def invalid_argument(
     field: str, description: str, *, metadata: Mapping[str, str] | None = None
 ) -> ServiceError:
-    """INVALID_ARGUMENT that names the field, by its name in the .proto file; `metadata`: the values that the description uses."""
+    """INVALID_ARGUMENT that names the field, by its name in the .proto file ("": the whole request). `metadata`: the values that the
+    description uses.
+    """
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "INVALID_ARGUMENT",
-        f"{field}: {description}",
+        f"{field}: {description}" if field else description,
         metadata=metadata,
         field_violations=((field, description),),
     )

@@ -35,11 +35,11 @@ def bound_socket(address: Address, what: str) -> socket.socket:
 
 def check_can_listen(addresses: Mapping[str, Address]) -> None:
     """Raises OSError unless each of these can be listened on now, all at the same time; keys say what for."""
-    taken: set[Address] = set()
+    taken: dict[Address, str] = {}
     for what, address in addresses.items():
         if address.port and address in taken:  # the kernel minds only when somebody listens already
-            raise OSError(f"cannot listen on {address} for {what}: {_is_taken(address)}")
-        taken.add(address)
+            raise OSError(f"cannot listen on {address} for {what}: that is the port of {taken[address]}; give another port")
+        taken[address] = what
         bound_socket(address, what).close()
 
 

@@ -266,6 +266,14 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
     assert found.brokers["c"].grpc_address == "c2:1"
 
 
+def test_a_page_that_is_no_list_is_said_by_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"<html>"))
+    names = NameServerList("http://web/page")
+    names.read_url(1.0, 0.0)
+    error = outcome_of_failures([], names)
+    assert "cannot be read from http://web/page: an address has the form host:port, " in str(error)
+
+
 def test_a_url_that_is_no_list_is_said_with_what_to_write() -> None:
     # A name server that is written as a URL: it answers, but not in HTTP.
     with socket.create_server(("127.0.0.1", 0)) as listener:

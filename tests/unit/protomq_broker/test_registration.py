@@ -320,6 +320,14 @@ def test_stop_while_a_name_server_is_unreachable_ends_its_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "registration fake"]
 
 
+def test_a_server_that_is_no_name_server_is_named_so(caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeNameServer()
+    server.fail_next(ServiceError(Code.UNIMPLEMENTED, "UNKNOWN_METHOD", "this server has no lane of number 1"))
+    with registering(server) as subject:
+        assert subject.wait_registered(PATIENCE_S)
+    assert "name server fake: this is no name server; namesrv names the port of one (this server has no lane" in caplog.text
+
+
 def test_same_complaint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     server = FakeNameServer()
     server.refuse_connections = True

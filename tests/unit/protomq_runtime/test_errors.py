@@ -38,6 +38,8 @@ def test_every_helper_gives_a_reason_of_the_contract():
 
 
 def test_an_invalid_argument_names_its_field():
+    assert errors.invalid_argument("topic", "is empty").message == "topic: is empty"
+    assert errors.invalid_argument("", "the request is cut short").message == "the request is cut short"
     assert errors.invalid_argument("topic", "is empty").to_status().field_violations == (
         ("topic", "is empty"),
     )

@@ -44,7 +44,7 @@ class WasmFilter:
                 f"the module has {len(module)} bytes, at most {MODULE_SIZE_MAX_BYTES} are allowed"
             )
         if not module.startswith(b"\0asm"):  # The library would take text, too.
-            raise FilterError("this is no WebAssembly module: it begins with 00 61 73 6D")
+            raise FilterError("this is no WebAssembly module: a module begins with 00 61 73 6D")
         try:
             self._module = self._wasmtime.Module(self._engine, module)
         except self._wasmtime.WasmtimeError as error:
