@@ -202,6 +202,12 @@ async def test_too_many_retries_make_a_dead_letter_and_no_further_one(client: Cl
     assert (dead.attempt, dead.dead_letter) == (3, True)
     (letter,) = (await client.pull(topic="%DLQ%g")).records
     assert (letter.body, letter.transit.attempt, letter.transit.last_error) == (b"failed", 3, "why")
+    # A second letter of that id would be replayed, too. Another group may fail with it: then it is that group's.
+    again = groups.FailedMessage(topic="%DLQ%g", queue_id=0, queue_offset=0, attempt=3, error="why")
+    own = groups.SendBackRequest(consumer_group="g", messages=[again], request_id=9)
+    assert await refusal(client, own) == (INVALID, "INVALID_ARGUMENT", {"field": "messages[0].topic"})
+    others = groups.SendBackRequest(consumer_group="repair", messages=[again], request_id=9)
+    assert len((await client.call(others, groups.SendBackResponse)).results) == 1
 
 
 @pytest.mark.parametrize(

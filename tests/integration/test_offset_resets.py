@@ -15,6 +15,7 @@ from protomq import (
     Producer,
     PullConsumer,
 )
+from protomq.errors import ConfigurationError
 from protomq.testing import Broker
 from tests.support.cli import run
 
@@ -44,6 +45,15 @@ def polled(consumer: PullConsumer, count: int) -> list[int]:
 def reset(broker: Broker, group: str, topic: str, to: int) -> None:
     with Admin(namesrv=broker.namesrv) as admin:
         admin.reset_offsets(group, topic, to)
+
+
+def test_the_ends_of_a_queue_have_two_names_each(protomq_server: Broker, topic: str) -> None:
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        for to, lag in (("end", 0), ("start", 10), ("latest", 0), ("earliest", 10)):
+            admin.reset_offsets("names", topic, to)  # type: ignore[arg-type]
+            assert [one.lag for one in admin.group_lag("names", topic)] == [lag], to
+        with pytest.raises(ConfigurationError, match="a datetime or an offset, not 'begin'"):
+            admin.reset_offsets("names", topic, "begin")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])

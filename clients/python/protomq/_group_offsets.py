@@ -15,7 +15,7 @@ from .errors import ConfigurationError, GroupNotFoundError, ProtomqError, TopicN
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
 
-Place = Literal["earliest", "latest"] | datetime | int
+Place = Literal["earliest", "latest", "start", "end"] | datetime | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ def reset_offsets(
     if isinstance(to, datetime):
         check_time("to", to)
         request.store_time.FromMilliseconds(max(int(to.timestamp() * 1000), 0))
-    elif to == "latest":
+    elif to in ("latest", "end"):
         request.end = True
-    elif to == "earliest":
+    elif to in ("earliest", "start"):
         request.queue_offset = 0
     elif isinstance(to, str):
-        raise ConfigurationError(f'to is "earliest", "latest", a datetime or an offset, not {to!r}')
+        raise ConfigurationError(f'to is "earliest" (or "start"), "latest" (or "end"), a datetime or an offset, not {to!r}')
     else:
         request.queue_offset = check_count("to", to, 0, OFFSET_MAX)
     return _on_those_that_have_it(admin, _methods.RESET_OFFSETS, request, pb.ResetOffsetsResponse, brokers)

@@ -491,7 +491,13 @@ def _check(request: SendBackRequest, places: Sequence[Place]) -> None:
 
 
 def _check_topic(group: str, topic: str, number: int) -> None:
-    """Raises ServiceError for messages that another group got again. `number`: of the first one in the request."""
+    """Raises ServiceError for messages that another group got again, and for what is a dead letter of the group already. `number`: of the
+    first one in the request.
+    """
+    if class_of(topic) is TopicClass.DEAD_LETTER and group_of(topic) == group:
+        raise invalid_argument(
+            f"messages[{number}].topic", f"{topic!r} has the dead letters of {group!r} itself: ReplayDeadLetters sends them again"
+        )
     if class_of(topic) is TopicClass.RETRY and group_of(topic) != group:
         raise invalid_argument(
             f"messages[{number}].topic", f"{topic!r} has the retries of another group than {group!r}"

@@ -108,6 +108,7 @@ class _Part(NamedTuple):
         depth: of the nodes in it.
         literals: how many are in it.
         is_bare_not: it is a NOT without brackets around it.
+        needs_minus: it is a number that has 64 bits with a minus before it only.
     """
 
     node: Node
@@ -115,6 +116,7 @@ class _Part(NamedTuple):
     depth: int = 1
     literals: int = 0
     is_bare_not: bool = False
+    needs_minus: bool = False
 
 
 class _WrongError(Exception):
@@ -173,6 +175,9 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
 
 def _built(node: Node, *parts: _Part, literals: int = 0, at: int | None = None) -> _Part:
     at = parts[0].at if at is None else at
+    for part in parts:
+        if part.needs_minus:
+            raise _WrongError(f"whole numbers go up to {LONG_MAX}", part.at)
     depth = 1 + max((part.depth for part in parts), default=0)
     if depth > DEPTH_MAX:
         raise _WrongError(f"more than {DEPTH_MAX} conditions within each other", at)
@@ -315,12 +320,15 @@ class _Nodes(Transformer[Token, Any]):
         return self._signed(part, 1, part.at)
 
     def minus(self, sign: Token, part: _Part) -> _Part:
-        return self._signed(part, -1, _at(sign))
+        return self._signed(part._replace(needs_minus=False), -1, _at(sign))
 
     def _signed(self, part: _Part, sign: int, at: int) -> _Part:
         node = part.node
         if isinstance(node, Constant) and type(node.value) in (int, float):
-            return _built(Constant(sign * node.value), part, at=at)  # type: ignore[operator]
+            value = sign * node.value  # type: ignore[operator]
+            if type(value) is int and value > LONG_MAX and not part.needs_minus:
+                raise _WrongError(f"whole numbers go up to {LONG_MAX}", part.at)
+            return _built(Constant(value), part, at=at)
         raise _WrongError("only a number has a sign", part.at, ("a number",))
 
     def negated(self, word: Token, part: _Part) -> _Part:
@@ -333,10 +341,10 @@ class _Nodes(Transformer[Token, Any]):
         return _Part(Constant(_text_of(token)), _at(token), literals=1)
 
     def whole_number(self, token: Token) -> _Part:
-        value = int(str(token).rstrip("lL")) if len(token) <= 20 else LONG_MAX + 1
-        if value > LONG_MAX:
+        value = int(str(token).rstrip("lL")) if len(token) <= 20 else LONG_MAX + 2
+        if value > LONG_MAX + 1:
             raise _WrongError(f"whole numbers go up to {LONG_MAX}", _at(token))
-        return _Part(Constant(value), _at(token), literals=1)
+        return _Part(Constant(value), _at(token), literals=1, needs_minus=value > LONG_MAX)
 
     def real_number(self, token: Token) -> _Part:
         value = float(token)

@@ -68,6 +68,7 @@ def test_a_property_that_is_missing(text, value):
         (b"5", "a = 5", True), (b"05", "a = 5", True), (b"+5", "a = 5", True), (b"05", "a = '5'", False),
         (b"9223372036854775807", "a = 9223372036854775807", True), (b"5", "a = 5.0", True), (b"5.5", "a > 5.0", True),
         (b" 5.5f", "a > 5.0", True), (b"1e1", "a = 10.0", True), (b"true", "a = TRUE", True), (b"TRUE", "TRUE = a", True),
+        (b"-9223372036854775808", "a = -9223372036854775808", True), (b"-9223372036854775807", "a = -9223372036854775808", False),
         (b"yes", "a = TRUE", False), (b"yes", "a = FALSE", True), (b"true", "a", False), (b"-7", "a < -6", True),
     ],
 )  # fmt: skip

@@ -83,6 +83,11 @@ def test_an_expression_is_read_as_rocketmq_reads_it(text, node):
         ("5 IN ('x')", 1, 1, "a property is expected"),
         ("(a = 'x') CONTAINS 'x'", 1, 2, "a property is expected"),
         ("a = 9223372036854775808", 1, 5, "up to 9223372036854775807"),
+        ("a > +9223372036854775808", 1, 6, "up to 9223372036854775807"),
+        ("a = -(9223372036854775808)", 1, 7, "up to 9223372036854775807"),
+        ("a = - -9223372036854775808", 1, 7, "up to 9223372036854775807"),
+        ("a = -9223372036854775809", 1, 6, "up to 9223372036854775807"),
+        ("a BETWEEN 1 AND 9223372036854775808", 1, 17, "up to 9223372036854775807"),
         ("a = 1e400", 1, 5, "too large"),
         ("a = '\ud800'", 1, 5, "Unicode"),
     ],
@@ -121,7 +126,8 @@ def test_an_expression_is_bounded(text):
 
 def test_an_expression_may_be_as_large_as_the_bounds_say():
     parse(" OR ".join(f"a={i}" for i in range(LITERALS_MAX)))
-    parse("(" * (DEPTH_MAX - 2) + "a" + ")" * (DEPTH_MAX - 2))
+    parse("(" * (DEPTH_MAX - 2) + "a = 5" + ")" * (DEPTH_MAX - 2))
+    assert parse("a = -9223372036854775808") == parse("a = -9223372036854775808L")
 
 
 _pieces = st.sampled_from(
