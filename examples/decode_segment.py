@@ -42,6 +42,14 @@ def field_ends(data: mmap.mmap) -> Iterator[int]:
         yield at
 
 
+def is_segment(data: mmap.mmap) -> bool:
+    """Whether it begins with a field of a RecordBatch, or has none yet, and its last field ends in it."""
+    try:
+        return data[0] < 0x20 and max(field_ends(data), default=0) <= len(data)
+    except IndexError:  # A length is cut off.
+        return False
+
+
 def check_records(data: mmap.mmap) -> None:
     """Ends the program at the first record that is not what its producer wrote."""
     try:
@@ -103,13 +111,20 @@ def decode_with_stubs(data: mmap.mmap) -> int:
 def main() -> int:
     if len(sys.argv) != 2:
         sys.exit("usage: decode_segment.py SEGMENT")
-    with (
-        open(sys.argv[1], "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        check_records(data)
-        protoc = shutil.which("protoc")
-        return decode_with_protoc(protoc, data) if protoc else decode_with_stubs(data)
+    try:
+        with (
+            open(sys.argv[1], "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            if not is_segment(data):
+                sys.exit(f"decode_segment: {sys.argv[1]} is no segment")
+            check_records(data)
+            protoc = shutil.which("protoc")
+            return decode_with_protoc(protoc, data) if protoc else decode_with_stubs(data)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: the file is empty.
+        sys.exit(f"decode_segment: {sys.argv[1]} is no segment: {error}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from protomq_cli.options import (
     option_parser,
 )
 from protomq_cli.output import OutputFormat, print_rows
-from protomq_cli.units import format_size, parse_size
+from protomq_cli.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from protomq_cli.load import Tally
@@ -42,6 +42,13 @@ def _parse_body_size(text: str) -> int:
     if size_bytes > BODY_SIZE_MAX_BYTES:
         raise ValueError(f"a message has a body of {format_size(BODY_SIZE_MAX_BYTES)} at most, not {text}")
     return size_bytes
+
+
+def _parse_measured(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise ValueError(f"a time to measure is more than 0, not {text}")
+    return seconds
 
 
 Topic = Annotated[
@@ -62,7 +69,7 @@ Queues = Annotated[
 Duration = Annotated[
     float,
     typer.Option(
-        "--duration", "-d", parser=duration_option, metavar="TIME", show_default="10s",
+        "--duration", "-d", parser=option_parser(_parse_measured), metavar="TIME", show_default="10s",
         help="How long to measure.",
     ),
 ]  # fmt: skip

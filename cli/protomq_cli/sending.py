@@ -180,6 +180,8 @@ def _batches(
     body: str | None, file: Path | None, key_separator: str | None, count: int
 ) -> Iterator[list[Content]]:
     """The messages to send, as many at a time as go together."""
+    if key_separator is not None and (body is not None or file is not None):
+        raise typer.BadParameter("it divides the lines of stdin; a body or a file is sent as it is", param_hint="--key-separator")
     if body is None and file is None:
         yield from _stdin_batches(key_separator)
         return

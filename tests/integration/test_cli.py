@@ -1071,6 +1071,13 @@ def test_what_is_wrong_with_a_time_or_a_choice_is_said(cli: Cli) -> None:
     assert "give one of these only: --all" in cli("dlq", "replay", "g", "--all", "--id", "X", code=2).stderr
 
 
+def test_what_would_have_no_effect_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "body").write_text("k,v")
+    for source in (("k,v",), ("-F", str(tmp_path / "body"))):
+        assert "it divides the lines of stdin" in cli("send", "t", *source, "-K", ",", code=2).stderr
+    assert "more than 0, not 0s" in cli("bench", "producer", "-d", "0s", code=2).stderr
+
+
 def test_pop_wants_a_name_of_a_group(cli: Cli) -> None:
     assert "a group has a name, this is ''" in cli("pop", "t", "-G", "", code=2).stderr
 
