@@ -1031,17 +1031,17 @@ def test_a_port_that_is_taken_is_refused_in_one_line(started: Start, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("settings", "arguments", "told"),
+    ("settings", "arguments", "told", "code"),
     [
-        ("", ("--host", "nosuch.invalid"), "the host 'nosuch.invalid' is not known here"),
-        ("metrics: {listen: foo}", (), "listen: 'foo' has no port, expected host:port"),
-        ("metrics: {listen: 'nosuch.invalid:0'}", (), "the host 'nosuch.invalid' is not known here"),
-        ("a: b: c", (), "mapping values are not allowed here in line 1, column 5"),
-        ("store: {segment_size_bytes: 128MiB}", (), "was made with segment_size_bytes = 67108864, not 134217728"),
+        ("", ("--host", "nosuch.invalid"), "the host 'nosuch.invalid' is not known here", 2),
+        ("metrics: {listen: foo}", (), "listen: 'foo' has no port, expected host:port", 2),
+        ("metrics: {listen: 'nosuch.invalid:0'}", (), "the host 'nosuch.invalid' is not known here", 2),
+        ("a: b: c", (), "mapping values are not allowed here in line 1, column 5", 2),
+        ("store: {segment_size_bytes: 128MiB}", (), "was made with segment_size_bytes = 67108864, not 134217728", 6),
     ],
 )
-def test_settings_with_which_no_server_starts_are_exit_code_2(
-    tmp_path: Path, settings: str, arguments: tuple[str, ...], told: str
+def test_settings_with_which_no_server_starts_are_told_in_one_line(
+    tmp_path: Path, settings: str, arguments: tuple[str, ...], told: str, code: int
 ) -> None:
     store = tmp_path / "store"
     (store / "config").mkdir(parents=True)
@@ -1049,7 +1049,7 @@ def test_settings_with_which_no_server_starts_are_exit_code_2(
     config = tmp_path / "broker.yaml"
     config.write_text(settings)
     refused = run_process(
-        "standalone", "-d", str(store), "-p", "0", "-c", str(config), "--log-level", "error", *arguments, code=2
+        "standalone", "-d", str(store), "-p", "0", "-c", str(config), "--log-level", "error", *arguments, code=code
     )
     assert told in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -78,6 +78,10 @@ def never(_: TransactionCheck) -> TransactionDecision:
 async def nobody_awaits(half: SendResult) -> None: ...
 
 
+def failing(half: SendResult) -> None:
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])
 def test_threads_commit_what_was_done_and_roll_back_what_was_not(
     protomq_server: Broker, protomq_topic: str, transport: Any
@@ -121,7 +125,7 @@ def test_threads_commit_what_was_done_and_roll_back_what_was_not(
         expected = [b"%d" % number for number in range(24) if number % 3]
         assert received(protomq_server, topic, 17) == sorted([*expected, b"begun"])
         with pytest.raises(WrongTypeError, match="AsyncTransactionProducer takes those"):
-            producer.send(topic, b"x", execute=nobody_awaits)
+            producer.send(topic, b"x", execute=nobody_awaits)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError):
             TransactionProducer("", never)
 
@@ -152,7 +156,7 @@ def test_coroutines_do_the_same(protomq_server: Broker, protomq_topic: str, tran
             with pytest.raises(TransactionEndedError):
                 await transaction.commit()
             with pytest.raises(ZeroDivisionError):
-                await producer.send(topic, b"broken", execute=lambda half: 1 / 0)
+                await producer.send(topic, b"broken", execute=failing)
 
     asyncio.run(run())
     assert received(protomq_server, topic, 24) == sorted(b"%d" % number for number in range(24))
@@ -176,7 +180,7 @@ def test_decisions_that_nobody_waits_for_are_taken_before_the_end(
             )
             assert not result.is_ended
         with pytest.raises(ZeroDivisionError):
-            producer.send(protomq_topic, b"x", execute=lambda half: 1 / 0, wait_for_end=False)
+            producer.send(protomq_topic, b"x", execute=failing, wait_for_end=False)
 
     async def run() -> None:
         async with AsyncTransactionProducer("desk", never, **options) as others:
