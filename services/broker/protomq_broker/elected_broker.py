@@ -202,7 +202,6 @@ class ElectedBroker:
             await asyncio.to_thread(process.broker.stop_following)
             await self._doubt_tail()
             await self._open_again()
-            process.broker.go_on_following()
             log.warning("the store is open again")
             return
         timeout_s = self._settings.hand_over_timeout_ms / 1_000

@@ -53,6 +53,8 @@ ELECTED_CALL_TIMEOUT_S: Final = 2.0
 ELECTED_PAUSE_S: Final = 0.02
 """Pause before the next try where the master is elected. It is short because sends of a new master wait for its slaves. When the election
 names another one, it ends at once."""
+SESSION_SHORT_MS: Final = 1_000
+"""A session that its master ends earlier is followed by the pause, too."""
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
 
@@ -230,10 +232,13 @@ class HaFollower:
     def _run(self) -> None:
         pause_s = RETRY_PAUSE_S
         while not self._stopping.is_set():
-            heard_ms = self.view.heard_ms
+            heard_ms, begun_ms = self.view.heard_ms, self._clock.monotonic_ms()
             try:
                 self._follow_once()
-                continue
+                self._is_of_another_past = self._has_disk_failed = False
+                # A session that ends as soon as it has begun may be ended by another store with our id.
+                if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
+                    continue
             except TruncatedError as error:
                 self._complain(error)
                 self._on_truncated()

@@ -52,12 +52,13 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
 
 
 class Failing:
-    """A broker whose log has failed. Attribute: done, what was done about it, in order."""
+    """A broker whose log has failed. Attribute: done, what was done about it, in order. A process that starts follows by itself."""
 
     def __init__(
         self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0
     ) -> None:
         self.done: list[str] = []
+        self._processes = 0
         self._leads_after = leads_after
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
@@ -93,6 +94,8 @@ class Failing:
             raise OSError(errno.ENOSPC, "full")
 
     def _process(self, failure: str, *, has_lost_its_end: bool = False) -> Any:
+        number = self._processes = self._processes + 1
+
         async def start() -> None:
             self.done.append("starts")
 
@@ -115,8 +118,8 @@ class Failing:
             give_up_store=give_up_store,
             broker=SimpleNamespace(
                 store=store,
-                stop_following=lambda: self.done.append("follows nobody"),
-                go_on_following=lambda: self.done.append("follows"),
+                stop_following=lambda: self.done.append(f"process {number} follows nobody"),
+                go_on_following=lambda: self.done.append(f"process {number} follows"),
             ),
             start=start,
             stop=stop,
@@ -140,7 +143,7 @@ class Failing:
 def test_a_slave_whose_log_has_failed_leaves_the_set_and_opens_its_store_until_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
     assert Failing(Role.FOLLOWING, opens_after=2).run() == [
-        "follows nobody", "leaves the set", "doubts its end", "stops", "cannot open", "cannot open", "starts", "follows",
+        "process 1 follows nobody", "leaves the set", "doubts its end", "stops", "cannot open", "cannot open", "starts",
     ]  # fmt: skip
 
 

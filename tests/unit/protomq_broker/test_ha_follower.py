@@ -310,6 +310,27 @@ def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: 
     assert [type(each) for each in said] == [WokenError]
 
 
+@pytest.mark.parametrize("lasts_ms", [0, 5_000])
+def test_a_session_that_ends_as_soon_as_it_has_begun_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch, lasts_ms: int) -> None:
+    """As where two stores follow with one id: each session ends the other's."""
+    follower = follower_of(slave_of(with_messages(5)))
+    done: list[str] = []
+
+    def follow_once() -> None:
+        done.append("session")
+        follower._clock.time_ms += lasts_ms  # type: ignore[attr-defined]
+        if len(done) >= 4:
+            follower._stopping.set()
+
+    def pause(pause_s: float) -> None:
+        done.append("pause")
+
+    monkeypatch.setattr(follower, "_follow_once", follow_once)
+    monkeypatch.setattr(follower, "_hurrying", SimpleNamespace(wait=pause, clear=lambda: None))
+    follower._run()
+    assert done[:4] == (["session"] * 4 if lasts_ms else ["session", "pause"] * 2)
+
+
 def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _SilentMaster()
     monkeypatch.setattr(ha_follower, "RemotingClient", lambda *arguments, **options: line)
