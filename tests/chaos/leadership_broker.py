@@ -32,7 +32,7 @@ BLOCK: Final = 20
 
 
 class Entry(NamedTuple):
-    """Of a log."""
+    """Of a log. The first one is its head, which no other log has; its number is below 0."""
 
     epoch: int
     number: int
@@ -213,6 +213,9 @@ class SimBroker:
             return
         self.disk.epoch, self.disk.has_led = epoch, True
         self.confirmed = 0
+        if not self.disk.log:
+            world.heads += 1
+            self.disk.log.append(Entry(epoch, -world.heads))
         self.disk.flushed = len(self.disk.log)
         self.reports.clear()
         self.sessions.clear()

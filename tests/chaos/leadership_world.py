@@ -82,7 +82,7 @@ class LeadershipWorld:
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...], Any]] = []
         self.event_count = 0
         self.found: list[Violation] = []
-        self.numbers = self.sessions = self.members = 0
+        self.numbers = self.heads = self.sessions = self.members = 0
         self.counts_flushed = self.rng.random() < 0.4
         self.cut: set[tuple[str, str]] = set()
         self.etcd = SimEtcd(self.rng)
@@ -374,8 +374,7 @@ class LeadershipWorld:
         if self.was_forgotten:
             self.check_said()
             return
-        # Who has led, and shares nothing with the others, cannot know that nothing of it was acknowledged.
-        there = [broker for broker in self.brokers if not (broker.refused and broker.disk.has_led)]
+        there = self.brokers
         lengths = [len(broker.disk.log) for broker in there]
         shared = min(lengths)
         if max(lengths) - shared > 60 or any(b.disk.log[:shared] != there[0].disk.log[:shared] for b in there):

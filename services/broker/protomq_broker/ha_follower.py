@@ -55,6 +55,7 @@ ELECTED_PAUSE_S: Final = 0.02
 names another one, it ends at once."""
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
+HOUR_MS: Final = 3_600_000
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
 
@@ -173,7 +174,7 @@ class HaFollower:
         self._clock = clock
         self._writer = writer
         self._confirmed_file = confirmed_file
-        self._confirmed_due_ms = 0
+        self._confirmed_due_ms = self._confirmed_noted = 0
         self._on_truncated = on_truncated
         self._own_address = ""
         self._client: RemotingClient | None = None
@@ -326,7 +327,7 @@ class HaFollower:
         # Retention may have deleted there what both had.
         shared = max(point.position, master.first_position)
         if self._leadership is not None:
-            self._check_elected_lacks_nothing(shared, client.address)
+            self._check_elected_lacks_nothing(point, master.first_position, client.address)
         # All logs begin with the same head.
         elif point.position <= SEAL_SIZE_BYTES:
             self._check_may_drop(shared, client.address)
@@ -355,17 +356,24 @@ class HaFollower:
             " lost its log, let this broker lead: change broker_role and broker_id of both. Else give this broker an empty folder"
         )
 
-    def _check_elected_lacks_nothing(self, shared: int, address: Address) -> None:
-        """Raises OtherPastError if an elected master has this log up to `shared` only, more was confirmed, and no order explains that.
+    def _check_elected_lacks_nothing(self, point: LogPoint, first_position: int, address: Address) -> None:
+        """Raises OtherPastError if an elected master has this log up to `point` only, more was confirmed, and no order explains that.
 
-        As long as etcd keeps its data, a master without what was confirmed leads by an unclean promotion only.
+        As long as etcd keeps its data, a master without what was confirmed leads by an unclean promotion only. `first_position`: where
+        the master's log begins.
         """
         store, target = self._store, self._target
         assert target is not None, "it is followed"
-        confirmed = store.positions.confirmed
-        # It is written down now and then, and by a master at its end only. Where nothing is shared, all that is here may have been.
-        if shared <= SEAL_SIZE_BYTES and (confirmed or _has_led(store)):
-            confirmed = store.appended_position
+        shared, confirmed = point.position, store.positions.confirmed
+        if shared > SEAL_SIZE_BYTES or (shared and store.has_dated_head):
+            shared = max(shared, first_position)
+        else:
+            # Nothing shows that the master's log is of the same past. It may have deleted what both had; but so may any log.
+            if store.appended_position <= first_position and self._is_past_retention():
+                return
+            # It is written down now and then, and by a master at its end only: all that is here may have been confirmed.
+            if confirmed or _has_led(store):
+                confirmed = store.appended_position
         if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
             return
         raise OtherPastError(
@@ -373,6 +381,12 @@ class HaFollower:
             " is dropped. Has etcd lost its data? If this store has the right messages, stop that master, and order the unclean promotion"
             " of this one. Else give this broker an empty folder"
         )
+
+    def _is_past_retention(self) -> bool:
+        """Whether this store would keep none of its messages any more."""
+        store = self._store
+        age_ms = self._clock.now_ms() - store.positions.tail.store_time_ms
+        return age_ms > store.config.retention_hours * HOUR_MS
 
     # Fetching.
 
@@ -414,9 +428,12 @@ class HaFollower:
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
         confirmed = self._store.positions.confirmed
-        # The first one is written at once: a slave that knows of none drops its log for any master.
-        if confirmed and now_ms >= self._confirmed_due_ms:
+        # The first ones are written at once, that of the head and that of the first append behind it: a slave that knows of none drops
+        # its log for any master.
+        is_first = self._confirmed_noted <= SEAL_SIZE_BYTES < confirmed
+        if confirmed and (is_first or now_ms >= self._confirmed_due_ms):
             self._confirmed_due_ms = now_ms + self._config.ha.heartbeat_interval_ms
+            self._confirmed_noted = confirmed
             self._confirmed_file.write(confirmed)
 
     def _complain(self, error: BaseException) -> None:

@@ -29,6 +29,9 @@ from .store.log_helpers import ManualClock
 from .store.store_helpers import SEGMENT, open_store, read_all
 from .store.test_following import disk_of, fill, follow, log_of, pair
 
+NOW_MS = ManualClock().time_ms
+HOUR_MS = 3_600_000
+
 
 class _Line:
     """A connection to a master that is asked where both logs agree."""
@@ -45,17 +48,17 @@ class _Line:
         return self._service.compare_log(request, None).SerializeToString()  # type: ignore[arg-type]
 
 
-def follower_of(store: Store, *, leadership: Any = None) -> HaFollower:
+def follower_of(store: Store, *, leadership: Any = None, now_ms: int = NOW_MS) -> HaFollower:
     config = BrokerConfig(broker_name="b", broker_role="SLAVE", broker_id=1)
     confirmed_file = ConfirmedFile(disk_of(store), "/s")
     return HaFollower(
-        store, config, "b", ManualClock(), FollowerWriter(), confirmed_file, lambda: None, leadership
+        store, config, "b", ManualClock(now_ms), FollowerWriter(), confirmed_file, lambda: None, leadership
     )
 
 
-def truncated_to(master: Store, slave: Store, *, elected: Follow | None = None) -> int | None:
+def truncated_to(master: Store, slave: Store, *, elected: Follow | None = None, now_ms: int = NOW_MS) -> int | None:
     """Where the slave's log ends after it has come to this master; None: nothing is dropped. `elected`: whom the election names."""
-    follower = follower_of(slave, leadership=SimpleNamespace() if elected else None)
+    follower = follower_of(slave, leadership=SimpleNamespace() if elected else None, now_ms=now_ms)
     follower._target = elected
     with pytest.raises((TruncatedError, OtherPastError)) as told:
         follower._truncate(_Line(master))  # type: ignore[arg-type]
@@ -67,9 +70,9 @@ def truncated_to(master: Store, slave: Store, *, elected: Follow | None = None) 
     return open_store(disk_of(slave), follows=True).appended_position
 
 
-def drops_its_log_for(master: Store, slave: Store, *, elected: Follow | None = None) -> bool:
+def drops_its_log_for(master: Store, slave: Store, *, elected: Follow | None = None, now_ms: int = NOW_MS) -> bool:
     """Whether all of the slave's log goes when it comes to this master; else nothing does."""
-    end = truncated_to(master, slave, elected=elected)
+    end = truncated_to(master, slave, elected=elected, now_ms=now_ms)
     assert not end, "not even the head of its first segment is left"
     return end == 0
 
@@ -79,6 +82,19 @@ def with_messages(count: int, first: int = 0) -> Store:
     store = open_store(SimDisk())
     fill(store, count, first)
     return store
+
+
+def elected_with_messages(count: int, first: int = 0, *, begun_ms: int = NOW_MS) -> Store:
+    """A master that was elected to begin a log: its head says when."""
+    store = open_store(SimDisk(), clock=ManualClock(begun_ms), follows=True)
+    store.lead(1)
+    fill(store, count, first)
+    return store
+
+
+def of_another_past(count: int, first: int = 100) -> Store:
+    """The same, at another time."""
+    return elected_with_messages(count, first, begun_ms=NOW_MS + 1)
 
 
 def slave_of(master: Store, *, confirmed: bool = True) -> Store:
@@ -139,34 +155,64 @@ def test_a_master_that_took_nothing_follows_any_other() -> None:
     assert end is not None, "it follows"
 
 
-def that_has_led() -> Store:
+def that_has_led(old: Store) -> Store:
     """It was killed while it led, so it has not written down what was confirmed."""
-    slave = slave_of(with_messages(10), confirmed=False)
+    slave = slave_of(old, confirmed=False)
     slave.lead(2)
-    fill(slave, 10, 10)
+    fill(slave, 10, 20)
     slave.close()
     return open_store(disk_of(slave), follows=True)
 
 
-def that_was_killed_soon() -> Store:
+def that_was_killed_soon(old: Store) -> Store:
     """It has written down only what it was told first: that the head of the log is confirmed."""
-    slave = slave_of(with_messages(20), confirmed=False)
+    slave = slave_of(old, confirmed=False)
     slave.positions.note_replicated(SEAL_SIZE_BYTES)
     return slave
 
 
 @pytest.mark.parametrize("count", [0, 5])
-@pytest.mark.parametrize("make_slave", [that_has_led, that_was_killed_soon, lambda: slave_of(with_messages(20))])
-def test_an_elected_master_of_another_past_is_followed_by_order_only(count: int, make_slave: Callable[[], Store]) -> None:
+@pytest.mark.parametrize("make_slave", [that_has_led, that_was_killed_soon, slave_of])
+@pytest.mark.parametrize("is_dated", [True, False])
+def test_an_elected_master_of_another_past_is_followed_by_order_only(
+    is_dated: bool, make_slave: Callable[[Store], Store], count: int
+) -> None:
     """As where etcd has lost its data, and an empty member was elected."""
-    slave = make_slave()
+    slave = make_slave(elected_with_messages(20) if is_dated else with_messages(20))
+    other = of_another_past if is_dated else with_messages
     before = slave.appended_position
     elected = Follow("m", "m:1", 9)
     for unclean_epoch in (0, slave.epoch):
-        assert not drops_its_log_for(with_messages(count, 100), slave, elected=elected._replace(unclean_epoch=unclean_epoch))
+        assert not drops_its_log_for(other(count, 100), slave, elected=elected._replace(unclean_epoch=unclean_epoch))
         assert slave.appended_position == before
-    end = truncated_to(with_messages(count, 100), slave, elected=elected._replace(unclean_epoch=slave.epoch + 1))
-    assert end == (0 if count else SEAL_SIZE_BYTES), "the head of the first segment is that of any log"
+    end = truncated_to(other(count, 100), slave, elected=elected._replace(unclean_epoch=slave.epoch + 1))
+    assert end == (0 if is_dated or count else SEAL_SIZE_BYTES), "a head without a time is that of any log"
+
+
+@pytest.mark.parametrize("hours", [0, 71, 73])
+def test_an_elected_master_whose_front_is_gone_is_followed_if_nothing_here_would_be_kept(hours: int) -> None:
+    """Nothing shows then whether both logs were one: etcd may have lost its data."""
+    slave = slave_of(elected_with_messages(20))
+    master = without_its_front(of_another_past(60, 1_000))
+    assert slave.appended_position < master.min_position
+    elected = Follow("m", "m:1", 9)
+    assert drops_its_log_for(master, slave, elected=elected, now_ms=NOW_MS + hours * HOUR_MS) is (hours == 73)
+    slave = slave_of(elected_with_messages(20))
+    assert drops_its_log_for(master, slave, elected=elected._replace(unclean_epoch=slave.epoch + 1))
+
+
+def test_a_young_cluster_loses_its_master_before_it_has_acknowledged_anything() -> None:
+    """Its members share the head of the log, and nothing else. The master and one slave have a message that was not acknowledged."""
+    master = elected_with_messages(0)
+    slave, heir = slave_of(master), slave_of(master)
+    assert slave.positions.confirmed == heir.appended_position == SEAL_SIZE_BYTES
+    fill(master, 1)
+    follow(master, slave, confirmed=False)
+    heir.lead(2)
+    fill(heir, 1, 50)
+    master.close()
+    for each in (slave, open_store(disk_of(master), follows=True)):
+        assert truncated_to(heir, each, elected=Follow("m", "m:1", 2)) == SEAL_SIZE_BYTES
 
 
 def longer_than_its_master(*, confirmed: bool) -> tuple[Store, Store, int]:
@@ -239,15 +285,21 @@ def test_a_log_of_which_nothing_holds_keeps_no_slave_from_its_master(elected: Fo
 
 
 def test_what_was_confirmed_first_is_written_down_at_once() -> None:
+    """First the head of the log is, then what comes next; more of it now and then."""
     master = with_messages(0)
     slave = open_store(SimDisk(), follows=True)
     follower = follower_of(slave)
     session: Any = SimpleNamespace(end_position=0)
+    written = ConfirmedFile(disk_of(slave), "/s")
     follower._note(session)
-    fill(master, 5)
-    follow(master, slave)
-    follower._note(session)
-    assert ConfirmedFile(disk_of(slave), "/s").read() == master.appended_position
+    assert written.read() == 0
+    first = 0
+    for count, is_written in ((0, True), (1, True), (5, False)):
+        fill(master, count, first)
+        first += count
+        follow(master, slave)
+        follower._note(session)
+        assert (written.read() == master.appended_position) is is_written
 
 
 def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_says_so() -> None:

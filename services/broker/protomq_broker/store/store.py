@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq.wire.topics import QUEUES_DEFAULT
 
 from .appending import Appender
@@ -468,6 +469,7 @@ class Store:
         """
         self._leadership.lead(epoch)
         self._repeated.end_partial()
+        self._log.date_head(self._clock.now_ms())
         self._begin_segment()
         self._restore_topics()
         self.positions.wait_for_replicas(waits_for_replicas)
@@ -510,6 +512,12 @@ class Store:
         tail = self.positions.tail
         seal = seal_before(self._folder, tail.position)
         return tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
+
+    @property
+    def has_dated_head(self) -> bool:
+        """Whether the log begins with a head that says when: no log that was begun apart has the same. Only `lead` sets the time."""
+        head = seal_before(self._folder, SEAL_SIZE_BYTES)
+        return head is not None and head.store_time_ms > 0
 
     @property
     def readable_position(self) -> int:

@@ -108,6 +108,11 @@ class CommitLog:
         self._roll(size_bytes)
         return self.tail.position
 
+    def date_head(self, now_ms: int) -> None:
+        """The head of a log without an append will say when it was begun. So logs that were begun apart share not even that."""
+        if not self.tail.crc32c:
+            self.tail = self.tail._replace(store_time_ms=now_ms)
+
     def append(self, parts: Sequence[Octets], record_count: int, store_time_ms: int) -> LogTail:
         """Writes the parts and their seal at the tail and moves it. The caller has asked `position_for` first.
 
