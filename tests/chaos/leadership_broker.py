@@ -251,9 +251,11 @@ class SimBroker:
     def answer_sends(self) -> None:
         """Acknowledges what may be acknowledged."""
         in_sync = self.machine.in_sync
-        if in_sync is None or not self.unanswered or not self.machine.may_acknowledge(self.clock_ms()):
+        if in_sync is None or not self.machine.may_acknowledge(self.clock_ms()):
             return
         confirmed = self.confirmed = in_sync.confirmed_position
+        if not self.unanswered:
+            return
         self.world.check_acknowledged(self, [at for at in self.unanswered if at < confirmed])
         self.unanswered = [at for at in self.unanswered if at >= confirmed]
 
