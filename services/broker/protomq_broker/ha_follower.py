@@ -206,6 +206,7 @@ class HaFollower:
             self._begin()
 
     def _begin(self) -> None:
+        self._hurrying.clear()
         self._thread = threading.Thread(target=self._run, name="protomq-follower", daemon=True)
         self._thread.start()
 
@@ -270,9 +271,10 @@ class HaFollower:
         client_id = f"slave {self._config.broker_id} of {self._broker_name}"
         timeout_s = CALL_TIMEOUT_S if self._leadership is None else ELECTED_CALL_TIMEOUT_S
         memory = AnswerMemory()
-        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s, lend=memory.lend) as client:
-            self._client = client
-            try:
+        try:
+            with RemotingClient(
+                address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s, lend=memory.lend, on_connecting=self._connecting
+            ) as client:
                 session = FollowSession(self._store, self._writer.run)
                 request = session.begin_request(
                     self._broker_name,
@@ -287,8 +289,14 @@ class HaFollower:
                     self._fetch(client, session, memory)
                 elif response.status == ha.FETCH_STATUS_DIVERGED:
                     self._truncate(client)
-            finally:
-                self._client = None
+        finally:
+            self._client = None
+
+    def _connecting(self, client: RemotingClient) -> None:
+        """`_wake` ends what this client waits for from now on. One that came before is not lost."""
+        self._client = client
+        if self._hurrying.is_set():
+            client.wake()
 
     # Finding the master, and where both logs agree.
 

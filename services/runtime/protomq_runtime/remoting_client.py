@@ -12,6 +12,8 @@ A connection that failed once, or on which a frame was cut short by a time-out, 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import select
 import socket
 import time
@@ -89,10 +91,12 @@ class RemotingClient:
         client_version: str = "",
         timeout_s: float = 3.0,
         lend: Callable[[int], memoryview] | None = None,
+        on_connecting: Callable[[RemotingClient], None] | None = None,
     ) -> None:
         """Connects and says hello within `timeout_s`. Raises OSError (NotRemotingError, TimeoutError) or the peer's ServiceError.
 
         `lend`, if given, returns memory of a size in bytes. An answer larger than one reading is received there, and is a view of it.
+        `on_connecting` is given this client before that. From then on `wake` ends connecting and the hello, too: WokenError.
         """
         self.address = address
         self._lend = lend
@@ -102,12 +106,16 @@ class RemotingClient:
         self._frame_size_max_bytes = _WELCOME_SIZE_MAX_BYTES
         self._next_request_id = _HELLO_REQUEST_ID
         deadline = time.monotonic() + timeout_s
-        self._socket = socket.create_connection(address, timeout=timeout_s)
+        self._socket = socket.socket()  # replaced by one of the address's family
         self._wake_receiver, self._wake_sender = socket.socketpair()
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for end in (self._wake_receiver, self._wake_sender):
                 end.setblocking(False)
+            if on_connecting is not None:
+                on_connecting(self)
+            self._connect(deadline)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.settimeout(timeout_s)
             self.welcome = self._say_hello(
                 RemotingHello(lane=lane, client_id=client_id, client_version=client_version),
                 deadline,
@@ -147,7 +155,7 @@ class RemotingClient:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.address} did not answer within {timeout_s:g} s")
             if until_woken:
-                raise WokenError(f"{self.address} is not waited for any more")
+                raise self._woken()
 
     def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
         """Send a request; its answer is got by `wait`. `timeout_s` is what the server is told."""
@@ -192,6 +200,36 @@ class RemotingClient:
         for end in (self._socket, self._wake_receiver, self._wake_sender):
             end.close()
 
+    def _connect(self, deadline: float) -> None:
+        """Connects to the first address of the host that takes it. Raises OSError, WokenError."""
+        failure: OSError | None = None
+        host, port = self.address
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            self._socket.close()
+            self._socket = socket.socket(family, kind, protocol)
+            self._socket.setblocking(False)
+            code = self._socket.connect_ex(where)
+            if code == errno.EINPROGRESS:
+                self._await_connected(deadline)
+                code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if not code:
+                return
+            failure = OSError(code, os.strerror(code))
+        raise failure if failure is not None else OSError(f"{self.address} has no address")
+
+    def _await_connected(self, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        poll.register(self._wake_receiver, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1_000)}
+        if self._wake_receiver.fileno() in ready:
+            raise self._woken()
+        if not ready:
+            raise TimeoutError(f"{self.address} did not take the connection")
+
+    def _woken(self) -> WokenError:
+        return WokenError(f"{self.address} is not waited for any more")
+
     def _say_hello(self, hello: RemotingHello, deadline: float) -> RemotingWelcome:
         payload = hello.SerializeToString()
         request_id = self._next_request_id
@@ -207,12 +245,9 @@ class RemotingClient:
         return RemotingWelcome.FromString(answer.unwrap())
 
     def _await_welcome(self, request_id: int, deadline: float) -> Answer:
-        answer = None
-        while answer is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"{self.address} did not answer the hello")
-            answer = self.wait((request_id,), left_s)
+        answer = self.wait((request_id,), deadline - time.monotonic())
+        if answer is None:
+            raise TimeoutError(f"{self.address} did not answer the hello") if time.monotonic() >= deadline else self._woken()
         return answer
 
     def _receive(self) -> None:

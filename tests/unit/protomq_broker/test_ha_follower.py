@@ -324,8 +324,15 @@ class _SilentMaster:
 
     address = Address("master", 1)
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers_hello: bool = True) -> None:
         self.is_asked, self._is_woken = threading.Event(), threading.Event()
+        self._answers_hello = answers_hello
+
+    def connect(self, *_: Any, on_connecting: Callable[[Any], None] = lambda line: None, **options: Any) -> _SilentMaster:
+        on_connecting(self)
+        if not self._answers_hello:
+            self.ask(0, b"", 0, until_woken=True)
+        return self
 
     def __enter__(self) -> _SilentMaster:
         return self
@@ -338,18 +345,18 @@ class _SilentMaster:
 
     def ask(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> Answer:
         self.is_asked.set()
-        is_over = self._is_woken.wait(60) and until_woken
+        is_over = self._is_woken.wait(10) and until_woken
         raise WokenError("woken") if is_over else TimeoutError("it was waited for all the same")
 
     def call(self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False) -> bytes:
         return self.ask(method_id, payload, timeout_s, until_woken=until_woken).unwrap()
 
 
-@pytest.mark.parametrize("asks", ["where it is to begin", "where both logs agree"])
+@pytest.mark.parametrize("asks", ["to be connected", "where it is to begin", "where both logs agree"])
 def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: pytest.MonkeyPatch, asks: str) -> None:
     """Whoever runs for the lead waits for that."""
-    line = _SilentMaster()
-    monkeypatch.setattr(ha_follower, "RemotingClient", lambda *arguments, **options: line)
+    line = _SilentMaster(answers_hello=asks != "to be connected")
+    monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
     target = Follow("m", "m:1", 2)
     follower = follower_of(slave_of(with_messages(5)), leadership=SimpleNamespace(target=target, may_speak=lambda asked: True))
     if asks == "where both logs agree":
@@ -385,7 +392,7 @@ def test_a_session_that_ends_as_soon_as_it_has_begun_is_followed_by_a_pause(monk
 
 def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _SilentMaster()
-    monkeypatch.setattr(ha_follower, "RemotingClient", lambda *arguments, **options: line)
+    monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
     monkeypatch.setattr(ha_follower, "ELECTED_PAUSE_S", 600)
     leadership = SimpleNamespace(target=None, may_speak=lambda asked: True)
     follower = follower_of(slave_of(with_messages(5)), leadership=leadership)

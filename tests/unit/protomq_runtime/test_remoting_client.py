@@ -288,3 +288,41 @@ def test_silent_peer_ends_a_call_with_a_time_out() -> None:
         with pytest.raises(TimeoutError, match="did not answer"):
             client.call(METHOD_ID, b"", 0.02)
         done.set()
+
+
+def test_wake_ends_a_hello_that_is_not_answered() -> None:
+    clients: list[RemotingClient] = []
+    is_over = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read(len(frames.MAGIC))
+        clients[0].wake()
+        assert is_over.wait(60)
+
+    with peer_that(script) as address:
+        try:
+            with pytest.raises(WokenError):
+                RemotingClient(address, options_pb2.LANE_ROUTE, "test", timeout_s=60, on_connecting=clients.append)
+        finally:
+            is_over.set()
+
+
+def test_wake_ends_a_connection_that_is_not_taken() -> None:
+    """As where a host is gone. A listener whose queue is full answers nothing either."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.setblocking(False)
+            each.connect_ex(listener.getsockname())
+        with pytest.raises(WokenError):
+            RemotingClient(
+                Address(*listener.getsockname()), options_pb2.LANE_ROUTE, "test", timeout_s=60, on_connecting=RemotingClient.wake
+            )
+        with pytest.raises(TimeoutError):
+            RemotingClient(Address(*listener.getsockname()), options_pb2.LANE_ROUTE, "test", timeout_s=0.01)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(*listener.getsockname())
+    with pytest.raises(ConnectionRefusedError):
+        connect(address)
