@@ -4,8 +4,8 @@
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
 of the log below the position removes the file, like a snapshot of a state. Without the file a slave follows a master
-even if that has nothing of its log, unless it has led. With it, it follows no elected master whose log is not of its own past, however little
-the file says.
+even if that has nothing of its log, unless it has led. With it, it follows no elected master whose log is not of its own past, however
+little the file says.
 """
 
 from __future__ import annotations
