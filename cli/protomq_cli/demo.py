@@ -96,6 +96,8 @@ def run_demo(flights_file: Path, store: Path, count: int | None) -> None:
     prepare_store(store)
     check = RoundTripCheck()
     with StandaloneChild(store, store.with_name(store.name + ".log")) as broker:
+        # Not earlier: a broker takes no folder that has files of others.
+        (store / MARKER).touch()
         _say(f"broker on {broker.grpc} (gRPC) and {broker.remoting} (remoting port), store {store}")
         with _progress(count or FLIGHT_COUNT) as (sending, receiving):
             sent = produce(broker.remoting, read_flights(flights_file, count), check, sending)
@@ -154,7 +156,6 @@ def prepare_store(store: Path) -> None:
             )
         shutil.rmtree(store)
     store.mkdir(parents=True, exist_ok=True)
-    (store / MARKER).touch()
 
 
 def produce(

@@ -115,23 +115,33 @@ def test_a_store_is_opened_again_after_a_crash_at_any_step_of_its_first_start() 
             assert read_all(store) == [(0, b"body")]
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_store_without_its_settings_is_known_by_its_number(*, is_lost: bool) -> None:
+@pytest.mark.parametrize("lost", [(), ("config/storeId",)])
+def test_a_store_without_its_settings_is_known_by_its_number_or_its_log(lost: tuple[str, ...]) -> None:
     """What its segments show must be what the broker is to open it with, else nothing is written."""
     disk = SimDisk()
     store = open_store(disk)
     store.append([make_request()])
     store.close()
-    disk.remove("/s/config/store.json")
-    if is_lost:
-        disk.remove("/s/config/storeId")
-        with pytest.raises(NotAStoreError, match="needs that file back"):
-            open_store(disk)
-        return
+    for name in ("config/store.json", *lost):
+        disk.remove(f"/s/{name}")
     with pytest.raises(StoreSettingsError, match=f"segment_size_bytes = {SEGMENT}, not {2 * SEGMENT}"):
         open_store(disk, segment=2 * SEGMENT)
     assert not disk.exists("/s/config/store.json")
     assert read_all(open_store(disk)) == [(0, b"body")]
+
+
+def test_a_log_that_begins_with_another_byte_is_none_of_ours() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request()])
+    store.close()
+    for name in ("config/store.json", "config/storeId"):
+        disk.remove(f"/s/{name}")
+    disk.flip_bit(f"/s/commitlog/{0:020d}", 0)
+    before = disk.files()
+    with pytest.raises(NotAStoreError, match="needs that file back"):
+        open_store(disk)
+    assert disk.files() == before
 
 
 def test_a_backup_is_refused_before_anything_is_made() -> None:

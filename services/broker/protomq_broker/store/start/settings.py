@@ -1,6 +1,7 @@
 """What a store is made with: its folders, and the settings that shape the data on disk (`config/store.json`).
 
-A new store writes `config/store.json` before anything but its lock. So a folder with files and without that one is no store.
+A new store writes `config/store.json` before anything but its lock. So a folder with files and without that one is no store, unless it has
+a log of ours.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from protomq.wire.log_walk import decode_seal
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
 from protomq_broker.store.errors import NotAStoreError, StoreSettingsError
-from protomq_broker.store.files.disk import Disk, read_file, read_json, sync_names_above
+from protomq_broker.store.files.disk import Disk, read_file, read_fully, read_json, sync_names_above
 from protomq_broker.store.files.identity import has_store_id
 from protomq_broker.store.files.lock import may_be_lock
 from protomq_broker.store.files.side_files import (
@@ -50,14 +53,28 @@ def make_folders(disk: Disk, root: str) -> None:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Whether a folder is a store, a backup or a restore of ours: its settings are, even if damaged, or it has a number."""
+    """Whether a folder is a store, a backup or a restore of ours. Its settings say so, even if damaged, or its number, or its log."""
     if disk.exists(f"{root}/{BACKUP_NAME}"):
         return True
-    if not disk.is_folder(f"{root}/config"):
+    if disk.is_folder(f"{root}/config"):
+        path = f"{root}/{SETTINGS_NAME}"
+        content = (read_file(disk, path) or b"") if disk.exists(path) and not disk.is_folder(path) else b""
+        if b'"segment_size_bytes"' in content or has_store_id(disk, root):
+            return True
+    return disk.is_folder(f"{root}/commitlog") and any(_is_segment(disk, root, name) for name in _segments_of(disk, root))
+
+
+def _is_segment(disk: Disk, root: str, name: str) -> bool:
+    """Whether a file of this name begins as each segment does, with the seal of an empty append at its position."""
+    path = f"{root}/commitlog/{name}"
+    if disk.is_folder(path):
         return False
-    path = f"{root}/{SETTINGS_NAME}"
-    content = (read_file(disk, path) or b"") if disk.exists(path) and not disk.is_folder(path) else b""
-    return b'"segment_size_bytes"' in content or has_store_id(disk, root)
+    fd = disk.open_read_only(path)
+    try:
+        seal = decode_seal(read_fully(disk, fd, min(disk.size(fd), SEAL_SIZE_BYTES), 0), 0)
+    finally:
+        disk.close(fd)
+    return seal is not None and seal.is_head and seal.start_position == int(name)
 
 
 def _strangers(disk: Disk, root: str) -> list[str]:
