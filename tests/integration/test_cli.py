@@ -121,7 +121,7 @@ def test_a_closed_stdout_is_no_stack_trace() -> None:
     [
         ("consume", "--exit -O start"), ("consume", "--exit -O start -o json"), ("consume", "--exit -O start -o table"),
         ("consume", "--exit -O start -f %v"), ("pull", ""), ("pop", "-G full"), ("topic describe", "-o json"),
-        ("topic create", "--update"),
+        ("topic create", "--update -q 1"),
     ],
 )  # fmt: skip
 def test_a_full_disk_below_stdout_is_told_by_the_name_of_stdout(
