@@ -138,7 +138,8 @@ def test_a_server_starts_no_threads_for_linear_algebra_unless_it_is_told_to(
     given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "OPENBLAS_NUM_THREADS"
-    # That it is put back at the end, whatever is set here.
+    # That they are put back at the end, whatever is set here: no broker could be warm any more (tests/support/warm_servers.py).
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     monkeypatch.setenv(name, given or "")
     if given is None:
         monkeypatch.delenv(name)
