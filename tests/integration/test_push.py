@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
+import warnings
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -563,3 +565,8 @@ def test_a_consumer_of_one_event_loop_is_not_stopped_in_another(protomq_server: 
     asyncio.run(consumer.start())
     with pytest.raises(ConfigurationError, match=r"started in another event loop.*in one asyncio\.run"):
         asyncio.run(consumer.stop())
+    # Its loop is closed, so nobody can close its connections. They must not be found in another test.
+    del consumer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
