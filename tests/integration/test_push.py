@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
-import warnings
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -562,11 +560,12 @@ def test_a_start_without_a_server_is_refused_at_once() -> None:
 def test_a_consumer_of_one_event_loop_is_not_stopped_in_another(protomq_server: Broker, protomq_topic: str) -> None:
     consumer = AsyncPushConsumer(group_of(protomq_server, protomq_topic), namesrv=protomq_server.namesrv)
     consumer.subscribe(protomq_topic, lambda message: None)
-    asyncio.run(consumer.start())
-    with pytest.raises(ConfigurationError, match=r"started in another event loop.*in one asyncio\.run"):
-        asyncio.run(consumer.stop())
-    # Its loop is closed, so nobody can close its connections. They must not be found in another test.
-    del consumer
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(consumer.start())
+        with pytest.raises(ConfigurationError, match=r"started in another event loop.*in one asyncio\.run"):
+            asyncio.run(consumer.stop())
+        assert consumer.is_running
+        assert loop.run_until_complete(consumer.stop()) == 0
+    finally:
+        loop.close()

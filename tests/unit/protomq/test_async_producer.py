@@ -122,12 +122,12 @@ async def test_messages_for_any_queue_are_all_stored_once(
 async def test_a_send_between_the_end_of_a_request_and_the_next_turn_is_not_forgotten(
     producer: AsyncProducer,
 ) -> None:
-    async def run() -> None:
-        for _ in range(50):
-            await producer.send("T", b"x", queue=QUEUE)
+    async def run() -> list[int]:
+        return [(await producer.send("T", b"x", queue=QUEUE)).queue_offset for _ in range(50)]
 
     async with asyncio.timeout(60):
-        await asyncio.gather(run(), run())
+        first, second = await asyncio.gather(run(), run())
+    assert sorted([*first, *second]) == list(range(100))
 
 
 @pytest.mark.parametrize("answers_at_once", [False, True])

@@ -98,6 +98,7 @@ def test_the_empty_folders_of_an_earlier_version_are_taken() -> None:
     for name in FOLDERS:
         disk.make_folder(f"/s/{name}")
     open_store(disk).close()
+    assert disk.exists("/s/config/store.json")
 
 
 def test_a_store_is_opened_again_after_a_crash_at_any_step_of_its_first_start() -> None:
