@@ -3,7 +3,8 @@
     orderly push consumer     the limit of retries: it tries again by itself
     broadcasting consumer     whether the group consumes, and may broadcast: its pulls name no membership, and may name no group
 
-The settings with the highest version hold, over all brokers. A broker that is away changes nothing.
+The settings with the highest version hold, over all brokers. A broker that is away changes nothing, until no route has named it for
+FORGET_S: then it is gone for good, and a consumer that starts now hears nothing of it either.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ LOOK_AGAIN_S: Final = 2.0
 """While no broker has answered yet."""
 LOOK_TIMEOUT_S: Final = 0.5
 """Meanwhile nothing is polled."""
+FORGET_S: Final = 120.0
+"""A broker that restarts is in no route meanwhile; that long, as RocketMQ's name server waits for one."""
 
 
 class GroupLooks:
@@ -43,6 +46,8 @@ class GroupLooks:
         self._known: GroupSettings | None = None
         self._by_broker: dict[str, GroupSettings] = {}
         """What each broker said last; one that does not answer, or has left the route, may come back with it."""
+        self._named_s: dict[str, float] = {}
+        """When each of them was last in a route."""
         self._next_s = -math.inf
         self.is_shut = False
         """Broadcasting: whether the settings say that nothing is consumed."""
@@ -61,9 +66,14 @@ class GroupLooks:
         """Asks the brokers of these queues."""
         topics = {queue.broker_name: queue.topic for queue in queues}
         found: list[GroupSettings | None] = yield Each([self._ask(topic, name, timeout_s) for name, topic in topics.items()])
+        now_s = self._clock()
         self._by_broker |= {name: one for name, one in zip(topics, found, strict=True) if one is not None}
+        self._named_s |= dict.fromkeys(topics, now_s)
+        for name in [name for name, named_s in self._named_s.items() if now_s - named_s > FORGET_S]:
+            del self._named_s[name]
+            self._by_broker.pop(name, None)
         self._known = max(self._by_broker.values(), key=lambda one: one.version, default=None)
-        self._next_s = self._clock() + (LOOK_AGAIN_S if self._known is None else LOOK_INTERVAL_S)
+        self._next_s = now_s + (LOOK_AGAIN_S if self._known is None else LOOK_INTERVAL_S)
 
     def look_at_broadcast(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
         """Asks, and says whether a broadcasting consumer goes on (`is_shut`). The log hears of a change."""

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from protomq import MessageQueue
-from protomq._group_looks import LOOK_AGAIN_S, LOOK_INTERVAL_S, GroupLooks
+from protomq._group_looks import FORGET_S, LOOK_AGAIN_S, LOOK_INTERVAL_S, GroupLooks
 from protomq._methods import GET_GROUP
 from protomq.errors import ConnectFailedError, UnknownMethodError
 from protomq.v1 import group_service_pb2 as pb
@@ -82,6 +82,22 @@ def test_what_a_broker_said_holds_when_it_leaves_the_route_until_it_says_another
     assert looks.retry_count_max == 0
     settings.at["b"] = GroupSettings(version=1, retry_count_max=9)
     assert look(world, looks) == 5
+
+
+def test_a_broker_that_no_route_names_any_more_is_forgotten(world: FakeWorld, settings: Settings, looks: GroupLooks) -> None:
+    settings.at = {"a": GroupSettings(version=2, retry_count_max=5), "b": GroupSettings(version=3, retry_count_max=0)}
+    assert look(world, looks) == 0
+    world.advance(FORGET_S)
+    world.driver.run(looks.look(QUEUES[:1]))
+    assert looks.retry_count_max == 0, "it may be restarting"
+    world.advance(1)
+    world.driver.run(looks.look(QUEUES[:1]))
+    assert looks.retry_count_max == 5
+    settings.at["b"] = GroupSettings(version=4, retry_count_max=1)
+    assert look(world, looks) == 1
+    world.failures["b"].append(ConnectFailedError("away"))
+    world.advance(10 * FORGET_S)
+    assert look(world, looks) == 1, "the route names it"
 
 
 def test_brokers_are_asked_seldom_and_sooner_while_none_has_answered(world: FakeWorld, settings: Settings, looks: GroupLooks) -> None:
