@@ -49,16 +49,22 @@ def when_of(delay: object, deliver_at: object) -> When | None:
     if isinstance(delay, DelayLevel):
         level = check_count("the level of a delay", delay.level, 1, LEVEL_MAX)
         return When(b"\x48" + encode_varint(level), 0)
+    hint = "; a time is given as deliver_at" if isinstance(delay, datetime) else ""
+    delay_s = checked_delay_s(delay, _DELAY_MAX_S, f"{_DELAY_MAX_S:g} seconds", hint)
+    return When(b"\x50" + encode_varint(math.ceil(delay_s * 1000)), 0)
+
+
+def checked_delay_s(delay: object, max_s: float, max_text: str, hint: str = "") -> float:
+    """The seconds of a delay that is no level. Raises WrongTypeError, and ConfigurationError for less than none or more than `max_s`."""
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, int | float):
-        hint = "; a time is given as deliver_at" if isinstance(delay, datetime) else ""
         raise WrongTypeError(
             f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}{hint}"
         )
-    if not 0 <= delay <= _DELAY_MAX_S:
-        raise ConfigurationError(f"delay is 0 to {_DELAY_MAX_S:g} seconds, not {delay}")
-    return When(b"\x50" + encode_varint(math.ceil(delay * 1000)), 0)
+    if not 0 <= delay <= max_s:
+        raise ConfigurationError(f"delay is 0 seconds to {max_text}, not {delay}")
+    return delay
 
 
 def delayed(record: PreparedRecord, when: When | None) -> PreparedRecord:

@@ -3,8 +3,8 @@
     orderly push consumer     the limit of retries: it tries again by itself
     broadcasting consumer     whether the group consumes, and may broadcast: its pulls name no membership, and may name no group
 
-The settings with the highest version hold, over all brokers. A broker that is away changes nothing, until no route has named it for
-FORGET_S: then it is gone for good, and a consumer that starts now hears nothing of it either.
+The settings with the highest version hold, over all brokers. A broker that is away changes nothing. One that no route has named for
+FORGET_S is gone for good, and has no say any more. A consumer that starts now does not hear of it either.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from . import _methods
 from ._call_steps import call_broker
 from ._checks import check_count, check_flag
 from ._decoding import decoded
+from ._delays import checked_delay_s
 from ._late_imports import fork_waits
 from ._message import Message
 from ._retry import CALL
@@ -103,15 +104,7 @@ def delay_fields(delay: object, *, dead_letter: object) -> dict[str, Any]:
         return {}
     if isinstance(delay, DelayLevel):
         return {"delay_level": check_count("the level of a delay", delay.level, 1, (1 << 31) - 1)}
-    if isinstance(delay, timedelta):
-        delay = delay.total_seconds()
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise WrongTypeError(
-            f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}"
-        )
-    if not 0 <= delay <= DELAY_MAX_S:
-        raise ConfigurationError(f"delay is 0 seconds to 40 days, not {delay}")
-    return {"delay_ms": round(delay * 1000)}
+    return {"delay_ms": round(checked_delay_s(delay, DELAY_MAX_S, "40 days") * 1000)}
 
 
 def attempt_fields(message: Message) -> dict[str, Any]:

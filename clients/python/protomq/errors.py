@@ -378,7 +378,7 @@ class IllegalFilterError(InvalidArgumentError):
 
 
 class IllegalDelayError(InvalidArgumentError):
-    """The delay level does not exist, or the delay is longer than 40 days; `metadata` holds field, value and limit."""
+    """The delay level does not exist, or the delay is below zero or longer than 40 days; `metadata` holds field, value and limit."""
 
     reason = "ILLEGAL_DELAY"
 

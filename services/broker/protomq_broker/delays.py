@@ -9,7 +9,7 @@ import numpy as np
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
 
 from .store.log.kinds import MIXED
-from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, check_due, due_of_level
+from .store.timer.delay_levels import DelayError, check_due, due_of_delay, due_of_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +48,9 @@ class Delays:
         try:
             if delay == "delay_level":
                 return due_of_level(self._levels_ms, header.delay_level, now_ms)
-            due_ms = now_ms + max(header.delay_ms, 0)
-            check_due("delay_ms", due_ms, now_ms)
+            return due_of_delay(header.delay_ms, now_ms)
         except DelayError as error:
-            value, limit = error.value, error.limit
-            if error.field == "delay_ms":
-                value, limit = header.delay_ms, DELAY_MAX_MS
-            raise illegal_delay(error, value, limit) from error
-        return due_ms
+            raise illegal_delay(error) from error
 
     def check(self, region: RecordRegion) -> None:
         """Raises ServiceError if the broker never takes such messages. At least one of them has a due time."""
@@ -68,7 +63,7 @@ class Delays:
         try:
             check_due("due_time_ms", int(np.max(region.due_times_ms)), now_ms)  # type: ignore[arg-type]
         except DelayError as error:
-            raise illegal_delay(error, error.value, error.limit) from error
+            raise illegal_delay(error) from error
 
     def check_room(self) -> None:
         """Raises ServiceError if the broker takes no more delayed messages now. A repeat of one that it has is to be known before."""
@@ -88,11 +83,11 @@ def _full(what: str, limit: int) -> ServiceError:
     )
 
 
-def illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
+def illegal_delay(error: DelayError) -> ServiceError:
     """Makes an ILLEGAL_DELAY error with the refused value and the nearest allowed one."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "ILLEGAL_DELAY",
         f"{error}; nothing was stored",
-        metadata={"field": error.field, "value": str(value), "limit": str(limit)},
+        metadata={"field": error.field, "value": str(error.value), "limit": str(error.limit)},
     )

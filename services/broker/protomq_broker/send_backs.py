@@ -51,7 +51,7 @@ from .failed_messages import (
 )
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
-from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, due_of_level
+from .store.timer.delay_levels import DelayError, due_of_delay, due_of_level
 from .store_errors import to_service_error
 from .topic_access import check_group_name, check_incarnation, existing_topic
 
@@ -358,13 +358,9 @@ class SendBacks:
         try:
             if asked == "delay_level":
                 return due_of_level(self._levels_ms, message.delay_level, 0)
-            if asked == "delay_ms" and not 0 <= message.delay_ms <= DELAY_MAX_MS:
-                raise DelayError(
-                    "delay_ms", message.delay_ms, DELAY_MAX_MS, f"a retry waits 0 to {DELAY_MAX_MS} ms (40 days)"
-                )
+            return due_of_delay(message.delay_ms, 0) if asked == "delay_ms" else None
         except DelayError as error:
-            raise illegal_delay(error, error.value, error.limit) from error
-        return message.delay_ms if asked == "delay_ms" else None
+            raise illegal_delay(error) from error
 
     # The send lane.
 

@@ -300,7 +300,7 @@ def of(group: str, *messages: FailedMessage) -> SendBackRequest:
         (one(attempt=(1 << 31) - 1), "INVALID_ARGUMENT", "attempt"),
         (one(delay_level=19), "ILLEGAL_DELAY", "19"),
         (one(delay_level=0), "ILLEGAL_DELAY", "0"),
-        (one(delay_ms=-1), "ILLEGAL_DELAY", "40 days"),
+        (one(delay_ms=-1), "ILLEGAL_DELAY", "below zero"),
         (one(delay_ms=40 * 86_400_000 + 1), "ILLEGAL_DELAY", "40 days"),
     ],
 )

@@ -129,7 +129,7 @@ def test_what_is_due_in_the_past_is_delivered_at_once(world: World) -> None:
     world.request(
         SendRequest(topic="topic", queue_id=0, records=[Record(body=b"x", due_time_ms=1)])
     )
-    world.send(b"y", delay_ms=-5)
+    world.send(b"y", delay_ms=0)
     assert world.deliver() == [b"x", b"y"]
 
 
@@ -144,6 +144,10 @@ def test_delays_that_nobody_can_have_are_refused_and_nothing_is_stored(world: Wo
     assert reason(lambda: world.send(b"x", delay_ms=40 * day_ms + 1)) == (
         "ILLEGAL_DELAY",
         {"field": "delay_ms", "value": str(40 * day_ms + 1), "limit": str(40 * day_ms)},
+    )
+    assert reason(lambda: world.send(b"x", delay_ms=-5)) == (
+        "ILLEGAL_DELAY",
+        {"field": "delay_ms", "value": "-5", "limit": "0"},
     )
     far = Record(body=b"x", due_time_ms=world.clock.now_ms() + 41 * day_ms)
     request = SendRequest(topic="topic", records=[far])

@@ -95,7 +95,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
     """INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
     ERROR_REASON_ILLEGAL_DELAY: _ErrorReason.ValueType  # 30
-    """INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+    """INVALID_ARGUMENT: a delay level that does not exist, or a delay below 0 or above 40 days; the metadata hold the field, its value and the limit.
     Nothing was stored.
     """
     ERROR_REASON_TOPIC_TYPE_MISMATCH: _ErrorReason.ValueType  # 33
@@ -216,7 +216,7 @@ ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
 ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
 """INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
 ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
-"""INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+"""INVALID_ARGUMENT: a delay level that does not exist, or a delay below 0 or above 40 days; the metadata hold the field, its value and the limit.
 Nothing was stored.
 """
 ERROR_REASON_TOPIC_TYPE_MISMATCH: ErrorReason.ValueType  # 33

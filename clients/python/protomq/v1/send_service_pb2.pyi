@@ -88,7 +88,7 @@ class SendRequest(_message.Message):
     delay_level: _builtins.int
     """One of the broker's delay levels, from 1 (RocketMQ: DELAY; by default 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h)."""
     delay_ms: _builtins.int
-    """A time in milliseconds, from 0."""
+    """Delay in milliseconds, 0 to 40 days."""
     half: _builtins.bool
     """The messages are half messages: nobody gets them before TransactionService.EndTransaction commits them. They have a producer id and
     `attributes.producer_group`, whose producers are asked if nobody ends the transaction. A delay goes on while they wait.

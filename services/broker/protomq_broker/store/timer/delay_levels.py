@@ -64,6 +64,15 @@ def due_of_level(levels: Sequence[int], level: int, now_ms: int) -> int:
     return now_ms + levels[level - 1]
 
 
+def due_of_delay(delay_ms: int, now_ms: int) -> int:
+    """When a message with this delay falls due. Raises DelayError for one below zero, or above 40 days."""
+    if delay_ms < 0:
+        raise DelayError("delay_ms", delay_ms, 0, f"a delay below zero is none: {delay_ms} ms; 0 is at once")
+    if delay_ms > DELAY_MAX_MS:
+        raise DelayError("delay_ms", delay_ms, DELAY_MAX_MS, _too_long(delay_ms))
+    return now_ms + delay_ms
+
+
 def check_due(field: str, due_time_ms: int, now_ms: int) -> None:
     """Raises DelayError for a due time more than 40 days away; one that is past is due at once."""
     if due_time_ms - now_ms > DELAY_MAX_MS:
@@ -71,5 +80,9 @@ def check_due(field: str, due_time_ms: int, now_ms: int) -> None:
             field,
             due_time_ms,
             now_ms + DELAY_MAX_MS,
-            f"a message is delayed for 40 days ({DELAY_MAX_MS} ms) at most, not for {due_time_ms - now_ms} ms",
+            _too_long(due_time_ms - now_ms),
         )
+
+
+def _too_long(delay_ms: int) -> str:
+    return f"a message is delayed for 40 days ({DELAY_MAX_MS} ms) at most, not for {delay_ms} ms"
