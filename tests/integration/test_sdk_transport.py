@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from protomq.errors import (
     ConnectionLostError,
     ProtocolError,
     RequestTimeoutError,
+    ServerError,
     SystemBusyError,
     TopicNotFoundError,
 )
@@ -191,11 +193,11 @@ def test_after_a_time_out_the_socket_is_not_used_again(
 def test_a_lost_connection_is_not_definite_and_the_next_call_works(
     server: FakeServer, transport: SyncTransport
 ) -> None:
-    server.drop(_methods.PING)
+    server.drop(_methods.CREATE_TOPIC)
     with pytest.raises(ConnectionLostError) as caught:
-        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        transport.call(remoting(server), _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
     assert not caught.value.definite
-    transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    transport.call(remoting(server), _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
 
 
 def test_a_restarted_server_costs_an_idle_socket_no_call(
@@ -208,6 +210,50 @@ def test_a_restarted_server_costs_an_idle_socket_no_call(
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
     assert server.called(_methods.PING) == 2
     assert server.connections_accepted == 2
+
+
+def test_a_server_that_was_restarted_a_moment_ago_costs_no_read(server: FakeServer, transport: SyncTransport) -> None:
+    for method in (_methods.PING, _methods.GET_BROKER_STATUS):
+        with suppress(ServerError):
+            transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        server.stop()
+        server.start()
+        before = server.called(method)
+        with suppress(ServerError):  # The connection is trusted: it was used within the last second.
+            transport.call(remoting(server), method, (PING,), PATIENCE_S)
+        assert server.called(method) == before + 1
+    server.drop(_methods.PING)
+    server.drop(_methods.PING)
+    with pytest.raises(ConnectionLostError):  # Once, and not for ever.
+        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+
+
+def test_a_call_that_may_not_be_carried_out_twice_is_made_once(server: FakeServer, transport: SyncTransport) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    server.drop(_methods.CREATE_TOPIC)
+    before = server.called(_methods.CREATE_TOPIC)
+    with pytest.raises(ConnectionLostError):
+        transport.call(remoting(server), _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
+    assert server.called(_methods.CREATE_TOPIC) == before + 1
+
+
+async def test_a_connection_that_turns_out_to_be_closed_costs_a_coroutine_no_read(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        server.stop()
+        server.start()
+        # Nothing has been awaited since: the loop has not heard of it.
+        await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        assert server.called(_methods.PING) == 2
+        server.drop(_methods.CREATE_TOPIC)
+        with pytest.raises(ConnectionLostError):
+            await transport.call(remoting(server), _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
+        server.drop(_methods.PING)
+        server.drop(_methods.PING)
+        await transport.call(remoting(server), _methods.GET_BROKER_STATUS, (PING,), PATIENCE_S)
+        with pytest.raises(ConnectionLostError):
+            await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
 
 
 def test_nobody_listening_is_definite(transport: SyncTransport) -> None:
@@ -364,7 +410,7 @@ def test_a_broken_remoting_port_falls_back_within_the_call(
         server.stop()
         with pytest.raises(ConnectionLostError):
             # The pooled socket: it may have happened.
-            transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+            transport.call(address, _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         assert transport.kind(address) == "grpc"
         transport.close()
@@ -527,10 +573,10 @@ async def test_errors_and_lost_connections_reach_every_waiting_coroutine(
         server.fail(_methods.PING, BUSY)
         with pytest.raises(SystemBusyError):
             await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
-        server.stall(_methods.PING)
-        server.stall(_methods.PING)
-        server.drop(_methods.PING)
-        calls = [transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S) for _ in range(3)]
+        server.stall(_methods.CREATE_TOPIC)
+        server.stall(_methods.CREATE_TOPIC)
+        server.drop(_methods.CREATE_TOPIC)
+        calls = [transport.call(remoting(server), _methods.CREATE_TOPIC, (PING,), PATIENCE_S) for _ in range(3)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ConnectionLostError] * 3
         await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ._late_imports import fork_waits, load_needed_modules
+from ._methods import REPEATABLE
 from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
@@ -58,6 +59,7 @@ class AsyncTransport:
         one_way: bool = False,
     ) -> bytes:
         """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out."""
+        may_reopen = method.method_id in REPEATABLE
         connection = self._connections.get((address, method.lane))
         if (
             connection is None
@@ -65,6 +67,7 @@ class AsyncTransport:
             or self._loop is not asyncio.get_running_loop()
             or self._pid != os.getpid()
         ):
+            may_reopen = False
             started_s = time.monotonic()
             connection = await self._connect(address, method.lane, timeout_s)
             timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
@@ -77,7 +80,23 @@ class AsyncTransport:
         if one_way:
             connection.request_one_way(method, payload, timeout_s)
             return b""
+        deadline_s = time.monotonic() + timeout_s if may_reopen else 0.0
         request_id, future = connection.request(method, payload, timeout_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            connection.forget(request_id)
+            raise
+        except ConnectionLostError:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or self._closed:
+                raise
+        # The server had closed the connection, and this loop had not heard of it.
+        connection = await self._connect(address, method.lane, left_s)
+        left_s = max(deadline_s - time.monotonic(), 0.001)
+        if connection is None:
+            return await self._grpc_link(address.grpc_address).call(method, payload, left_s, False)
+        request_id, future = connection.request(method, payload, left_s)
         try:
             return await future
         except asyncio.CancelledError:

@@ -103,3 +103,16 @@ TRACK_MESSAGE: Final = MethodInfo(_V1 + "TrackService/TrackMessage", 0x0E01, LAN
 DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LANE_ADMIN)
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)
+
+REPEATABLE: Final = frozenset(
+    method.method_id
+    for method in (
+        GET_ROUTE, LIST_TOPIC_NAMES, GET_CLUSTER_INFO,
+        COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, SEARCH_OFFSET, GET_LAG,
+        DESCRIBE_TOPIC, LIST_TOPICS, GET_BROKER_STATUS, GET_STATS, QUERY_MESSAGES, PING, LIST_GROUPS,
+        GET_GROUP, LIST_GROUP_SETTINGS, CREATE_RETRY_TOPIC,
+        LIST_MEMBERS, LIST_QUEUE_LOCKS, LIST_DEAD_LETTERS, GET_HA_STATUS, LIST_TRANSACTIONS, TRACK_MESSAGE, LIST_FILTERS,
+    )
+)  # fmt: skip
+"""Methods that only read, or whose requests may be carried out twice, and that the server does not hold. Of a send, an acknowledgement
+and the like the caller knows better what a second one does."""

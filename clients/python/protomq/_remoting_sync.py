@@ -4,7 +4,8 @@ Rules:
 - A stream serves one call at a time. A thread takes one from the pool, sends header and payload at once, reads the
   answer and gives the stream back. After a time-out or any error on the way the stream is closed, never reused. Its next
   bytes could be the late answer of another call.
-- An idle stream is looked at before it is used again, so that a restarted server costs no failed call.
+- An idle stream is looked at before it is used again, so that a restarted server costs no failed call. One that was used a moment ago is
+  not. If it turns out to be closed, a call that may be made twice is made again, once, on a new one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
+from ._methods import REPEATABLE
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -299,6 +301,7 @@ class ConnectionPool:
         """See SyncTransport.call."""
         idle = self._idle
         now_s = time.monotonic()
+        deadline_s = now_s + timeout_s
         connection: Connection | None = None
         while idle:
             try:
@@ -309,19 +312,26 @@ class ConnectionPool:
                 break
             connection.close()
             connection = None
-        if connection is None:
-            connection = self._open(min(timeout_s, self._options.connect_timeout_s))
-            timeout_s = max(timeout_s - (time.monotonic() - now_s), 0.001)
-        try:
-            if method.method_id in _BIG_ANSWERS:
-                status, answer = self._exchange_held(connection, method, payload, timeout_s)
-            else:
-                status, answer = connection.exchange(method, payload, timeout_s, one_way)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, ConnectionLostError):
-                self._drop_idle()  # The others are most likely gone, too.
-            raise
+        may_reopen = connection is not None and method.method_id in REPEATABLE and not one_way
+        while True:
+            if connection is None:
+                connection = self._open(min(timeout_s, self._options.connect_timeout_s))
+                timeout_s = max(deadline_s - time.monotonic(), 0.001)
+            try:
+                if method.method_id in _BIG_ANSWERS:
+                    status, answer = self._exchange_held(connection, method, payload, timeout_s)
+                else:
+                    status, answer = connection.exchange(method, payload, timeout_s, one_way)
+                break
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, ConnectionLostError):
+                    self._drop_idle()  # The others are most likely gone, too.
+                    timeout_s = deadline_s - time.monotonic()
+                    if may_reopen and timeout_s > 0:
+                        connection, may_reopen = None, False
+                        continue
+                raise
         connection.last_used_s = now_s
         idle.append(connection)
         if self._closed or len(idle) > self._options.connections_idle_max:

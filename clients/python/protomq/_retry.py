@@ -16,8 +16,10 @@
     a send                                see below                                   send_timeout_s             10 ms, doubling to 0.5 s
     a pull                                any number: `poll` goes on for ever         the hold and 5 s each      0.1 s, doubling to 3 s
 
-No layer below tries anything again: the transports make each call once, and gRPC's own retries are off. A try that falls from the remoting
-port over to gRPC is one try, since nothing was sent on the first way. "As asked": the server's `retry_delay_ms`.
+No layer below tries anything again: the transports make each call once, and gRPC's own retries are off. There is one exception: a call that
+only reads, or may be carried out twice (`REPEATABLE`), where the server had closed the connection. It is made again, once, on a new one.
+A try that falls from the remoting port over to gRPC is one try, since nothing was sent on the first way. "As asked": the server's
+`retry_delay_ms`.
 
 Where the address is fixed (Admin), an error that suspects the route ends it: there is no other address.
 

@@ -2,7 +2,8 @@
 
 Rules:
 - Nothing is opened at import or construction; a forked child starts with no connections (its parent's are not touched).
-- A call is made once. Whether to make it again is for the caller to decide, by the error's attributes.
+- A call is made once. Whether to make it again is for the caller to decide, by the error's attributes. There is one exception: a call
+  of `REPEATABLE` (`_methods.py`), where the server turns out to have closed the connection. It is made again, once, on a new one.
 - The choice is made per server and remembered, 30 s for a remoting port that does not answer. It is remembered
   longer for a port that is gRPC's. `kind(address)` tells it; a change is logged.
 
