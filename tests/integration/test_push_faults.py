@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protomq import Admin, Message, Producer
+from protomq import Admin, Message, Producer, PushConsumer
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
 from tests.support.push import Push, committed, dead_letters, group_of, send
@@ -156,3 +156,35 @@ def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(
             wait_for(lambda: len(seen["one"]) == 25, PATIENCE_S)
     assert sorted(seen["one"][:20]) == sorted(seen["two"]) == sorted(bodies)
     assert sorted(seen["one"][20:]) == sorted(more)
+
+
+def test_a_broadcast_repeats_only_what_was_not_done_when_it_stopped(broker: Broker, tmp_path: Path) -> None:
+    topic, goes_on = "exactly", threading.Event()
+    seen: list[bytes] = []
+
+    def listen(message: Message) -> None:
+        if message.body == b"0" and not goes_on.wait(PATIENCE_S):
+            raise TimeoutError
+        seen.append(message.body)
+
+    def member() -> PushConsumer:
+        made = PushConsumer("exact", namesrv=broker.namesrv, broadcast=True, offset_folder=str(tmp_path), concurrency=4)
+        made.subscribe(topic, listen)
+        made.start()
+        return made
+
+    with Producer(namesrv=broker.namesrv) as producer:
+        queue = producer.queues(topic)[0]
+        bodies = [b"%d" % number for number in range(100)]
+        for body in bodies:
+            producer.send(topic, body, queue=queue)
+        first = member()
+        wait_for(lambda: len(seen) == 99, PATIENCE_S)
+        assert first.stop(0) == 1
+        goes_on.set()
+        wait_for(lambda: len(seen) == 100, PATIENCE_S)
+        producer.send(topic, b"last", queue=queue)
+        second = member()
+        wait_for(lambda: b"last" in seen, PATIENCE_S)
+        assert second.stop() == 0
+    assert sorted(seen) == sorted([*bodies, b"0", b"last"])

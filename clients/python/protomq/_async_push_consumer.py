@@ -157,6 +157,7 @@ class AsyncPushConsumer(PushBase):
         self._state.stands = consumer._steps.stands
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
+        pulls.done_behind, pulls.forked = self._state.done_behind, self._state.forget_done
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = lambda queue: self._state.is_running((queue,))
         try:

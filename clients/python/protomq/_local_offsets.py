@@ -1,6 +1,7 @@
 """Offsets of a broadcast consumer, in a file of its machine: each member gets all messages, so no broker keeps where it is.
 
-The file is JSON: {"version": 1, "crc32": of the text of offsets, "offsets": [[topic, broker, queue id, offset, incarnation], ...]}. It is
+The file is JSON: {"version": 1, "crc32": of the text of offsets, "offsets": [[topic, broker, queue id, offset, incarnation], ...]}.
+"done" has for each queue what is done behind the offset, [[first, count], ...]; "done_crc32" is of its text and that of offsets. It is
 written beside, synced, and renamed: a crash leaves the old one or the new one. One that is damaged is put aside and told; the consumer
 then begins as if there were none. A lock on a file beside it keeps a second consumer of this machine away from it.
 """
@@ -11,7 +12,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 from urllib.parse import quote
@@ -33,11 +34,31 @@ DEFAULT_FOLDER: Final = "~/.local/state/protomq/offsets"
 
 
 class StoredOffset(NamedTuple):
-    """Where a consumer is in a queue, the incarnation of the topic to which that belongs, and the epoch of the log; 0: not known."""
+    """Where a consumer is in a queue, the incarnation of the topic to which that belongs, and the epoch of the log; 0: not known.
+
+    `done`: offsets behind it that are done, in runs of first and count: something before them was not.
+    """
 
     queue_offset: int
     incarnation: int
     log_epoch: int = 0
+    done: tuple[tuple[int, int], ...] = ()
+
+
+def in_runs(offsets: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Offsets as runs of first and count."""
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and offset == sum(runs[-1]):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((offset, 1))
+    return tuple(runs)
+
+
+def of_runs(runs: Iterable[tuple[int, int]]) -> set[int]:
+    """The offsets that `in_runs` was given."""
+    return {offset for first, count in runs for offset in range(first, first + count)}
 
 
 def instance_here(instance: str, environment: Mapping[str, str]) -> str:
@@ -110,11 +131,13 @@ class LocalOffsets:
 
 def encode(offsets: Mapping[MessageQueue, StoredOffset]) -> bytes:
     """The octets of a file."""
-    text = json.dumps([[*queue, *stored[:2]] for queue, stored in offsets.items()], separators=(",", ":"))
+    text = _text([[*queue, *stored[:2]] for queue, stored in offsets.items()])
     # They stand apart because earlier versions read rows of five.
-    epochs = json.dumps([stored.log_epoch for stored in offsets.values()], separators=(",", ":"))
+    epochs = _text([stored.log_epoch for stored in offsets.values()])
+    done = _text([stored.done for stored in offsets.values()])
     return (
-        f'{{"version": {VERSION}, "crc32": {zlib.crc32(text.encode())}, "offsets": {text}, "log_epochs": {epochs}}}\n'
+        f'{{"version": {VERSION}, "crc32": {_crc32(text)}, "offsets": {text}, "log_epochs": {epochs}, '
+        f'"done_crc32": {_crc32(text + done)}, "done": {done}}}\n'
     ).encode()
 
 
@@ -123,14 +146,25 @@ def decode(data: bytes) -> dict[MessageQueue, StoredOffset]:
     content = json.loads(data)
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ValueError("it is not of this version")
-    text = json.dumps(content.get("offsets"), separators=(",", ":"))
-    if zlib.crc32(text.encode()) != content.get("crc32"):
+    text = _text(content.get("offsets"))
+    if _crc32(text) != content.get("crc32"):
         raise ValueError("its CRC is wrong")
     rows = content["offsets"]
     epochs = content.get("log_epochs")
     if not isinstance(epochs, list) or len(epochs) != len(rows) or not all(type(each) is int for each in epochs):
         epochs = [0] * len(rows)
+    done = content.get("done", [])
+    if _crc32(text + _text(done)) != content.get("done_crc32") or len(done) != len(rows):
+        done = [[]] * len(rows)  # Of an earlier version, or damaged: more comes again.
     return {
-        MessageQueue(topic, broker_name, queue_id): StoredOffset(queue_offset, incarnation, epoch)
-        for (topic, broker_name, queue_id, queue_offset, incarnation), epoch in zip(rows, epochs, strict=True)
+        MessageQueue(*row[:3]): StoredOffset(row[3], row[4], epoch, tuple((first, count) for first, count in runs))
+        for row, epoch, runs in zip(rows, epochs, done, strict=True)
     }
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _crc32(text: str) -> int:
+    return zlib.crc32(text.encode())

@@ -170,6 +170,7 @@ class PushConsumer(PushBase):
         self._state.stands = consumer._steps.stands
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
+        pulls.done_behind, pulls.forked = self._done_behind, self._forget_done
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = self._is_busy
         try:
@@ -471,6 +472,14 @@ class PushConsumer(PushBase):
         assert self._push is not None
         with self._lock:
             return self._push.lowest_open(queue)
+
+    def _done_behind(self, queue: MessageQueue) -> set[int]:
+        with self._lock:
+            return self._state.done_behind(queue)
+
+    def _forget_done(self, queue: MessageQueue) -> None:
+        with self._lock:
+            self._state.forget_done(queue)
 
     def _give_away(self, queues: Sequence[MessageQueue]) -> None:
         """Waits a moment until listeners are done with messages of these queues, and until failed ones are given back."""

@@ -130,6 +130,8 @@ class PushState:
         self._listeners = listeners
         self._retry_topic = retry_topic(options.group)
         self._works: dict[MessageQueue, Work] = {}
+        self._done_before: dict[MessageQueue, set[int]] = {}
+        """Broadcast: offsets that were done before this consumer, or its queue, began; until they have come."""
         self._line: deque[Work] = deque()
         self._waiting_count = 0
         self._runs: set[Run] = set()
@@ -148,10 +150,12 @@ class PushState:
         if work is None:
             listener = None if queue.topic == self._retry_topic else self._listeners.get(queue.topic)
             work = self._works[queue] = Work(queue, listener)
-        size_bytes = _size_of(messages)
-        work.waiting.extend(messages)
         work.open_offsets.extend([message.queue_offset for message in messages])
         work.end_offset = messages[-1].queue_offset + 1
+        if queue in self._done_before:
+            messages = self._without_done(work, messages, self._done_before[queue])
+        size_bytes = _size_of(messages)
+        work.waiting.extend(messages)
         work.count += len(messages)
         work.size_bytes += size_bytes
         self.count += len(messages)
@@ -159,6 +163,24 @@ class PushState:
         self._waiting_count += len(messages)
         self._line_up(work)
         self._look_at_limits(work)
+
+    def remember_done(self, queue: MessageQueue, offsets: set[int]) -> None:
+        """Messages that are done already: no listener gets them when they come."""
+        if offsets:
+            self._done_before[queue] = offsets
+
+    def forget_done(self, queue: MessageQueue) -> None:
+        """Other messages may stand at the offsets now."""
+        self._done_before.pop(queue, None)
+
+    def done_behind(self, queue: MessageQueue) -> set[int]:
+        """The offsets that are done, behind the lowest one that is not. Ask before `lowest_open`: then none is missing below that one."""
+        for run in self._runs:
+            if run.work.queue == queue:
+                self._collect(run)
+        work = self._works.get(queue)
+        finished = set() if work is None else work.finished
+        return finished | self._done_before.get(queue, set())
 
     def held(self) -> Collection[MessageQueue] | None:
         """Queues of which no more is to be taken; None: of none at all."""
@@ -338,6 +360,7 @@ class PushState:
         self.revoke(queues)
         self.backs.drop(queues)
         for queue in queues:
+            self._done_before.pop(queue, None)
             work = self._works.pop(queue, None)
             if work is None:
                 continue
@@ -452,12 +475,25 @@ class PushState:
         self.count -= len(messages)
         self.size_bytes -= size_bytes
         self.done_count += len(messages)
-        finished, open_offsets = work.finished, work.open_offsets
-        finished.update([message.queue_offset for message in messages])
-        while open_offsets and open_offsets[0] in finished:
-            finished.remove(open_offsets.popleft())
+        self._close(work, [message.queue_offset for message in messages])
         if work.is_full or self._is_full:
             self._look_at_limits(work)
+
+    @staticmethod
+    def _close(work: Work, offsets: Iterable[int]) -> None:
+        """These offsets are not open any more."""
+        finished, open_offsets = work.finished, work.open_offsets
+        finished.update(offsets)
+        while open_offsets and open_offsets[0] in finished:
+            finished.remove(open_offsets.popleft())
+
+    def _without_done(self, work: Work, messages: Sequence[Message], done: set[int]) -> Sequence[Message]:
+        """Those that are not done already. When all of these have come, they are remembered no more."""
+        offsets = [message.queue_offset for message in messages]
+        self._close(work, done.intersection(offsets))
+        if offsets[-1] >= max(done):
+            del self._done_before[work.queue]
+        return [message for message, offset in zip(messages, offsets, strict=True) if offset not in done]
 
     def _fail(self, run: Run, message: Message, failure: Failure, now_s: float) -> None:
         work, options = run.work, self.options

@@ -25,7 +25,7 @@ from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter
 from ._group_looks import LOOK_TIMEOUT_S, GroupLooks
 from ._late_imports import fork_waits
-from ._local_offsets import LocalOffsets, StoredOffset, instance_here
+from ._local_offsets import LocalOffsets, StoredOffset, in_runs, instance_here, of_runs
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
 from ._pull_logic import PullOptions, PullState
@@ -91,6 +91,10 @@ class ListenedPulls(PullState):
         self.lowest_open: Callable[[MessageQueue], int | None] = lambda _: None
         self.moved: Callable[[MessageQueue], None] = lambda _: None
         """What is here of a queue is not what comes next."""
+        self.done_behind: Callable[[MessageQueue], set[int]] = lambda _: set()
+        """Broadcast: what is done behind the lowest that is open."""
+        self.forked: Callable[[MessageQueue], None] = lambda _: None
+        """Other messages may stand at offsets of the queue that have not come yet."""
 
     def follow_reset(self, queue: MessageQueue, queue_offset: int, reset_epoch: int) -> None:
         """See PullState.follow_reset; what is here of the queue is forgotten, as the group's new offset says."""
@@ -105,6 +109,7 @@ class ListenedPulls(PullState):
         position, lowest = self.position(queue), self.lowest_open(queue)
         assert position is not None
         offset = queue_offset if lowest is None else min(queue_offset, lowest)
+        self.forked(queue)
         super().follow_fork(queue, queue_offset if position <= queue_offset else offset, log_epoch)
         if position > queue_offset:
             self.moved(queue)
@@ -122,16 +127,24 @@ class ListenedPulls(PullState):
 
     def where(self) -> dict[MessageQueue, StoredOffset]:
         """What `to_commit` says, of all queues."""
-        stands = {queue: self.stands_at(queue, self.lowest_open(queue)) for queue in self._queues}
+        stands = {}
+        for queue in self._queues:
+            done = self.done_behind(queue)
+            stands[queue] = self.stands_at(queue, self.lowest_open(queue), done)
         return {queue: offset for queue, offset in stands.items() if offset is not None}
 
-    def stands_at(self, queue: MessageQueue, lowest_open: int | None) -> StoredOffset | None:
-        """The same of one queue; None: it is not known where it stands. `lowest_open`: its lowest message that is not done."""
+    def stands_at(self, queue: MessageQueue, lowest_open: int | None, done: Iterable[int]) -> StoredOffset | None:
+        """The same of one queue; None: it is not known where it stands.
+
+        `lowest_open`: its lowest message that is not done; `done`: what is done behind it.
+        """
         state = self._queues.get(queue)
         if state is None or state.is_gone:
             return None
         offset = state.position if lowest_open is None else lowest_open
-        return None if offset is None else StoredOffset(offset, state.incarnation, state.log_epoch)
+        if offset is None:
+            return None
+        return StoredOffset(offset, state.incarnation, state.log_epoch, in_runs(one for one in done if one > offset))
 
     def rewind(self) -> None:
         """What was handed out is with listeners."""
@@ -260,8 +273,9 @@ class PushSteps:
         """These queues go: what is here of them is forgotten, but for where the commit that comes now is to stand."""
         given = list(queues)
         for queue in given:
+            done = self._state.done_behind(queue)
             lowest = self._floors[queue] = self._state.lowest_open(queue)
-            stood = cast(ListenedPulls, self._consumer.state).stands_at(queue, lowest)
+            stood = cast(ListenedPulls, self._consumer.state).stands_at(queue, lowest, done)
             if stood is not None and self._options.broadcast:
                 self._left[queue] = stood
         self._state.drop(given)
@@ -279,8 +293,11 @@ class PushSteps:
         """These queues came. One whose broker was away goes on with what was not done when it went."""
         pulls = self._consumer.state
         for queue in queues:
-            self._left.pop(queue, None)
+            left = self._left.pop(queue, None)
             stored = self._stored.pop(queue, None)
+            was = left or stored
+            if was is not None and was.incarnation:
+                self._state.remember_done(queue, of_runs(was.done))
             if stored is not None:
                 pulls.start_all(
                     [queue],

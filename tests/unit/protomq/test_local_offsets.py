@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,14 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq._local_offsets import LocalOffsets, StoredOffset, decode, encode, instance_here
+from protomq._local_offsets import (
+    LocalOffsets,
+    StoredOffset,
+    decode,
+    encode,
+    in_runs,
+    instance_here,
+    of_runs,
+)
 from protomq._types import MessageQueue
 from protomq.errors import ConfigurationError
 
 Q0 = MessageQueue("t", "b", 0)
 OFFSETS = st.dictionaries(
     st.builds(MessageQueue, st.text(max_size=9), st.text(max_size=9), st.integers(0, 1 << 31)),
-    st.builds(StoredOffset, *[st.integers(0, (1 << 63) - 1)] * 3),
+    st.builds(StoredOffset, *[st.integers(0, (1 << 63) - 1)] * 3, st.sets(st.integers(0, 200)).map(in_runs)),
 )
 
 
@@ -44,11 +53,26 @@ def test_what_was_changed_is_another_text_of_the_same_or_is_refused(
     assert {queue: stored[:2] for queue, stored in found.items()} == {
         queue: stored[:2] for queue, stored in offsets.items()
     }
+    # What is skipped has to be true.
+    assert all(stored.done in ((), offsets[queue].done) for queue, stored in found.items())
+
+
+@given(st.sets(st.integers(0, 50)))
+def test_offsets_in_runs_are_those_offsets(offsets: set[int]) -> None:
+    runs = in_runs(offsets)
+    assert of_runs(runs) == offsets
+    assert all(first + count < following for (first, count), (following, _) in pairwise(runs))
 
 
 def test_a_file_of_an_earlier_version_has_no_epochs() -> None:
     octets = encode({Q0: StoredOffset(5, 6, 7)})
     assert decode(octets[: octets.index(b', "log_epochs"')] + b"}") == {Q0: StoredOffset(5, 6)}
+
+
+def test_a_file_of_an_earlier_version_says_nothing_of_what_is_done() -> None:
+    octets = encode({Q0: StoredOffset(5, 6, 7, ((8, 2),))})
+    assert decode(octets) == {Q0: StoredOffset(5, 6, 7, ((8, 2),))}
+    assert decode(octets[: octets.index(b', "done_crc32"')] + b"}") == {Q0: StoredOffset(5, 6, 7)}
 
 
 def test_a_cut_file_is_refused() -> None:

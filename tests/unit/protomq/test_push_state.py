@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +80,35 @@ def test_a_slow_message_holds_back_the_commit_and_never_the_others() -> None:
     assert made.lowest_open(Q0) == 10
     finish(made, slow)
     assert (made.lowest_open(Q0), made.count, made.size_bytes) == (None, 0, 0)
+
+
+def test_what_was_done_before_goes_to_no_listener_again_and_is_known_until_all_before_it_is_done() -> None:
+    made = state(broadcast=True)
+    made.remember_done(Q0, {11, 12, 14, 16})
+    assert made.done_behind(Q0) == {11, 12, 14, 16}
+    made.offer(Q0, messages(10, 3))
+    assert (made.lowest_open(Q0), made.done_behind(Q0), made.count) == (10, {11, 12, 14, 16}, 1)
+    made.offer(Q0, messages(13, 5))
+    run = made.next_run(0.0)
+    assert offsets(run) == [10]
+    assert made.done_behind(Q0) == {11, 12, 14, 16}
+    finish(made, run)
+    assert made.lowest_open(Q0) == 13
+    left = []
+    while (run := made.next_run(0.0)) is not None:
+        left += finish(made, run)
+    assert left == [13, 15, 17]
+    assert (made.lowest_open(Q0), made.done_behind(Q0), made.count, made.size_bytes) == (None, set(), 0, 0)
+
+
+@pytest.mark.parametrize("forget", [PushState.forget_done, lambda made, queue: made.drop([queue])])
+def test_what_was_done_before_is_forgotten_with_its_queue_or_its_log(forget: Callable[[PushState, MessageQueue], None]) -> None:
+    made = state(broadcast=True)
+    made.remember_done(Q0, {1})
+    forget(made, Q0)
+    assert made.done_behind(Q0) == set()
+    made.offer(Q0, messages(0, 2))
+    assert made.count == 2
 
 
 def test_fast_listeners_get_long_runs_and_slow_ones_share_them_out() -> None:

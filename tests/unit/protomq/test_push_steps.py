@@ -170,6 +170,40 @@ def test_a_broadcasting_consumer_writes_down_where_it_stood_in_queues_that_its_b
         assert file.open()[queue].queue_offset == (3 if is_all_done else 1)
 
 
+def test_a_broadcasting_consumer_writes_down_what_is_done_behind_a_message_that_is_not(tmp_path: Path) -> None:
+    world = FakeWorld(route_of("t", "a"))
+    options = PushOptions(group="g", offset_folder=str(tmp_path), broadcast=True)
+    queue = MessageQueue("t", "a", 0)
+
+    def begun() -> tuple[PushSteps, PushState, ListenedPulls]:
+        state = PushState(options, {"t": listener()})
+        pulls = ListenedPulls(PullOptions("g", broadcasting=True))
+        consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=pulls)
+        steps = PushSteps(options, consumer, state, {"t": Wanted("t", listener())}, world.now_s)
+        pulls.lowest_open, pulls.done_behind, pulls.forked = steps.lowest_open, state.done_behind, state.forget_done
+        world.driver.run(steps.start())
+        return steps, state, pulls
+
+    steps, state, pulls = begun()
+    pulls.seek(queue, 5)
+    pulls._state(queue).incarnation = 7
+    state.offer(queue, messages(0, 5, queue=queue))
+    runs = [state.next_run(0.0, 5) for _ in range(5)]
+    for run in (runs[1], runs[2], runs[4]):
+        finish(state, run)
+    state.stop()
+    world.driver.run(steps.save())
+    steps.close()
+
+    steps, state, pulls = begun()
+    steps.came([queue])
+    assert pulls.position(queue) == 0
+    assert state.done_behind(queue) == {1, 2, 4}
+    pulls.follow_fork(queue, 0, 1)
+    assert state.done_behind(queue) == set(), "other messages may stand there now"
+    steps.close()
+
+
 def test_trouble_is_told_once_a_minute() -> None:
     world = World()
     said = SaidSeldom(lambda: world.now_s)
