@@ -95,17 +95,22 @@ class Pushed:
 class Pulled:
     """A member that polls."""
 
-    def __init__(self, namesrv: str, name: str, work: Work) -> None:
+    def __init__(self, namesrv: str, name: str, work: Work, group: str = "") -> None:
         self._namesrv, self._name, self._work = namesrv, name, work
+        self._group = group or f"g-{type(self).__name__.lower()}"
         self._ends = threading.Event()
+        self.polls = threading.Event()
+        """Cleared: it works on what it has, and does not poll."""
+        self.polls.set()
         self._thread = threading.Thread(target=self._run, name=name)
         self._queues: list[int] = []
 
     def _run(self) -> None:
-        with PullConsumer("g-pulled", namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5) as consumer:
+        with PullConsumer(self._group, namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5) as consumer:
             consumer.subscribe(TOPIC)
             consumer.subscribe_retries()
             while not self._ends.is_set():
+                self.polls.wait()
                 for message in consumer.poll(0.2, max_messages=10):
                     self._work.note(self._name, message.queue, message.queue_offset)
                     time.sleep(0.005)
@@ -117,6 +122,7 @@ class Pulled:
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
+        self.polls.set()
         self._thread.join()
 
     def queues(self) -> list[int]:
@@ -130,11 +136,12 @@ class AsyncPulled(Pulled):
         asyncio.run(self._poll())
 
     async def _poll(self) -> None:
-        member = AsyncPullConsumer("g-asyncpulled", namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5)
+        member = AsyncPullConsumer(self._group, namesrv=self._namesrv, client_id=self._name, auto_commit_interval_s=0.5)
         async with member as consumer:
             await consumer.subscribe(TOPIC)
             await consumer.subscribe_retries()
             while not self._ends.is_set():
+                await asyncio.to_thread(self.polls.wait)
                 for message in await consumer.poll(0.2, max_messages=10):
                     self._work.note(self._name, message.queue, message.queue_offset)
                     await asyncio.sleep(0.005)
@@ -194,6 +201,36 @@ def test_members_keep_their_queues_at_a_slave_and_when_the_master_is_back(
         wait_for(lambda: has_settled(master, group), PATIENCE_S)
         work.wait_for_more()
         assert [listed.member.client_id for listed in members_at(master, group).members] == ["m1", "m2"]
+        assert [member.queues() for member in members] == shares
+    owners = {queue_id: {f"m{number}"} for number, share in enumerate(shares, 1) for queue_id in share}
+    assert dict(work.members) == owners
+    assert [key for key, count in work.counts.items() if count > 1] == []
+    slave.wait_for_all_of(master)
+
+
+@pytest.mark.parametrize("kind", [Pulled, AsyncPulled])
+def test_a_member_that_does_not_poll_meanwhile_keeps_its_queues_too(cluster: tuple[str, HaBroker, HaBroker], kind: type[Pulled]) -> None:
+    namesrv, master, slave = cluster
+    group, work = f"g-{kind.__name__.lower()}-busy", Work()
+    with ExitStack() as stack:
+        first, busy = members = [kind(namesrv, name, work, group) for name in ("m1", "m2")]
+        for member in members:
+            stack.enter_context(member)
+        wait_for(lambda: [len(member.queues()) for member in members] == [2, 2], PATIENCE_S)
+        shares = [member.queues() for member in members]
+        work.wait_for_more()
+        work.counts.clear()
+        work.members.clear()
+        busy.polls.clear()
+        master.kill()
+        wait_for(lambda: has_settled(slave, group), PATIENCE_S)
+        assert [listed.member.client_id for listed in members_at(slave, group).members] == ["m1", "m2"]
+        master.start()
+        wait_for(lambda: has_settled(master, group), PATIENCE_S)
+        assert [listed.member.client_id for listed in members_at(master, group).members] == ["m1", "m2"]
+        assert first.queues() == shares[0]
+        busy.polls.set()
+        work.wait_for_more()
         assert [member.queues() for member in members] == shares
     owners = {queue_id: {f"m{number}"} for number, share in enumerate(shares, 1) for queue_id in share}
     assert dict(work.members) == owners

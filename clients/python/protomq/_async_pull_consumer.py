@@ -71,12 +71,12 @@ class AsyncPullConsumer(ConsumerBase):
         )  # fmt: skip
         self._hooks = HookPoints(group, options.hooks)
         self._transport = async_transport_with(connection, self._hooks)
+        self._routes: AsyncRoutes = AsyncRoutes(self._transport, connection.namesrv)
         self._member: MemberTasks | None = None
         if options.shares:
             state = self._membership_state(options, connection)
-            self._member = MemberTasks(state, self._transport, wakes(self))
+            self._member = MemberTasks(state, self._transport, wakes(self), self._routes)
         super().__init__(options, listener, self._member)
-        self._routes: AsyncRoutes = AsyncRoutes(self._transport, connection.namesrv)
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
         self._arrived: asyncio.Event | None = None

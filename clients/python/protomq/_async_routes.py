@@ -55,6 +55,11 @@ class AsyncRoutes(RouteBook):
         _ = self._start_look_up(topic)
         return route
 
+    def look_up_behind(self, topic: str) -> None:
+        """See Routes.look_up_behind."""
+        self.invalidate(topic, may_be_old=True)
+        _ = self._start_look_up(topic)
+
     async def brokers(self, timeout_s: float = TIMEOUT_S) -> tuple[BrokerAddress, ...]:
         """See Routes.brokers."""
         from .v1 import route_service_pb2

@@ -122,8 +122,10 @@ class GroupShare:
         return self._routes.is_looked_for(queue)
 
     def _follow(self, routes: Mapping[str, Route], *, drops: bool) -> None:
+        now_s = self._clock()
         with self.member.lock:
-            self._routes.follow(routes, self.member.state.away_since_s, self._clock(), drops=drops)
+            self._routes.follow(routes, self.member.state.away_since_s, now_s, drops=drops)
+            self.member.state.followed_s = now_s
 
     def is_late(self, queue: MessageQueue) -> bool:
         """Whether the topic got the queue after it was subscribed to: nothing of it was there before."""

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 
 from . import _methods
+from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
 from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
+from ._member_search import MemberSearch
 from ._membership_logic import MembershipState, MemberTicket
 from ._types import BrokerAddress
 from .errors import ConnectionLostError, ProtomqError
@@ -25,9 +27,12 @@ class MemberTasks:
     """From tasks of the event loop on which it was first used."""
 
     def __init__(
-        self, state: MembershipState, transport: AsyncTransport, on_news: Callable[[], None]
+        self, state: MembershipState, transport: AsyncTransport, on_news: Callable[[], None], routes: AsyncRoutes | None = None
     ) -> None:
+        """`routes`: where brokers are searched for while the program does not poll."""
         self.state = state
+        self._routes = routes
+        self._search = MemberSearch(state, routes)
         self.lock = contextlib.nullcontext()
         self._transport = transport
         self._on_news = on_news
@@ -41,13 +46,16 @@ class MemberTasks:
         if self._closed:
             return
         loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        for topic in self._search.take_due(now_s):
+            assert self._routes is not None
+            self._routes.look_up_behind(topic)
         for name in self.state.due(now_s):
             task = loop.create_task(self._call(*self.state.begin(name, now_s)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if self._timer is not None:
             self._timer.cancel()
-        wait_s = self.state.next_due_in_s(now_s)
+        wait_s = min(self.state.next_due_in_s(now_s), self._search.next_due_in_s())
         self._timer = loop.call_later(wait_s, self.poke) if wait_s < LOOK_MAX_S else None
 
     async def wait_known(self, timeout_s: float) -> None:

@@ -15,8 +15,10 @@ from typing import Final
 
 from . import _methods
 from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
+from ._member_search import MemberSearch
 from ._membership_logic import MembershipState, MemberTicket
 from ._pull_multiplexer import PullMultiplexer
+from ._routes import Routes
 from ._transport import SyncTransport
 from .errors import ProtomqError
 
@@ -31,9 +33,12 @@ class MemberThread:
     """From a thread, which begins with the first call and ends with `close`, or `abandon`. Any thread."""
 
     def __init__(
-        self, state: MembershipState, transport: SyncTransport, on_news: Callable[[], None]
+        self, state: MembershipState, transport: SyncTransport, on_news: Callable[[], None], routes: Routes | None = None
     ) -> None:
+        """`routes`: where brokers are searched for while the program does not poll."""
         self.state = state
+        self._routes = routes
+        self._search = MemberSearch(state, routes)
         self._transport = transport
         self._on_news = on_news
         self.after_fork()
@@ -127,8 +132,12 @@ class MemberThread:
         """Sends the calls that are due; in how many seconds the next one is."""
         with self.lock:
             now_s = time.monotonic()
+            searched = self._search.take_due(now_s)
             due = [self.state.begin(name, now_s) for name in self.state.due(now_s)]
-            wait_s = self.state.next_due_in_s(now_s)
+            wait_s = min(self.state.next_due_in_s(now_s), self._search.next_due_in_s())
+        for topic in searched:
+            assert self._routes is not None
+            self._routes.look_up_behind(topic)
         for ticket, address, request, timeout_s in due:
             calls.send(address, ticket, request, timeout_s)
         return wait_s

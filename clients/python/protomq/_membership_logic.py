@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import secrets
 import socket
@@ -183,6 +184,8 @@ class MembershipState:
         self._told_of: set[str] = set()
         self._others: set[MessageQueue] | None = None
         """Queues that other members have had since this one began; None: nobody asks."""
+        self.followed_s = -math.inf
+        """When its program followed routes last; one that does not poll does not."""
         self.describe: Callable[[bool], pb.MemberDescription] | None = None
         """Says how the member stands; with its stacks, or without. Whoever makes calls calls it."""
 
@@ -235,8 +238,27 @@ class MembershipState:
             if not known.is_wanted:
                 known.is_wanted, known.is_told = True, False
                 self.news += 1
-            if known.address != address:
-                known.address, known.retry_s, known.is_told = address, 0.0, False
+            self.move(name, address)
+
+    def move(self, broker_name: str, address: BrokerAddress) -> None:
+        """The broker, or one that serves in its place, is there. It is called, unless that is where it was."""
+        broker = self._brokers.get(broker_name)
+        if broker is not None and broker.address != address:
+            broker.address, broker.retry_s, broker.is_told = address, 0.0, False
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """What it consumes."""
+        return frozenset(self._filters)
+
+    @property
+    def broker_names(self) -> list[str]:
+        """The brokers that have queues of that."""
+        return [name for name, broker in self._brokers.items() if broker.is_wanted]
+
+    def has_queue_of(self, broker_name: str, topic: str) -> bool:
+        """Whether it has a queue of the topic there."""
+        return any(queue.broker_name == broker_name and queue.topic == topic for queue in self._queues)
 
     def claim(self, queues: Iterable[MessageQueue]) -> None:
         """The queues that it has now, of topics that are shared. Brokers for whom that is news are told."""

@@ -80,12 +80,12 @@ class PullConsumer(ConsumerBase):
         )  # fmt: skip
         self._hooks = HookPoints(group, options.hooks)
         self._transport = transport_with(connection, self._hooks)
+        self._routes: Routes = Routes(self._transport, connection.namesrv)
         self._member: MemberThread | None = None
         if options.shares:
             state = self._membership_state(options, connection)
-            self._member = MemberThread(state, self._transport, wakes(self))
+            self._member = MemberThread(state, self._transport, wakes(self), self._routes)
         super().__init__(options, listener, self._member)
-        self._routes: Routes = Routes(self._transport, connection.namesrv)
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()

@@ -311,6 +311,13 @@ class Routes(RouteBook):
         route = self._cache.last_known(topic)
         return self._refreshing(route) if route is not None else self.get(topic, timeout_s)
 
+    def look_up_behind(self, topic: str) -> None:
+        """A known route is looked up again behind the caller's back, as new as it may be; `last_known` will tell."""
+        self.invalidate(topic, may_be_old=True)
+        route = self._cache.last_known(topic)
+        if route is not None:
+            self._refreshing(route)
+
     def brokers(self, timeout_s: float = TIMEOUT_S) -> tuple[BrokerAddress, ...]:
         """All brokers that the name server knows, masters only."""
         from .v1 import route_service_pb2
