@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ._company import Company
-from ._lines import CHAINS
+from ._lines import CHAINS, wake
 from ._transactions import ENDS_MAX, PAUSE_S, End
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
 
@@ -27,13 +27,15 @@ def late() -> RequestTimeoutError:
 class _Entry:
     """A decision of one caller."""
 
-    __slots__ = ("deadline_s", "end", "leads", "next_to_wake", "outcome", "wakeup")
+    __slots__ = ("along", "deadline_s", "end", "leads", "next_to_wake", "outcome", "wakeup")
 
     def __init__(self, end: End, deadline_s: float) -> None:
         self.end = end
         self.deadline_s = deadline_s
         self.outcome: bool | BaseException | None = None
         self.leads = False
+        self.along: list[_Entry] = []
+        """What a leader tells, its own first."""
         self.wakeup = threading.Lock()
         self.next_to_wake: _Entry | None = None
 
@@ -41,7 +43,7 @@ class _Entry:
         """Wakes the next caller of the chain; first thing after being woken."""
         follower, self.next_to_wake = self.next_to_wake, None
         if follower is not None:
-            follower.wakeup.release()
+            wake(follower.wakeup)
 
 
 class EndLine:
@@ -60,43 +62,67 @@ class EndLine:
         """Whom the leaders wait for."""
         self._lock = threading.Lock()
         self._waiting: deque[_Entry] = deque()
-        self._is_busy = False
+        self._leader: _Entry | None = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._leader is not None
 
     def end(self, end: End, timeout_s: float) -> bool:
         """Whether the transaction had ended so before. Raises what the call raises."""
         entry = _Entry(end, time.monotonic() + timeout_s)
-        with self._lock:
-            if self._is_busy:
-                entry.wakeup.acquire()
-                self._waiting.append(entry)
+        try:
+            with self._lock:
+                if self._leader is not None:
+                    entry.wakeup.acquire()
+                    self._waiting.append(entry)
+                else:
+                    self._leader, entry.leads = entry, True
+            if entry.leads:
+                self._lead(entry, arrives=True)
             else:
-                self._is_busy = entry.leads = True
-        if entry.leads:
-            self._lead(entry, arrives=True)
-        else:
-            self._follow(entry, timeout_s)
+                self._follow(entry, timeout_s)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(entry)
+            raise
         if isinstance(entry.outcome, BaseException):
             raise entry.outcome
         return bool(entry.outcome)
 
     def _follow(self, entry: _Entry, timeout_s: float) -> None:
         """Waits until the decision has its outcome, or this thread is to lead. Raises RequestTimeoutError if it was not told in time."""
-        try:
-            self.company.arrive()
-            is_woken = entry.wakeup.acquire(timeout=timeout_s + PAUSE_S)
-        except BaseException:
-            # Interrupted: others may depend on this thread to wake them or to lead them.
-            if not self._withdraw(entry):
-                threading.Thread(
-                    target=self._finish_following,
-                    args=(entry,),
-                    name="protomq-interrupted",
-                    daemon=True,
-                ).start()
-            raise
-        if not is_woken and self._withdraw(entry):
+        self.company.arrive()
+        if not entry.wakeup.acquire(timeout=timeout_s + PAUSE_S) and self._withdraw(entry):
             raise late()
         self._finish_following(entry)
+
+    def _interrupted(self, entry: _Entry) -> None:
+        """Ctrl-C has come, nobody knows where: others may depend on this thread to wake them or to lead them. As `LineSender` has it."""
+        if self._leader is entry or not self._withdraw(entry):
+            threading.Thread(target=self._clean_up, args=(entry,), name="protomq-interrupted", daemon=True).start()
+
+    def _clean_up(self, entry: _Entry) -> None:
+        if self._leader is entry:
+            self._hand_over()
+        elif not entry.leads:
+            self._finish_following(entry)
+        for other in entry.along:
+            if other.outcome is None:
+                other.outcome = ConnectionLostError("the thread that told the decision was stopped by an interrupt")
+            wake(other.wakeup)
+        leader = self._leader
+        if leader is not None:
+            wake(leader.wakeup)
+
+    def _hand_over(self) -> _Entry | None:
+        """The request has returned: who leads next, and is to be woken. None: the line is free."""
+        with self._lock:
+            next_ = self._waiting.popleft() if self._waiting else None
+            if next_ is not None:
+                next_.leads = True
+            self._leader = next_
+            return next_
 
     def _finish_following(self, entry: _Entry) -> None:
         while not entry.leads and entry.outcome is None:
@@ -117,7 +143,7 @@ class EndLine:
 
     def _lead(self, own: _Entry, *, arrives: bool = False) -> None:
         """Tells what has gathered, and hands the lead over. `arrives`: the caller found the line free, and is not counted yet."""
-        entries = [own]
+        entries = own.along = [own]
         try:
             if arrives:
                 self.company.arrive()
@@ -133,19 +159,14 @@ class EndLine:
         except BaseException as error:
             stopped = f"the thread that told the decision was stopped by {error!r}"
             outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
-        with self._lock:
-            next_ = self._waiting.popleft() if self._waiting else None
-            if next_ is not None:
-                next_.leads = True
-            else:
-                self._is_busy = False
+        next_ = self._hand_over()
         try:
             self._on_told(len(entries))
         except BaseException as error:
             # Interrupted: the others have their outcomes all the same.
             outcomes = [error, *outcomes[1:]]
         if next_ is not None:
-            next_.wakeup.release()
+            wake(next_.wakeup)
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.outcome = outcome
         # In chains, as senders are: threads that are all woken at once only fight for the GIL.
@@ -153,7 +174,7 @@ class EndLine:
         for entry, follower in zip(others, others[CHAINS:], strict=False):
             entry.next_to_wake = follower
         for entry in others[:CHAINS]:
-            entry.wakeup.release()
+            wake(entry.wakeup)
 
 
 class _AsyncEntry:

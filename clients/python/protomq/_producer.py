@@ -219,10 +219,15 @@ class Producer(LineSender):
         if context is not None:
             Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
         entry = Entry(record, deadline_s, future)
-        if not line.enter(entry):
-            line.arrive()
-        elif not self._submit(line, [entry]):
-            self._lead(line, [entry])
+        try:
+            if not line.enter(entry):
+                line.arrive()
+            elif entry.batch is not None and not self._submit(line, entry.batch):
+                self._lead(line, entry.batch)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(line, entry, entry)
+            raise
         return future
 
     def send_one_way(

@@ -18,7 +18,7 @@ from ._batching import PreparedRecord
 from ._checks import check_queue, check_topic
 from ._company import Company
 from ._delays import When
-from ._lines import LINES_MAX, Entry, Line, resolve_batch
+from ._lines import LINES_MAX, Entry, Line, resolve_batch, wake
 from ._methods import SEND
 from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
@@ -62,13 +62,25 @@ class LineSender:
 
     def _send_in(self, line: Line, record: PreparedRecord, deadline_s: float) -> SendResult:
         company = line.company
-        if (company is None or not company.is_expected) and line.try_to_lead():
-            return self._lead_alone(line, record, deadline_s)
+        if company is None or not company.is_expected:
+            try:
+                if line.try_to_lead(record):
+                    return self._lead_alone(line, record, deadline_s)
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self._interrupted(line, Entry(record, deadline_s), record)
+                raise
         entry = Entry(record, deadline_s)
-        if line.enter(entry):
-            self._lead(line, [entry])
-        else:
-            self._follow(line, entry)
+        try:
+            if line.enter(entry):
+                assert entry.batch is not None
+                self._lead(line, entry.batch)
+            else:
+                self._follow(line, entry)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(line, entry, entry)
+            raise
         if entry.stored is None:
             assert entry.error is not None
             raise entry.error
@@ -153,7 +165,7 @@ class LineSender:
         """
         following, leader = line.leave()
         if leader is not None and leader.wakeup is not None:
-            leader.wakeup.release()
+            wake(leader.wakeup)
         elif following and not self._submit(line, following):
             return following
         return []
@@ -161,31 +173,52 @@ class LineSender:
     def _follow(self, line: Line, entry: Entry) -> None:
         """Waits in line: until the message has its outcome, or is to be led by this thread."""
         assert entry.wakeup is not None
-        try:
-            line.arrive()
-            if not entry.wakeup.acquire(timeout=max(entry.deadline_s - time.monotonic(), 0.0)):
-                if line.withdraw(entry):
-                    entry.error = RequestTimeoutError(
-                        f"topic {line.topic}: the message was still waiting in line when its time was up"
-                    )
-                    entry.error.definite = True
-                    return
-                # It is on its way, and its leader's deadline is near ours.
-                while entry.batch is None and not entry.resolved:
-                    entry.wakeup.acquire(timeout=0.1)
-        except BaseException:
-            # Interrupted: others may depend on this thread to wake them or to lead them.
-            if not line.withdraw(entry):
-                threading.Thread(
-                    target=self._finish_following,
-                    args=(line, entry),
-                    name="protomq-interrupted",
-                    daemon=True,
-                ).start()
-            raise
+        line.arrive()
+        if not entry.wakeup.acquire(timeout=max(entry.deadline_s - time.monotonic(), 0.0)) and line.withdraw(entry):
+            entry.error = RequestTimeoutError(
+                f"topic {line.topic}: the message was still waiting in line when its time was up"
+            )
+            entry.error.definite = True
+            return
         self._finish_following(line, entry)
 
+    def _interrupted(self, line: Line, entry: Entry, leader: object) -> None:
+        """Ctrl-C has come, nobody knows where: others may depend on this thread to wake them or to lead them.
+
+        `leader`: by what name the line knows it. What is to be done for them is done by a thread to which no Ctrl-C comes.
+        """
+        if line.is_led_by(leader) or (entry.future is None and not line.withdraw(entry)):
+            threading.Thread(
+                target=self._clean_up, args=(line, entry, leader), name="protomq-interrupted", daemon=True
+            ).start()
+
+    def _clean_up(self, line: Line, entry: Entry, leader: object) -> None:
+        if line.unled is not None:
+            self._submit(line, line.unled)
+        elif entry.future is not None:
+            pass  # A worker has it.
+        elif line.is_led_by(leader):
+            following = self._hand_over(line)
+            self._end_unknown(entry.batch or ())
+            if following:
+                self._lead(line, following)
+        elif entry.batch is not None:
+            self._end_unknown(entry.batch)
+        elif entry.wakeup is not None:
+            self._finish_following(line, entry)
+        line.wake_leader()
+
+    @staticmethod
+    def _end_unknown(batch: Sequence[Entry]) -> None:
+        """Their leader was interrupted. Those that have their outcomes may have been woken, or not."""
+        unknown = ConnectionLostError("the thread that carried the message was stopped by an interrupt")
+        resolve_batch([entry for entry in batch if not entry.resolved], None, unknown)
+        for entry in batch:
+            if entry.wakeup is not None:
+                wake(entry.wakeup)
+
     def _finish_following(self, line: Line, entry: Entry) -> None:
+        """Until it has its outcome, or is to lead: it is on its way, and its leader's deadline is near ours."""
         assert entry.wakeup is not None
         while entry.batch is None and not entry.resolved:
             entry.wakeup.acquire(timeout=0.1)
@@ -217,12 +250,17 @@ class LineSender:
                 self._workers = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="protomq-send")
             workers = self._workers
         try:
-            workers.submit(self._lead, line, batch)
+            workers.submit(self._lead_unled, line, batch)
         except RuntimeError:
+            line.take_unled(batch)
             if not self._closed:
                 return False  # The interpreter ends, its thread pools take no more work.
             self._fail_the_rest(line, batch)
         return True
+
+    def _lead_unled(self, line: Line, batch: list[Entry]) -> None:
+        if line.take_unled(batch):
+            self._lead(line, batch)
 
     def _fail_the_rest(self, line: Line, batch: list[Entry]) -> None:
         """Nobody leads the line any more: what waits in it fails."""
@@ -232,7 +270,7 @@ class LineSender:
             )
             batch, leader = line.leave()
             if leader is not None and leader.wakeup is not None:
-                leader.wakeup.release()
+                wake(leader.wakeup)
                 return
 
     # -- requests ------------------------------------------------------------------------------------------------------

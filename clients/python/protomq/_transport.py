@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from . import _forks
@@ -136,7 +137,8 @@ class SyncTransport:
         self._fork_count = _forks.fork_count
         self._lock = threading.Lock()
         self._links: dict[tuple[BrokerAddress, int], _Link] = {}
-        self._opening: dict[tuple[BrokerAddress, int], threading.Lock] = {}
+        # RLocks know who has them: Ctrl-C may come between `acquire` and what is behind it.
+        self._opening: dict[tuple[BrokerAddress, int], threading.RLock] = {}
         self._grpc_links: dict[str, GrpcLink] = {}
         self._kinds: dict[BrokerAddress, Kind] = {}
         self._choice = Choice(self.options.transport)
@@ -233,12 +235,12 @@ class SyncTransport:
         address, lane = key
         started_s = time.monotonic()
         with self._lock:
-            opening = self._opening.setdefault(key, threading.Lock())
-        if not opening.acquire(timeout=timeout_s):
-            raise ConnectFailedError(
-                f"no connection to {address.broker_name or address.remoting_address} in time"
-            )
+            opening = self._opening.setdefault(key, threading.RLock())
         try:
+            if not opening.acquire(timeout=timeout_s):
+                raise ConnectFailedError(
+                    f"no connection to {address.broker_name or address.remoting_address} in time"
+                )
             link = self._links.get(key)
             if link is not None and (
                 link.kind == "remoting" or not self._choice.retry_is_due(address, started_s)
@@ -259,7 +261,8 @@ class SyncTransport:
                     self._links[key] = link
                 links = list(self._links.values())
         finally:
-            opening.release()
+            with suppress(RuntimeError):  # Another thread has it.
+                opening.release()
         if closed:
             link.close()
             raise ClosedError("the transport is closed")

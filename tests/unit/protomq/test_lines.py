@@ -51,7 +51,7 @@ def test_batches_keep_order_limits_and_deadlines(
 def test_the_first_caller_leads_and_the_next_ones_wait() -> None:
     row, first, second, third = line(), entry(), entry(), entry()
     assert row.enter(first)
-    assert not row.try_to_lead()
+    assert not row.try_to_lead(entry().record)
     assert not row.enter(second)
     assert not row.enter(third)
     batch, leader = row.leave()
@@ -59,7 +59,7 @@ def test_the_first_caller_leads_and_the_next_ones_wait() -> None:
     assert leader is second
     assert second.batch is batch
     assert row.leave() == ([], None)
-    assert row.try_to_lead()
+    assert row.try_to_lead(entry().record)
 
 
 def test_a_message_that_waits_can_be_withdrawn_but_not_one_on_its_way() -> None:

@@ -1,0 +1,45 @@
+"""Ctrl-C at each place where it can come: the interpreter looks for signals where a function begins, and behind each call of C code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+PLACES_MAX: Final = 2_000
+
+
+class _InterruptAt:
+    """A profiler that raises KeyboardInterrupt at one of these places, in the SDK's code of this thread."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.place = ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "c_return") or "/clients/python/protomq/" not in frame.f_code.co_filename:
+            return
+        self._left -= 1
+        if not self._left:
+            self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno} {event}"
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+def interrupted_everywhere(make: Callable[[], Any], work: Callable[[Any], object]) -> Iterator[tuple[str, Any]]:
+    """What `make` made, after `work` on it was interrupted: at its first place, at its second, and so on to its last; and the place."""
+    for number in range(1, PLACES_MAX):
+        made = make()
+        interrupt = _InterruptAt(number)
+        sys.setprofile(interrupt)
+        try:
+            work(made)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        if not interrupt.place:
+            return
+        yield interrupt.place, made
+    raise AssertionError("the work has no end")
