@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, with_hint
 from protomq_cli.settings import find_namesrv
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     )
     from protomq.calls import Calls
 
+SILENCE_S: Final = 60.0
+"""A broker that did not answer is not waited for again by the same command; one that runs for longer tries again."""
+
 
 @contextmanager
 def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
@@ -32,7 +35,7 @@ def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
     from protomq import Admin
 
     _silence_log()
-    with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s) as admin:
+    with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s, silence_s=SILENCE_S) as admin:
         yield admin
 
 

@@ -23,9 +23,10 @@ from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, duration_option
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import Admin, Permission, TopicConfig
+    from protomq import Admin, ConsumerGroup, Permission, TopicConfig
 
 LOOK_INTERVAL_S: Final = 1.0
 _COLUMNS: Final = (
@@ -98,8 +99,9 @@ def drain(
     Its topics take no messages any more; producers go to other brokers.
     Then it waits until all groups have consumed what is there, delayed
     messages included, and says what is left. Messages that no group reads
-    count, and dead letters that nobody has replayed or read. --undo gives
-    each topic the permission that it had before.
+    count, and dead letters that nobody has replayed or read. Another broker
+    that does not answer is a warning. --undo gives each topic the permission
+    that it had before.
     """
     with open_admin(namesrv, timeout) as admin:
         if undo:
@@ -109,15 +111,18 @@ def drain(
             )
             return
         closed = 0
+        missing = Missing()
 
         def look() -> Rest:
             nonlocal closed
             # Each time: topics that are created meanwhile are open.
             closed = close(admin, broker)
-            return rest_of(admin, broker)
+            return rest_of(admin, broker, missing)
 
         rest = wait_until_drained(look, wait, lambda text: _say(broker, text))
     print_rows([_row(broker, closed, rest)], _COLUMNS, output)
+    for name, why in missing.reasons().items():
+        sys.stderr.write(f"protomq: {name} was not asked which groups it knows: {why}; a group that only it knows may lack messages here\n")
     if not rest.is_nothing:
         raise CliError(
             ExitCode.REFUSED,
@@ -155,8 +160,8 @@ def _topics_of(admin: Admin, broker: str) -> list[TopicConfig]:
     return admin.list_topics(broker)[broker]
 
 
-def rest_of(admin: Admin, broker: str) -> Rest:
-    """What is left to do before the broker may be removed."""
+def rest_of(admin: Admin, broker: str, missing: Missing) -> Rest:
+    """What is left to do before the broker may be removed. `missing`: gets the other brokers that do not say which groups they know."""
     from protomq.errors import GroupNotFoundError, TopicNotFoundError
 
     # Asked before the lag, what ends or falls due meanwhile is in the lag; asked again behind it, so is what was sent back and committed.
@@ -165,7 +170,7 @@ def rest_of(admin: Admin, broker: str) -> Rest:
     here = {topic.name for topic in admin.list_topics(broker, group_topics=True)[broker]}
     behind: dict[str, int] = {}
     read: set[str] = set()
-    for group in admin.list_groups():
+    for group in _groups(admin, broker, missing):
         lag = 0
         for topic in here.intersection(group.topics):
             try:
@@ -182,6 +187,15 @@ def rest_of(admin: Admin, broker: str) -> Rest:
     delayed = max(delayed, _delayed_messages(admin, broker))
     lags = [state.lag_bytes for state in admin.ha_status(broker) if not state.broker_id]
     return Rest(behind, transactions, delayed, max(lags, default=0), unread)
+
+
+def _groups(admin: Admin, broker: str, missing: Missing) -> list[ConsumerGroup]:
+    """Whoever has committed here is known here. Other brokers know who has not begun here; one that is away keeps nobody waiting."""
+    missing.clear()  # Who is back by now has said it.
+    groups = missing.take(admin.list_groups)
+    if broker in missing:
+        missing.raise_first(broker)
+    return groups
 
 
 def _unread_messages(admin: Admin, broker: str, topics: set[str]) -> dict[str, int]:

@@ -154,8 +154,10 @@ def commit(
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
     with open_admin(namesrv, timeout) as admin:
-        groups = Missing().take(admin.list_groups)
+        silent = Missing()
+        groups = silent.take(admin.list_groups)
     missing = _missing(namesrv, timeout, topic)
+    missing.expect(silent)
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
         known = missing.queues(consumer, topic)
         unknown = sorted(set(queue or ()) - {found.queue_id for found in known})

@@ -20,6 +20,8 @@ class Missing:
 
     def __init__(self) -> None:
         self._failures: dict[str, ProtomqError] = {}
+        self._expected: dict[str, ProtomqError] = {}
+        """Of brokers that will not answer, if they are asked."""
 
     def __contains__(self, broker_name: object) -> bool:
         return broker_name in self._failures
@@ -27,6 +29,10 @@ class Missing:
     def note(self, brokers: Iterable[MissingBroker]) -> None:
         """Brokers that cannot even be asked: the name server has them no more."""
         self._failures |= {gone.broker.broker_name: gone.error for gone in brokers}
+
+    def expect(self, silent: Missing) -> None:
+        """These did not answer a moment ago: who wants something of them need not wait again."""
+        self._expected |= silent._failures
 
     def forget(self, brokers: Iterable[MissingBroker]) -> None:
         """Nothing is missing of these: what they have comes when they are back."""
@@ -55,6 +61,8 @@ class Missing:
         """What a broker says, None if it does not; one that did not once is not asked again."""
         from protomq.errors import BusyError, NoRouteError, TopicNotFoundError, TransportError
 
+        if broker_name in self._expected:
+            self._failures.setdefault(broker_name, self._expected[broker_name])
         known = self._failures.get(broker_name)
         if known is not None and known.reason != "NO_ROUTE":  # Without a master it has slaves, which may answer.
             return None
@@ -77,10 +85,19 @@ class Missing:
             self.raise_first()
             raise
 
-    def raise_first(self) -> None:
-        """Where nobody answered: the first error as it is."""
+    def reasons(self) -> dict[str, str]:
+        """Why each did not answer."""
+        return {name: str(error) for name, error in self._failures.items()}
+
+    def clear(self) -> None:
+        """All are asked again."""
+        self._failures.clear()
+
+    def raise_first(self, broker_name: str | None = None) -> None:
+        """Where nobody answered: the first error as it is, or that of one broker."""
         for name, error in self._failures.items():
-            raise name_broker(error, name)
+            if broker_name in (None, name):
+                raise name_broker(error, name)
 
     def check(self, of_slaves: str = "") -> None:
         """To be called when all is printed: raises CliError if something is missing. `of_slaves`: what is added if one is a slave."""

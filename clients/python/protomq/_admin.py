@@ -82,15 +82,19 @@ class Admin(AdminCalls):
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        silence_s: float = 0.0,
         connection: ConnectionOptions | None = None,
     ) -> None:
-        """`request_timeout_s`: time-out of each call to a server. The others are as in Producer."""
+        """`request_timeout_s`: time-out of each call to a server. `silence_s`: a broker that did not answer is not asked again for that
+        long, but counts as silent. So a program that asks for many things waits once. The others are as in Producer.
+        """
         check_seconds("request_timeout_s", request_timeout_s)
+        check_seconds("silence_s", silence_s, zero=True)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
         load_needed_modules("protomq.v1.admin_service_pb2", "protomq.v1.topic_pb2")
-        super().__init__(connection, request_timeout_s)
+        super().__init__(connection, request_timeout_s, silence_s)
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 
@@ -382,15 +386,12 @@ class Admin(AdminCalls):
         """Returns the status of a broker, or of all brokers."""
         from .v1 import admin_service_pb2 as pb
 
-        answers: list[pb.GetBrokerStatusResponse] = []
-
-        def ask(broker: BrokerInfo) -> None:
+        def ask(broker: BrokerInfo) -> pb.GetBrokerStatusResponse:
             request, answer = pb.GetBrokerStatusRequest(), pb.GetBrokerStatusResponse
-            answers.append(self._call(broker.address, _methods.GET_BROKER_STATUS, request, answer))
+            return self._call(broker.address, _methods.GET_BROKER_STATUS, request, answer)
 
-        failures = self._ask_each(_one_or_all(broker_name), ask)
-        states = [broker_status_of(answer) for answer in answers]
-        return whole(states, failures)
+        answers, failures = self._answers(_one_or_all(broker_name), ask)
+        return whole([broker_status_of(answer) for _, answer in answers], failures)
 
     def ha_status(self, broker_name: str | None = None) -> list[HaStatus]:
         """Returns the state of replication at all masters and slaves, or at those of one name.
@@ -431,14 +432,14 @@ class Admin(AdminCalls):
         request = pb.GetStatsRequest(topics=checked_texts("topics", topics))
         sums: dict[str, list[int]] = {}
 
-        def ask(broker: BrokerInfo) -> None:
-            answer = self._call(broker.address, _methods.GET_STATS, request, pb.GetStatsResponse)
-            for item in answer.topics:
-                counters = (item.records_in, item.bytes_in, item.records_out, item.bytes_out)
-                known = sums.get(item.topic, (0, 0, 0, 0))
-                sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
+        def ask(broker: BrokerInfo) -> pb.GetStatsResponse:
+            return self._call(broker.address, _methods.GET_STATS, request, pb.GetStatsResponse)
 
-        failures = self._ask_each(None, ask)
+        answers, failures = self._answers(None, ask)
+        for item in (item for _, answer in answers for item in answer.topics):
+            counters = (item.records_in, item.bytes_in, item.records_out, item.bytes_out)
+            known = sums.get(item.topic, (0, 0, 0, 0))
+            sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
         return whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
 
     def ping(self, broker_name: str) -> float:

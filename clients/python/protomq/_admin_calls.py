@@ -1,15 +1,23 @@
-"""How Admin asks all brokers, each in turn, and reads lists page by page. Also what happens if some do not answer."""
+"""How Admin asks all brokers, and reads lists page by page. Also what happens if some do not answer.
+
+Questions go to all brokers side by side: who waits for several that are silent waits once. Changes go to one after another, so what the
+first refuses as wrong is not done at the others.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from . import _methods
 from ._admin_values import BrokerInfo, MissingBroker, broker_info_of, missing_broker_of
 from ._call_steps import call_address
 from ._checks import checked_texts
 from ._connection_options import ConnectionOptions
+from ._daemon_threads import DaemonThreads
 from ._decoding import decoded
 from ._retry import CHANGE
 from ._routes import PAGE_SIZE, Routes
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound="PbMessage")
 _R = TypeVar("_R")
 
+ASKED_AT_ONCE_MAX: Final = 32
+"""Brokers that one question is put to at a time."""
+
 _ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedError, NotFoundError)
 """A broker that says one of these has answered: the caller has asked for something wrong."""
 
@@ -44,8 +55,18 @@ _ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedErr
 class AdminCalls:
     """Calls to the servers of a cluster. Any thread."""
 
-    def __init__(self, connection: ConnectionOptions, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        connection: ConnectionOptions,
+        request_timeout_s: float,
+        silence_s: float = 0.0,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._request_timeout_s = request_timeout_s
+        self._silence_s = silence_s
+        self._monotonic_s = monotonic_s
+        self._silent: dict[BrokerAddress, tuple[TransportError, float]] = {}
+        """Brokers that did not answer: with what error, and until when it holds."""
         self._transport = SyncTransport(connection)
         self._routes = Routes(self._transport, connection.namesrv)
         self._driver = Driver(self._transport, self._routes)
@@ -81,21 +102,48 @@ class AdminCalls:
         with_slaves: bool = False,
         slave_stands_in: bool = False,
     ) -> dict[str, ProtomqError]:
-        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by label. Raises if none could.
+        """Calls `ask` for one broker after another, all or those named; the errors of those that could not answer, by label.
 
-        `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after the masters.
-        `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead, until one does.
+        Raises if none could. `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after
+        the masters. `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead, until one
+        does.
         """
+        return self._asked(names, ask, topic, with_slaves, slave_stands_in, side_by_side=False)[1]
+
+    def _answers(
+        self,
+        names: Iterable[str] | None,
+        ask: Callable[[BrokerInfo], _R],
+        topic: str = "",
+        *,
+        with_slaves: bool = False,
+        slave_stands_in: bool = False,
+    ) -> tuple[list[tuple[BrokerInfo, _R]], dict[str, ProtomqError]]:
+        """As `_ask_each`, for what changes nothing: all are asked side by side, and what they said comes in the order of the brokers.
+
+        `ask` runs on several threads at a time.
+        """
+        return self._asked(names, ask, topic, with_slaves, slave_stands_in, side_by_side=True)
+
+    def _asked(
+        self,
+        names: Iterable[str] | None,
+        ask: Callable[[BrokerInfo], _R],
+        topic: str,
+        with_slaves: bool,
+        slave_stands_in: bool,
+        *,
+        side_by_side: bool,
+    ) -> tuple[list[tuple[BrokerInfo, _R]], dict[str, ProtomqError]]:
         brokers, missing = self._brokers(names, topic)
         masters = [broker for broker in brokers if not broker.broker_id]
         led = {broker.broker_name for broker in masters}
+        answers: list[tuple[BrokerInfo, _R]] = []
         failures: dict[str, ProtomqError] = {}
-        answer_count = 0
 
-        def is_answered_by(broker: BrokerInfo) -> bool:
-            nonlocal answer_count
+        def is_answered_by(broker: BrokerInfo, said: Callable[[], _R]) -> bool:
             try:
-                ask(broker)
+                answers.append((broker, said()))
             except _ANSWERS:
                 raise
             except ProtomqError as error:
@@ -103,11 +151,14 @@ class AdminCalls:
                     error.metadata = {**error.metadata, "broker_name": broker.broker_name}
                 failures[broker.label] = error
                 return False
-            answer_count += 1
             return True
 
-        for broker in brokers if with_slaves else masters:
-            is_answered_by(broker)
+        asked = brokers if with_slaves else masters
+        if self._silence_s and not side_by_side:
+            self._find_silent(asked)
+        calls: list[Callable[[], _R]] = [partial(self._unless_silent, broker, partial(ask, broker)) for broker in asked]
+        for broker, said in zip(asked, self._side_by_side(calls) if side_by_side else calls, strict=True):
+            is_answered_by(broker, said)
         if not with_slaves:
             away = [name for name in dict.fromkeys(broker.broker_name for broker in brokers) if name not in led]
             failures |= {name: self._no_master(name, brokers) for name in away}
@@ -115,11 +166,41 @@ class AdminCalls:
             silent = [name for name in led if isinstance(failures.get(name), TransportError)]
             for name in (*sorted(silent), *away) if slave_stands_in else ():
                 slaves = (broker for broker in brokers if broker.broker_name == name and broker.broker_id)
-                any(is_answered_by(slave) for slave in slaves)
+                any(is_answered_by(slave, partial(self._unless_silent, slave, partial(ask, slave))) for slave in slaves)
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
-        if not answer_count:
+        if not answers:
             raise next(iter(failures.values()))
-        return failures
+        return answers, failures
+
+    def _unless_silent(self, broker: BrokerInfo, call: Callable[[], _R]) -> _R:
+        """What it says. One that did not answer a moment ago is not waited for again: its error is raised."""
+        error, until_s = self._silent.get(broker.address, (None, 0.0))
+        if error is not None and self._monotonic_s() < until_s:
+            raise error
+        try:
+            return call()
+        except TransportError as error:
+            self._silent[broker.address] = (error, self._monotonic_s() + self._silence_s)
+            raise
+
+    def _find_silent(self, brokers: Sequence[BrokerInfo]) -> None:
+        """Before brokers are asked one after another: those that are silent are waited for at the same time."""
+        pings = [partial(self._unless_silent, broker, partial(self._ask, broker.address, _methods.PING, ())) for broker in brokers]
+        for ponged in self._side_by_side(pings) if len(pings) > 1 else ():
+            with suppress(ProtomqError):
+                ponged()
+
+    @staticmethod
+    def _side_by_side(calls: Sequence[Callable[[], _R]]) -> Iterator[Callable[[], _R]]:
+        """For each call, in their order, what gives its result or raises its error. They run at the same time."""
+        if len(calls) == 1:
+            yield from calls
+            return
+        for start in range(0, len(calls), ASKED_AT_ONCE_MAX):
+            threads = DaemonThreads("protomq-admin")
+            futures = [threads.submit(call) for call in calls[start : start + ASKED_AT_ONCE_MAX]]
+            threads.close()
+            yield from (future.result for future in futures)
 
     @staticmethod
     def _no_master(name: str, brokers: Iterable[BrokerInfo]) -> NoRouteError:

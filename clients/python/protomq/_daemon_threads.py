@@ -6,7 +6,9 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
+
+_R = TypeVar("_R")
 
 
 class DaemonThreads:
@@ -17,11 +19,11 @@ class DaemonThreads:
         self._lock = threading.Lock()
         self._idle_count = 0
         self._number = 0
-        self._work: queue.SimpleQueue[tuple[Future[None], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
-    def submit(self, function: Callable[[], Any]) -> Future[None]:
-        """Runs it on a thread; done when it has returned. What it raises is the future's."""
-        future: Future[None] = Future()
+    def submit(self, function: Callable[[], _R]) -> Future[_R]:
+        """Runs it on a thread; done when it has returned. What it returns or raises is the future's."""
+        future: Future[_R] = Future()
         with self._lock:
             if self._idle_count:
                 self._idle_count -= 1
@@ -46,11 +48,9 @@ class DaemonThreads:
             future, function = item
             if future.set_running_or_notify_cancel():
                 try:
-                    function()
+                    future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
-                else:
-                    future.set_result(None)
             del item, future, function
             with self._lock:
                 self._idle_count += 1

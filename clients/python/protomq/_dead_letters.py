@@ -58,15 +58,13 @@ def list_dead_letters(
 
     found: dict[str, DeadLetters] = {}
 
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> list[pb.ListDeadLettersResponse]:
         request = pb.ListDeadLettersRequest()
-        # All pages, or none counts: a slave may be asked for them again.
-        pages = list(admin._pages(broker, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse))
-        for page in pages:
-            for one in page.groups:
-                found[one.consumer_group] = _added(one, found.get(one.consumer_group))
+        return list(admin._pages(broker, _methods.LIST_DEAD_LETTERS, request, pb.ListDeadLettersResponse))
 
-    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
+    answers, failures = admin._answers(brokers, ask, slave_stands_in=True)
+    for one in (one for _, pages in answers for page in pages for one in page.groups):
+        found[one.consumer_group] = _added(one, found.get(one.consumer_group))
     return [found[group] for group in sorted(found)], failures
 
 

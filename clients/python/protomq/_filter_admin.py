@@ -44,17 +44,14 @@ def list_filters(
     with fork_waits:
         from .v1 import filter_service_pb2 as pb
 
-    found: dict[str, list[FilterModule]] = {}
-
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> list[FilterModule]:
         pages = admin._pages(
             broker, _methods.LIST_FILTERS, pb.ListFiltersRequest(), pb.ListFiltersResponse
         )
-        found[broker.label] = [
-            FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules
-        ]
+        return [FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules]
 
-    return found, admin._ask_each(None, ask, with_slaves=True)
+    answers, failures = admin._answers(None, ask, with_slaves=True)
+    return {broker.label: modules for broker, modules in answers}, failures
 
 
 def delete_filter(admin: AdminCalls, name: str, brokers: Iterable[str] | None) -> Changed:

@@ -60,14 +60,13 @@ def get_group(
         from .v1 import group_service_pb2 as pb
 
     check_wanted_group(group)
-    found: list[Any] = []
 
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> pb.GetGroupResponse:
         request = pb.GetGroupRequest(consumer_group=group)
-        found.append(admin._call(broker.address, _methods.GET_GROUP, request, pb.GetGroupResponse))
+        return admin._call(broker.address, _methods.GET_GROUP, request, pb.GetGroupResponse)
 
-    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
-    newest = max(found, key=lambda answer: answer.settings.version)
+    answers, failures = admin._answers(brokers, ask, slave_stands_in=True)
+    newest = max((answer for _, answer in answers), key=lambda answer: answer.settings.version)
     limit = newest.retry_count_max
     return _settings(newest.settings, None if limit < 0 else limit, newest.retry_delays_ms), failures
 
@@ -136,17 +135,13 @@ def list_group_settings(admin: AdminCalls) -> tuple[list[str], dict[str, Protomq
     with fork_waits:
         from .v1 import group_service_pb2 as pb
 
-    found: set[str] = set()
-
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> set[str]:
         request = pb.ListGroupSettingsRequest()
-        for page in admin._pages(
-            broker, _methods.LIST_GROUP_SETTINGS, request, pb.ListGroupSettingsResponse
-        ):
-            found.update(settings.consumer_group for settings in page.settings)
+        pages = admin._pages(broker, _methods.LIST_GROUP_SETTINGS, request, pb.ListGroupSettingsResponse)
+        return {settings.consumer_group for page in pages for settings in page.settings}
 
-    failures = admin._ask_each(None, ask, slave_stands_in=True)
-    return sorted(found), failures
+    answers, failures = admin._answers(None, ask, slave_stands_in=True)
+    return sorted({name for _, names in answers for name in names}), failures
 
 
 def list_groups(
@@ -157,21 +152,18 @@ def list_groups(
 
     check_topic(topic)
     found: dict[str, set[str]] = {}
-    known = False
 
-    def ask(broker: BrokerInfo) -> None:
-        nonlocal known
+    def ask(broker: BrokerInfo) -> list[pb.ListGroupsResponse]:
         request = pb.ListGroupsRequest(topic=topic)
         try:
-            for page in admin._pages(broker, _methods.LIST_GROUPS, request, pb.ListGroupsResponse):
-                known = True
-                for group in page.groups:
-                    found.setdefault(group.consumer_group, set()).update(group.topics)
+            return list(admin._pages(broker, _methods.LIST_GROUPS, request, pb.ListGroupsResponse))
         except TopicNotFoundError:
-            return
+            return []
 
-    failures = admin._ask_each(None, ask, topic, slave_stands_in=True)
-    if topic and not known:
+    answers, failures = admin._answers(None, ask, topic, slave_stands_in=True)
+    for group in (group for _, pages in answers for page in pages for group in page.groups):
+        found.setdefault(group.consumer_group, set()).update(group.topics)
+    if topic and not any(pages for _, pages in answers):
         raise next(iter(failures.values()), no_broker_has(topic))
     groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
     return groups, failures

@@ -42,12 +42,11 @@ def queue_locks(
         from .v1 import queue_lock_service_pb2 as pb
 
     check_group(group)
-    found: list[QueueLockInfo] = []
 
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> list[QueueLockInfo]:
         request = pb.ListQueueLocksRequest(consumer_group=group)
         answer = admin._call(broker.address, _methods.LIST_QUEUE_LOCKS, request, pb.ListQueueLocksResponse)
-        found.extend(
+        return [
             QueueLockInfo(
                 queue=MessageQueue(lock.queue.topic, broker.broker_name, lock.queue.queue_id),
                 client_id=lock.client_id,
@@ -58,7 +57,7 @@ def queue_locks(
                 is_member=lock.is_member,
             )
             for lock in answer.locks
-        )
+        ]
 
-    failures = admin._ask_each(brokers, ask)
-    return sorted(found, key=lambda lock: lock.queue), failures
+    answers, failures = admin._answers(brokers, ask)
+    return sorted((lock for _, locks in answers for lock in locks), key=lambda lock: lock.queue), failures

@@ -154,16 +154,15 @@ def group_members(
     check_group(group)
     found: dict[tuple[str, int], list[tuple[str, pb.ListedMember]]] = {}
 
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> pb.ListMembersResponse:
         request = pb.ListMembersRequest(consumer_group=group)
-        answer = admin._call(
-            broker.address, _methods.LIST_MEMBERS, request, pb.ListMembersResponse
-        )
+        return admin._call(broker.address, _methods.LIST_MEMBERS, request, pb.ListMembersResponse)
+
+    answers, failures = admin._answers(brokers, ask, slave_stands_in=True)
+    for broker, answer in answers:
         for listed in answer.members:
             key = (listed.member.client_id, listed.member.nonce)
             found.setdefault(key, []).append((broker.broker_name, listed))
-
-    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
     return [_joined(sorted(found[key], key=lambda one: one[0])) for key in sorted(found)], failures
 
 

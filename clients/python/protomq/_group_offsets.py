@@ -43,19 +43,13 @@ def group_lag(
     check_group(group)
     if topic:
         check_topic(topic)
-    found: list[GroupLag] = []
-    unknown: list[ProtomqError] = []
-    known: list[str] = []
-
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> list[GroupLag] | ProtomqError:
         request = pb.GetLagRequest(consumer_group=group, topic=topic)
         try:
             answer = admin._call(broker.address, _methods.GET_LAG, request, pb.GetLagResponse)
         except (GroupNotFoundError, TopicNotFoundError) as error:
-            unknown.append(error)
-            return
-        known.append(broker.broker_name)
-        found.extend(
+            return error
+        return [
             GroupLag(
                 MessageQueue(queue.topic, broker.broker_name, queue.queue_id),
                 None if queue.committed_offset < 0 else queue.committed_offset,
@@ -64,12 +58,14 @@ def group_lag(
                 queue.delay_ms / 1000,
             )
             for queue in answer.queues
-        )
+        ]
 
-    failures = admin._ask_each(brokers, ask, topic, slave_stands_in=True)
+    answers, failures = admin._answers(brokers, ask, topic, slave_stands_in=True)
+    known = [lags for _, lags in answers if isinstance(lags, list)]
+    unknown = [error for _, error in answers if isinstance(error, ProtomqError)]
     if unknown and not known and not failures:
         raise unknown[0]
-    return sorted(found, key=lambda one: one.queue), failures
+    return sorted((one for lags in known for one in lags), key=lambda one: one.queue), failures
 
 
 def reset_offsets(

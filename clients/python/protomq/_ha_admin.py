@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _methods
@@ -12,6 +13,7 @@ from .errors import BrokerNotFoundError, ProtomqError, TransportError
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
+    from ._admin_values import BrokerInfo
 
 
 class BrokerRole(IntEnum):
@@ -98,13 +100,14 @@ def ha_status(
 
     found: list[HaStatus] = []
     failures: dict[str, ProtomqError] = {}
-    for broker in admin.cluster_info():
-        if broker_name not in (None, broker.broker_name):
-            continue
+
+    def ask(broker: BrokerInfo) -> pb.GetHaStatusResponse:
+        return admin._call(broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse)
+
+    brokers = [broker for broker in admin.cluster_info() if broker_name in (None, broker.broker_name)]
+    for broker, said in zip(brokers, admin._side_by_side([partial(ask, broker) for broker in brokers]), strict=True):
         try:
-            answer = admin._call(
-                broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse
-            )
+            answer = said()
         except ProtomqError as error:
             if isinstance(error, TransportError):
                 error.metadata = {**error.metadata, "broker_name": broker.broker_name}

@@ -61,20 +61,21 @@ def _query(
 ) -> tuple[list[Message], dict[str, ProtomqError]]:
     from .v1 import admin_service_pb2 as pb
 
-    found: list[Message] = []
     payload = request.SerializeToString()
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> list[Message]:
         try:
             data = admin._ask(broker.address, _methods.QUERY_MESSAGES, (payload,))
         except NotFoundError:
-            return
+            return []
         answer = decoded(data, pb.QueryMessagesResponse.FromString)
         # Take the records as they stand in the answer: their CRC covers these bytes, and another serialisation may differ.
-        for record, octets in zip(answer.records, field_values(data, 1), strict=True):
-            queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
-            found.append(Message.from_record(octets, queue, record.queue_offset))
+        return [
+            Message.from_record(octets, MessageQueue(record.topic, broker.broker_name, record.queue_id), record.queue_offset)
+            for record, octets in zip(answer.records, field_values(data, 1), strict=True)
+        ]
 
-    failures = admin._ask_each(None, ask, request.topic, slave_stands_in=True)
+    answers, failures = admin._answers(None, ask, request.topic, slave_stands_in=True)
+    found = [message for _, messages in answers for message in messages]
     found.sort(key=lambda message: message.store_time_ms, reverse=True)
     return found[:count_max], failures

@@ -100,20 +100,15 @@ def track_message(
 
     check_wanted("message_id", message_id)
     request = pb.TrackMessageRequest(message_id=message_id)
-    places: list[MessagePlace] = []
-    damaged_count = unsearched_count = 0
 
-    def ask(broker: Any) -> None:
-        nonlocal damaged_count, unsearched_count
-        answer = admin._call(
-            broker.address, _methods.TRACK_MESSAGE, request, pb.TrackMessageResponse
-        )
-        places.extend(_place(each, broker.broker_name) for each in answer.places)
-        damaged_count += answer.damaged_count
-        unsearched_count += answer.unsearched_count
+    def ask(broker: Any) -> pb.TrackMessageResponse:
+        return admin._call(broker.address, _methods.TRACK_MESSAGE, request, pb.TrackMessageResponse)
 
-    failures = admin._ask_each(brokers, ask, slave_stands_in=True)
+    answers, failures = admin._answers(brokers, ask, slave_stands_in=True)
+    places = [_place(each, broker.broker_name) for broker, answer in answers for each in answer.places]
     places.sort(key=lambda place: place.store_time)
+    damaged_count = sum(answer.damaged_count for _, answer in answers)
+    unsearched_count = sum(answer.unsearched_count for _, answer in answers)
     track = MessageTrack(message_id.upper(), tuple(places), damaged_count, unsearched_count)
     return track, failures
 

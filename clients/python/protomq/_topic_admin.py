@@ -86,16 +86,21 @@ def describe_topic(
     configs: dict[str, TopicConfig] = {}
     queues: list[QueueStatus] = []
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> pb.DescribeTopicResponse | None:
         try:
-            answer = admin._call(
+            return admin._call(
                 broker.address,
                 _methods.DESCRIBE_TOPIC,
                 pb.DescribeTopicRequest(topic=topic),
                 pb.DescribeTopicResponse,
             )
         except TopicNotFoundError:
-            return
+            return None
+
+    answers, failures = admin._answers(brokers, ask, topic, slave_stands_in=True)
+    for broker, answer in answers:
+        if answer is None:
+            continue
         configs[broker.broker_name] = topic_config_of(answer.topic)
         queues.extend(
             QueueStatus(
@@ -105,8 +110,6 @@ def describe_topic(
             )
             for item in answer.queues
         )
-
-    failures = admin._ask_each(brokers, ask, topic, slave_stands_in=True)
     if not configs:
         raise next(iter(failures.values()), no_broker_has(topic))
     return TopicDescription(topic, configs, tuple(queues)), failures
@@ -146,14 +149,13 @@ def list_topics(
     """The topics by broker, and the brokers that did not answer."""
     from .v1 import admin_service_pb2 as pb
 
-    found: dict[str, list[TopicConfig]] = {}
-
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: BrokerInfo) -> list[TopicConfig]:
         request = pb.ListTopicsRequest(group_topics=group_topics)
         pages = admin._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
-        found[broker.broker_name] = [topic_config_of(one) for page in pages for one in page.topics]
+        return [topic_config_of(one) for page in pages for one in page.topics]
 
-    return found, admin._ask_each(brokers, ask, slave_stands_in=True)
+    answers, failures = admin._answers(brokers, ask, slave_stands_in=True)
+    return {broker.broker_name: topics for broker, topics in answers}, failures
 
 
 def no_broker_has(topic: str) -> TopicNotFoundError:

@@ -67,9 +67,8 @@ def list_transactions(
         count_max=_PAGE_SIZE,
         with_messages=with_messages,
     )
-    found: list[OpenTransaction] = []
-
-    def ask(broker: Any) -> None:
+    def ask(broker: Any) -> list[OpenTransaction]:
+        found: list[OpenTransaction] = []
         request = pb.ListTransactionsRequest()
         request.CopyFrom(wanted)
         while True:
@@ -78,11 +77,11 @@ def list_transactions(
             )
             found.extend(_open(each, broker.broker_name) for each in answer.transactions)
             if not answer.next_position:
-                return
+                return found
             request.position = answer.next_position
 
-    failures = admin._ask_each(brokers, ask)
-    return sorted(found, key=lambda each: each.store_time_ms), failures
+    answers, failures = admin._answers(brokers, ask)
+    return sorted((each for _, found in answers for each in found), key=lambda each: each.store_time_ms), failures
 
 
 def end_transaction(

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 
 from protomq import Permission
-from protomq.errors import GroupNotFoundError, TopicNotFoundError
+from protomq.errors import (
+    BrokerMissingError,
+    GroupNotFoundError,
+    PartialResultError,
+    TopicNotFoundError,
+)
 from protomq_cli import draining
 from protomq_cli.draining import Rest, close, reopen, rest_of, wait_until_drained
 from protomq_cli.output import OutputFormat
+from protomq_cli.partial import Missing
 
 
 class FakeAdmin:
@@ -31,6 +37,7 @@ class FakeAdmin:
         self.unread: dict[str, int] = {}
         self.letters: dict[str, tuple[int, int]] = {}
         self.meanwhile: list[Callable[[], None]] = []
+        self.away: list[str] = []
 
     def list_topics(
         self, broker: str | None = None, *, group_topics: bool = False
@@ -69,10 +76,13 @@ class FakeAdmin:
 
     def list_groups(self) -> list[Any]:
         groups = {group for group, _ in self.lags}
-        return [
+        found = [
             SimpleNamespace(name=group, topics=tuple(t for g, t in self.lags if g == group))
             for group in sorted(groups)
         ]
+        if self.away:
+            raise PartialResultError("not all", found, {name: BrokerMissingError(f"{name} is gone") for name in self.away})
+        return found
 
     def group_lag(self, group: str, topic: str, *, brokers: list[str]) -> list[Any]:
         assert brokers == ["a"]
@@ -135,7 +145,7 @@ def test_undo_gives_each_topic_the_permission_of_before() -> None:
 
 def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_lacks() -> None:
     admin: Any = FakeAdmin(a={"t": R, "u": R, "%RETRY%g": RW}, b={"elsewhere": RW})
-    assert rest_of(admin, "a").is_nothing
+    assert rest_of(admin, "a", Missing()).is_nothing
     admin.lags = {
         ("g", "t"): 3,
         ("g", "%RETRY%g"): 2,
@@ -143,16 +153,16 @@ def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_
         ("h", "u"): 0,
         ("i", "t"): -1,
     }
-    assert rest_of(admin, "a") == Rest({"g": 5})
+    assert rest_of(admin, "a", Missing()) == Rest({"g": 5})
     admin.transactions, admin.replica_lag_bytes = ["half"], 7
-    assert str(rest_of(admin, "a")) == "g: 5 messages, 1 open transactions, its slave lacks 7 bytes"
+    assert str(rest_of(admin, "a", Missing())) == "g: 5 messages, 1 open transactions, its slave lacks 7 bytes"
 
 
 def test_what_nobody_has_read_keeps_the_broker() -> None:
     admin: Any = FakeAdmin(a={"t": R, "new": R, "TRANS_CHECK_MAX_TIME_TOPIC": R, "RMQ_SYS_TRACE_TOPIC": R})
     admin.lags = {("g", "t"): 0}
     admin.unread = {"t": 9, "new": 3, "TRANS_CHECK_MAX_TIME_TOPIC": 1, "RMQ_SYS_TRACE_TOPIC": 50}
-    rest = rest_of(admin, "a")
+    rest = rest_of(admin, "a", Missing())
     assert rest == Rest(unread={"new": 3, "TRANS_CHECK_MAX_TIME_TOPIC": 1})
     assert str(rest) == "TRANS_CHECK_MAX_TIME_TOPIC: 1 messages that no group has read, new: 3 messages that no group has read"
 
@@ -161,18 +171,18 @@ def test_dead_letters_keep_the_broker_until_they_are_replayed_or_read() -> None:
     admin: Any = FakeAdmin(a={"t": R, "%DLQ%g": R, "%DLQ%h": R})
     admin.lags = {("g", "t"): 0}
     admin.letters = {"g": (40, 10), "h": (5, 5)}
-    assert rest_of(admin, "a") == Rest(unread={"%DLQ%g": 30})
+    assert rest_of(admin, "a", Missing()) == Rest(unread={"%DLQ%g": 30})
     admin.lags["reader", "%DLQ%g"] = 2
-    assert rest_of(admin, "a") == Rest({"reader": 2})
+    assert rest_of(admin, "a", Missing()) == Rest({"reader": 2})
     admin.lags["reader", "%DLQ%g"] = 0
-    assert rest_of(admin, "a").is_nothing
+    assert rest_of(admin, "a", Missing()).is_nothing
 
 
 @pytest.mark.parametrize("counts", [[2], [2, 0], [0, 2]], ids=["waits", "fell due", "sent back"])
 def test_a_message_that_waits_for_its_time_keeps_the_broker(counts: list[int]) -> None:
     admin: Any = FakeAdmin(a={"t": R, "%RETRY%g": RW})
     admin.delayed_messages = counts
-    rest = rest_of(admin, "a")
+    rest = rest_of(admin, "a", Missing())
     assert rest == Rest(delayed_messages=2)
     assert not rest.is_nothing
     assert str(rest) == "2 messages wait for their time"
@@ -217,3 +227,23 @@ def test_it_looks_until_nothing_is_left_or_the_time_is_over(
         else True
     )
     assert len(said) == len(set(said)), "said once"
+
+
+def test_another_broker_that_is_away_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin: Any = FakeAdmin(a={"t": RW})
+    admin.away = ["c"]
+    monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
+    draining.drain("a", output=OutputFormat.JSONL)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["may_be_removed"] is True
+    assert "c was not asked which groups it knows: c is gone" in told.err
+
+
+def test_the_broker_itself_must_say_which_groups_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin: Any = FakeAdmin(a={"t": RW})
+    admin.away = ["c", "a"]
+    monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
+    with pytest.raises(BrokerMissingError, match="a is gone"):
+        draining.drain("a", output=OutputFormat.JSONL)

@@ -1,0 +1,95 @@
+"""How Admin asks many brokers: side by side, and who is silent is waited for once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Barrier
+
+import pytest
+
+from protomq import Admin, _admin_calls, _methods
+from protomq._types import BrokerAddress, MethodInfo
+from protomq.errors import (
+    NotPermittedError,
+    PartialResultError,
+    RequestTimeoutError,
+    SystemBusyError,
+)
+from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
+
+BROKERS = 3
+MEETING_S = 5.0
+
+
+class MeetingTransport(FakeSyncTransport):
+    """Each question to a broker waits until all brokers are asked."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.barrier = Barrier(BROKERS, timeout=MEETING_S)
+
+    def call(self, address: BrokerAddress, method: MethodInfo, *others: object, **options: object) -> bytes:
+        if address.broker_name:
+            self.barrier.wait()
+        return super().call(address, method, *others, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster({"T": {"a": 1, "b": 1, "c": 1}})
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    """The time, which a test sets."""
+    return [100.0]
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
+    monkeypatch.setattr(_admin_calls, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    with Admin(namesrv="n:1", silence_s=60.0) as admin:
+        monkeypatch.setattr(admin, "_monotonic_s", lambda: clock[0])
+        yield admin
+
+
+def test_all_brokers_are_asked_at_the_same_time(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_admin_calls, "SyncTransport", lambda _: MeetingTransport(cluster))
+    with Admin(namesrv="n:1") as admin:
+        assert [state.broker_name for state in admin.broker_status()] == ["a", "b", "c"]
+        assert admin.list_group_settings() == []
+
+
+def test_what_is_not_for_this_caller_is_raised_as_it_is(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.fail("b", _methods.GET_BROKER_STATUS, NotPermittedError("not you"))
+    with pytest.raises(NotPermittedError, match="not you"):
+        admin.broker_status()
+
+
+def test_who_is_silent_is_asked_again_when_the_time_is_over(cluster: FakeCluster, admin: Admin, clock: list[float]) -> None:
+    cluster.fail("b", _methods.GET_BROKER_STATUS, RequestTimeoutError("no answer in time"))
+    for _ in range(2):
+        with pytest.raises(PartialResultError) as caught:
+            admin.broker_status()
+        assert [state.broker_name for state in caught.value.result] == ["a", "c"]
+        assert "no answer in time" in str(caught.value.failures["b"])
+    assert cluster.tries("b", _methods.GET_BROKER_STATUS) == 1
+    clock[0] += 61.0
+    assert len(admin.broker_status()) == BROKERS
+
+
+def test_who_answers_with_an_error_is_asked_again_at_once(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.fail("b", _methods.GET_BROKER_STATUS, *(SystemBusyError("later") for _ in range(3)))
+    with pytest.raises(PartialResultError):
+        admin.broker_status()
+    assert len(admin.broker_status()) == BROKERS
+
+
+def test_brokers_that_are_changed_one_by_one_are_waited_for_at_the_same_time(cluster: FakeCluster, admin: Admin) -> None:
+    for name in "bc":
+        cluster.fail(name, _methods.PING, RequestTimeoutError("no answer in time"))
+    with pytest.raises(PartialResultError) as caught:
+        admin.delete_group("g")
+    assert caught.value.result == ["a"]
+    assert list(caught.value.failures) == ["b", "c"]
+    assert cluster.tries("b", _methods.DELETE_GROUP) == 0
