@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -117,9 +118,17 @@ def hint_for(reason: str) -> str:
     return _HINTS.get(reason, "")
 
 
+_LONG_WORD: Final = re.compile(r"\S{201,}")
+
+
+def _cut(word: re.Match[str]) -> str:
+    text = word.group()
+    return f"{text[:60]}…{text[-10:]} ({len(text):,} characters)"
+
+
 def error_line(error: CliError, *, as_json: bool) -> str:
-    """What is written to stderr, without the line's end."""
-    message = " ".join(error.message.split())
+    """What is written to stderr, without the line's end. A word is cut that no terminal shows whole: names that are far too long."""
+    message = _LONG_WORD.sub(_cut, " ".join(error.message.split()))
     if as_json:
         content = {"code": int(error.exit_code), "reason": error.reason, "message": message}
         return json.dumps({"error": content}, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -21,7 +22,7 @@ from protomq_cli.partial import Missing
 from protomq_cli.units import parse_duration
 
 if TYPE_CHECKING:
-    from protomq import GroupSettings
+    from protomq import Admin, GroupSettings
 
 _COLUMNS = ("group", "orderly", "retries", "delays", "consume", "broadcast", "version")
 _EXPENDABLE = ("version", "broadcast", "delays")
@@ -37,7 +38,8 @@ def _parse_retries(text: str) -> str:
 def _parse_delays(text: str) -> str:
     if text != _DEFAULT:
         for part in text.split(","):
-            parse_duration(part)
+            if parse_duration(part) < 0.001:
+                raise ValueError(f"a retry waits for 1ms at least, not {part}: what fails would come again at once")
     return text
 
 
@@ -82,6 +84,11 @@ def set_group(
     What is not given stays as it is. All brokers get the same settings;
     one that is down gets them when this is said again.
     """
+    if all(each is None for each in (retries, delays, orderly, consume, broadcast)):
+        raise typer.BadParameter(
+            "nothing is set: give --retries, --delays, --orderly, --consume or --broadcast; `protomq group show` shows the settings",
+            param_hint="GROUP",
+        )
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         settings = missing.take(
@@ -109,14 +116,25 @@ def show(
 ) -> None:  # fmt: skip
     """Show settings of groups.
 
-    A group that nobody has set up has the defaults, and version 0.
+    A group that nobody has set up has the defaults, and version 0. If no
+    broker knows the group at all, stderr says so.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         names = [group] if group is not None else missing.take(admin.list_group_settings)
-        rows = [_row(missing.take(lambda name=name: admin.get_group(name))) for name in names]  # type: ignore[misc]
+        found = [missing.take(lambda name=name: admin.get_group(name)) for name in names]  # type: ignore[misc]
+        if group is not None and not found[0].version and not _is_in_use(admin, group, missing):
+            sys.stderr.write(
+                f"protomq: no broker knows the group {group!r}: these are the defaults; `protomq group list` shows the groups\n"
+            )
+    rows = [_row(settings) for settings in found]
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
+
+
+def _is_in_use(admin: Admin, group: str, missing: Missing) -> bool:
+    """Whether it has committed, popped, or has members."""
+    return any(one.name == group for one in missing.take(admin.list_groups)) or bool(missing.take(lambda: admin.group_members(group)))
 
 
 def _retry_count(text: str | None) -> int | Literal["default"] | None:

@@ -173,7 +173,7 @@ def consume(
     count: Annotated[
         int,
         typer.Option(
-            "--count", "-c", parser=count_option, metavar="N", show_default="no end", help="End after N messages."
+            "--count", "-c", parser=count_option, metavar="N", show_default="no end", help="End after N messages; 0: no end."
         ),
     ] = 0,
     exit_at_end: Annotated[
@@ -274,8 +274,10 @@ class MessagePrinter:
     """Prints messages: by a template if there is one, else in the format asked for."""
 
     def __init__(self, output: OutputFormat, template: Template | None) -> None:
-        """Raises CliError if there is nothing to print to."""
+        """Raises CliError if there is nothing to print to, or if both a template and another format are asked for."""
         require_stdout()
+        if template is not None and output is not OutputFormat.JSONL:
+            raise typer.BadParameter("--format writes messages by its template: leave --output out", param_hint="--format")
         self._template = template
         self._stream = RowStream(
             TABLE_COLUMNS, output, expendable=("keys", "store_time", "tag")

@@ -254,6 +254,40 @@ def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(
     assert "busy-group" not in cli("group", "list").stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "what_to_do"),
+    [
+        ("group set nothing-set", "--retries"),
+        ("group set no-delay --delays 0s", "1ms"),
+        ("send {topic} x -g *", "all messages"),
+        ("pull {topic} -f %v -o json", "leave --output out"),
+        ("consume {topic} -e -f %v -o table", "leave --output out"),
+        ("pop {topic} -G poppers -f %v -o yaml", "leave --output out"),
+        ("topic describe " + "n" * 5000, "1 to 127 characters"),
+        ("group lag " + "n" * 5000, "1 to 120 characters"),
+        ("send " + "n" * 5000 + " x", "1 to 127 characters"),
+        ("message query {topic}", "--key"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence_that_says_what_to_do(
+    words: str, what_to_do: str, cli: Cli, protomq_topic: str
+) -> None:
+    told = cli(*words.format(topic=protomq_topic).split(), code=2)
+    assert what_to_do in told.stderr
+    assert told.stdout == ""
+    assert len(told.stderr) < 400
+    assert told.stderr.count("\n") == 1
+    assert not {"nothing-set", "no-delay"} & set(cli("group", "show").stdout.split())
+
+
+def test_a_group_that_nobody_knows_has_the_defaults_and_that_is_said(cli: Cli, protomq_topic: str) -> None:
+    mistyped = cli("group", "show", "mistyped", "-o", "jsonl")
+    assert jsonl(mistyped)[0]["version"] == 0
+    assert "no broker knows the group 'mistyped'" in mistyped.stderr
+    cli("group", "commit", "known", protomq_topic, "-O", "start")
+    assert cli("group", "show", "known").stderr == ""
+
+
 def test_settings_of_groups_are_changed_one_by_one(
     cli: Cli, protomq_topic: str, protomq_server: Broker
 ) -> None:

@@ -242,6 +242,8 @@ def _tag_field(tag: str) -> bytes:
         raise ConfigurationError(
             f"tag {tag!r}: a tag has no | (subscriptions separate tags by ||) and no control characters"
         )
+    if tag == "*":
+        raise ConfigurationError("tag '*': consumers that ask for '*' get all messages, so nobody can ask for this tag")
     encoded = tag.encode()
     return b"\x1a" + encode_varint(len(encoded)) + encoded
 

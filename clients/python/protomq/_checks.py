@@ -38,7 +38,8 @@ def check_group(group: object) -> str:
         )
     if group and why_no_group(group):
         raise ConfigurationError(
-            f"a group has 1 to {GROUP_NAME_LENGTH_MAX} characters of A-Z a-z 0-9 _ and -, this is {group!r}"
+            f"a group has 1 to {GROUP_NAME_LENGTH_MAX} characters of A-Z a-z 0-9 _ and -, this is {short(group)}"
+            + (f" and has {len(group)}" if len(group) > GROUP_NAME_LENGTH_MAX else "")
         )
     return group
 

@@ -172,7 +172,7 @@ def _held_s(left_s: float) -> float:
 
 def _no_caller_yet(to: ReplyTo, timeout_s: float) -> RequestTimeoutError:
     return RequestTimeoutError(
-        f"broker {to.broker_name} has not heard within {timeout_s:g} s that the caller has the reply: it may have it, or may come back",
+        f"broker {to.broker_name} has not heard within {timeout_s:.3g} s that the caller has the reply: it may have it, or may come back",
         metadata={"caller_id": to.caller_id, "broker_name": to.broker_name},
     )
 
@@ -320,7 +320,7 @@ def queue_at(
 def no_reply(sent: SendResult, timeout_s: float) -> RequestTimeoutError:
     """The error when the request is stored, and no reply has come."""
     return RequestTimeoutError(
-        f"no reply to message {sent.message_id} within {timeout_s:g} s; the request stays in its topic, and may be processed",
+        f"no reply to message {sent.message_id} within {timeout_s:.3g} s; the request stays in its topic, and may be processed",
         metadata={"message_id": sent.message_id, "topic": sent.queue.topic},
     )
 

@@ -72,7 +72,11 @@ def check_broker_name(broker_name: str) -> None:
 def check_topic(topic: str) -> None:
     """Raises INVALID_ARGUMENT unless it is a name that a topic can have."""
     if not is_stored_name(topic):
-        _refuse([("topic", f"has to be 1 to 127 characters of A-Z a-z 0-9 _ - %, and is {topic[:200]!r}")])
+        _refuse([("topic", f"has to be 1 to 127 characters of A-Z a-z 0-9 _ - %, and is {_short(topic)}")])
+
+
+def _short(topic: str) -> str:
+    return repr(topic) if len(topic) <= 127 else f"{topic[:60] + '…'!r} of {len(topic):,} characters"
 
 
 def page_size_of(page_size: int) -> int:

@@ -72,3 +72,11 @@ def test_the_format_of_errors_is_known_before_arguments_are_parsed(
     arguments: list[str], wanted: bool
 ) -> None:
     assert wants_json_errors(arguments) is wanted
+
+
+def test_a_name_that_is_far_too_long_is_cut() -> None:
+    error = CliError(ExitCode.USAGE, "USAGE", f"this is {'n' * 5000} and /a/path/{'x' * 150} is whole")
+    for as_json in (False, True):
+        line = error_line(error, as_json=as_json)
+        assert f"{'n' * 60}…{'n' * 10} (5,000 characters) and /a/path/{'x' * 150} is whole" in line
+        assert len(line) < 500
