@@ -332,13 +332,11 @@ class HaFollower:
         store = self._store
         master = RemoteLog(client, self._broker_name)
         point = last_agreed(store, master, store.epoch) or START
-        # Retention may have deleted there what both had.
-        shared = max(point.position, master.first_position)
         if self._leadership is not None:
             self._check_elected_lacks_nothing(point, master.first_position, client.address)
         # All logs begin with the same head.
         elif point.position <= SEAL_SIZE_BYTES:
-            self._check_may_drop(shared, client.address)
+            self._check_may_drop(point.position, master.first_position, client.address)
         try:
             kept = self._writer.run(lambda: store.truncate_to(point))
         except OSError as error:
@@ -349,9 +347,14 @@ class HaFollower:
             f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
         )
 
-    def _check_may_drop(self, position: int, address: Address) -> None:
-        """Raises OtherPastError if this log may be the last copy of something that was acknowledged at or behind `position`."""
+    def _check_may_drop(self, position: int, first_position: int, address: Address) -> None:
+        """Raises OtherPastError if this log may be the last copy of something that was acknowledged at or behind `position`.
+
+        `first_position`: where the master's log begins.
+        """
         store = self._store
+        if self._may_retention_have_deleted(first_position):
+            return
         is_led = _has_led(store)
         # Whoever leads acknowledges, and asks nobody to confirm it where there is no slave.
         kept = store.appended_position if is_led else store.positions.confirmed
@@ -359,8 +362,10 @@ class HaFollower:
         if kept <= max(position, SEAL_SIZE_BYTES) or not _has_sound_part(store):
             return
         what = f"has {kept} bytes, and was a master's" if is_led else f"had {kept} bytes confirmed"
+        # Any log may have had at its beginning what is here.
+        begins = f" begins at position {first_position}, and" if first_position else ""
         raise OtherPastError(
-            f"the log of the master at {address} shares nothing with this one, which {what}; nothing is dropped. If the master has"
+            f"the log of the master at {address}{begins} shares nothing with this one, which {what}; nothing is dropped. If the master has"
             " lost its log, let this broker lead: change broker_role and broker_id of both. Else give this broker an empty folder"
         )
 
@@ -377,7 +382,7 @@ class HaFollower:
             shared = max(shared, first_position)
         else:
             # Nothing shows that the master's log is of the same past. It may have deleted what both had; but so may any log.
-            if store.appended_position <= first_position and self._is_past_retention():
+            if self._may_retention_have_deleted(first_position):
                 return
             # It is written down now and then, and by a master at its end only: all that is here may have been confirmed.
             if confirmed or _has_led(store):
@@ -390,11 +395,11 @@ class HaFollower:
             " of this one. Else give this broker an empty folder"
         )
 
-    def _is_past_retention(self) -> bool:
-        """Whether this store would keep none of its messages any more."""
+    def _may_retention_have_deleted(self, first_position: int) -> bool:
+        """Whether a log that begins there may have had all that is here, and this store would keep none of its messages any more."""
         store = self._store
         age_ms = self._clock.now_ms() - store.positions.tail.store_time_ms
-        return age_ms > store.config.retention_hours * HOUR_MS
+        return store.appended_position <= first_position and age_ms > store.config.retention_hours * HOUR_MS
 
     # Fetching.
 

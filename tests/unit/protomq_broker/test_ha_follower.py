@@ -243,16 +243,35 @@ def test_what_was_confirmed_is_dropped_for_an_elected_master_by_order_only() -> 
     assert truncated_to(master, slave, elected=elected._replace(unclean_epoch=master.epoch)) == shared
 
 
-def test_a_master_whose_log_begins_behind_what_was_confirmed_is_followed_from_there() -> None:
+@pytest.mark.parametrize("hours", [0, 71, 73])
+@pytest.mark.parametrize("is_of_one_past", [True, False])
+def test_a_master_whose_log_begins_behind_the_slaves_is_followed_if_nothing_here_would_be_kept(is_of_one_past: bool, hours: int) -> None:
+    """Nothing that both still have shows that both logs were one."""
     master = with_messages(10)
     slave = slave_of(master)
-    fill(master, 100, 10)
+    if is_of_one_past:
+        fill(master, 100, 10)
+    else:
+        master = with_messages(110, 300)
     without_its_front(master)
     assert slave.appended_position < master.min_position
-    assert drops_its_log_for(master, slave)
+    assert drops_its_log_for(master, slave, now_ms=NOW_MS + hours * HOUR_MS) is (hours == 73)
 
 
-def test_a_master_whose_log_begins_where_the_slaves_ends_is_followed_from_there() -> None:
+def test_who_has_led_drops_nothing_for_a_master_that_has_lost_its_front() -> None:
+    """The store of another master became a slave by a mistake in its configuration."""
+    other = with_messages(3, 100)
+    other.close()
+    slave = open_store(disk_of(other), follows=True)
+    assert not drops_its_log_for(without_its_front(with_messages(110)), slave)
+
+
+def test_what_was_never_confirmed_is_dropped_for_a_master_that_has_lost_its_front() -> None:
+    assert drops_its_log_for(without_its_front(with_messages(110)), slave_of(with_messages(5, 100), confirmed=False))
+
+
+@pytest.mark.parametrize("hours", [0, 73])
+def test_a_master_whose_log_begins_where_the_slaves_ends_shows_no_common_past_either(hours: int) -> None:
     master, slave = pair()
     fill(master, 100)
     end = SEGMENT
@@ -261,7 +280,7 @@ def test_a_master_whose_log_begins_where_the_slaves_ends_is_followed_from_there(
     master.checkpoint()
     master.delete_segments_below(end)
     assert master.min_position == slave.appended_position == slave.positions.confirmed == end
-    assert drops_its_log_for(master, slave)
+    assert drops_its_log_for(master, slave, now_ms=NOW_MS + hours * HOUR_MS) is (hours == 73)
 
 
 def test_a_master_of_another_past_whose_log_begins_within_what_was_confirmed_is_not_followed() -> None:
