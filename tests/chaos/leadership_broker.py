@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 @dataclass(slots=True)
 class Disk:
     """What outlives a process. `flushed` entries outlive a power cut; `may_lack_tail` until the machine says that it is settled;
-    `confirmed`: as masters have said."""
+    `confirmed`: as masters have said, or it has known as a master."""
 
     member: str
     log: list[Entry] = field(default_factory=list)
@@ -162,6 +162,7 @@ class SimBroker:
         role = self.machine.role
         if role in (Role.LEADING, Role.HANDING_OVER):
             self.report(now_ms)
+            disk.confirmed = max(disk.confirmed, self.confirmed)
         else:
             self.run(self.machine.tick(now_ms))
         if self.follows is not None and world.now_ms - self.last_heard_ms > SILENCE_MS:
@@ -321,6 +322,8 @@ class SimBroker:
         """Whether the log may end there to follow this master: see HaFollower."""
         log, confirmed = self.disk.log, min(self.disk.confirmed, len(self.disk.log))
         if not position and (confirmed or self.disk.has_led):
+            confirmed = len(log)
+        if log and log[-1].epoch >= follow.epoch:
             confirmed = len(log)
         return confirmed <= position or follow.may_lose(log[-1].epoch)
 

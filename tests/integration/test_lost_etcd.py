@@ -1,4 +1,4 @@
-"""etcd has lost all its data, and a member its disk: with real processes, no acknowledged message is lost without an operator's order."""
+"""etcd has lost its data, all or the newest, and a member its disk: no acknowledged message is lost without an operator's order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from protomq import MessageQueue, Producer, SendStatus
+from protomq_broker.confirmed_file import ConfirmedFile
+from protomq_broker.store.files.disk import Disk
 from tests.support.cli import jsonl, run
 from tests.support.elected_brokers import ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, TOPIC, HaBroker
@@ -73,6 +75,42 @@ def test_an_empty_member_that_leads_a_new_etcd_makes_nobody_drop_messages(cluste
     empty.start()
     other.start()
     assert cluster.wait_leading(3) is kept, "the empty one has begun again, by the operator's order"
+    assert cluster.bodies() == bodies
+
+
+def notes_all_as_confirmed(broker: HaBroker) -> bool:
+    """Whether its disk says so."""
+    return ConfirmedFile(Disk(), str(broker.folder)).read() == broker.status().end_position
+
+
+def test_a_killed_master_keeps_what_it_has_acknowledged_since_the_copy_of_which_etcd_was_restored(
+    cluster: ElectedCluster, tmp_path: Path
+) -> None:
+    """The copy names the slaves, which lack it: they elect one of them."""
+    namesrv = cluster.namesrv
+    master = cluster.wait_leading(3)
+    slaves = [each for each in cluster.brokers if each is not master]
+    cluster.etcd.copy_data(tmp_path / "copy")
+    for slave in slaves:
+        slave.wait_for_all_of(master)
+        slave.kill()
+    bodies = [*cluster.bodies(), b"first", b"second"]
+    assert send(namesrv, *bodies[-2:]) == {SendStatus.SLAVE_NOT_AVAILABLE}
+    wait_for(lambda: notes_all_as_confirmed(master), PATIENCE_S)
+    master.kill()
+    cluster.etcd.restore_data(tmp_path / "copy")
+
+    for slave in slaves:
+        slave.start()
+    assert cluster.wait_leading(2) in slaves
+    master.start()
+    master_id = number_of(cluster, master)
+    wait_for(lambda: "nothing is dropped" in problem_of(master_id, namesrv), PATIENCE_S)
+    for slave in slaves:
+        slave.kill()
+    wait_for(lambda: not master.status().leadership.master, PATIENCE_S)
+    promote(master_id, namesrv)
+    assert cluster.wait_leading(1) is master
     assert cluster.bodies() == bodies
 
 

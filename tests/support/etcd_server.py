@@ -112,6 +112,16 @@ class EtcdServer:
         assert self._process is None
         shutil.rmtree(self._folder / "data")
 
+    def copy_data(self, folder: Path) -> None:
+        """Of one that was killed."""
+        assert self._process is None
+        shutil.copytree(self._folder / "data", folder / self._name)
+
+    def restore_data(self, folder: Path) -> None:
+        """Of one that was killed: it starts as it was when they were copied there."""
+        self.lose_data()
+        shutil.copytree(folder / self._name, self._folder / "data")
+
 
 class EtcdMembers:
     """An etcd of some processes."""
@@ -144,6 +154,20 @@ class EtcdMembers:
         self.kill()
         for member in self.members:
             member.lose_data()
+        self.start()
+
+    def copy_data(self, folder: Path) -> None:
+        """All are killed, and start again when their data are copied there."""
+        self.kill()
+        for member in self.members:
+            member.copy_data(folder)
+        self.start()
+
+    def restore_data(self, folder: Path) -> None:
+        """All are killed, and start as they were when their data were copied there."""
+        self.kill()
+        for member in self.members:
+            member.restore_data(folder)
         self.start()
 
     def leader(self) -> EtcdServer:

@@ -99,6 +99,7 @@ THREADS: Final = {
     "protomq_runtime.server": "waits for threads without holding up the event loop",
     "protomq_runtime.telemetry_flush": "exporters that may hang at the end",
     "protomq_broker.filters.filter_book": "filters that are compiled",
+    "protomq_broker.confirmed_file": "writes down now and then what is confirmed",
     "protomq_broker.elected_broker": "opens and closes stores without holding up the event loop",
     "protomq_broker.filter_follower": "copies the filter modules of the master",
     "protomq_broker.leadership_driver": "asks etcd, and looks at the clock",

@@ -1,6 +1,6 @@
-"""Keeps the confirmed position of a slave over restarts. So the slave serves readers while its master is away, and knows what not to drop.
+"""Keeps the confirmed position of a broker over restarts. So a slave serves readers while its master is away, and knows what not to drop.
 
-    config/confirmed.json    {"position": n}: the master said that its log is confirmed up to there
+    config/confirmed.json    {"position": n}: the log is confirmed up to there, as the master said, or as this broker knew while it led
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
 of the log below the position removes the file, like a snapshot of a state. Without the file a slave follows a master
@@ -11,6 +11,8 @@ little the file says.
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .store.files.side_files import SideFileDamagedError, read_json_file, write_json_file
@@ -31,6 +33,7 @@ class ConfirmedFile:
         self._disk = disk
         self._path = f"{root}/{CONFIRMED_NAME}"
         self._written = -1
+        self._has_failed = False
 
     def read(self) -> int:
         """Returns the position; 0 if there is no valid file."""
@@ -47,6 +50,37 @@ class ConfirmedFile:
             return
         try:
             write_json_file(self._disk, self._path, {"position": position})
-            self._written = position
+            self._written, self._has_failed = position, False
         except OSError as error:
-            log.warning("%s could not be written: %s", self._path, error)
+            if not self._has_failed:
+                log.warning("%s could not be written: %s", self._path, error)
+            self._has_failed = True
+
+
+class ConfirmedNotes:
+    """Writes down now and then what an elected master has confirmed, on a thread of its own.
+
+    It may be killed, and follow another one later. If etcd was restored from a copy meanwhile, only this file says what it must not drop.
+    """
+
+    def __init__(self, file: ConfirmedFile, confirmed: Callable[[], int], interval_s: float) -> None:
+        self._file = file
+        self._confirmed = confirmed
+        self._interval_s = interval_s
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="protomq-confirmed", daemon=True)
+
+    def start(self) -> None:
+        """From now on the file is this thread's."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes it down for the last time."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._file.write(self._confirmed())
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._interval_s):
+            self._file.write(self._confirmed())

@@ -387,12 +387,15 @@ class HaFollower:
             # It is written down now and then, and by a master at its end only: all that is here may have been confirmed.
             if confirmed or _has_led(store):
                 confirmed = store.appended_position
+        # Each epoch has one writer. So etcd did not know of the epoch of this log when it gave it again: it was restored from a copy.
+        if store.epoch >= target.epoch:
+            confirmed = store.appended_position
         if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
             return
         raise OtherPastError(
             f"the master at {address} has this log up to position {shared} only, and what was confirmed here ends at {confirmed}: nothing"
-            " is dropped. Has etcd lost its data? If this store has the right messages, stop that master, and order the unclean promotion"
-            " of this one. Else give this broker an empty folder"
+            " is dropped. Has etcd lost its data, or was it restored from a copy? If this store has the right messages, stop that master,"
+            " and order the unclean promotion of this one. Else give this broker an empty folder"
         )
 
     def _may_retention_have_deleted(self, first_position: int) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from protomq_ha.roles import BrokerRole
 from protomq_runtime.errors import Code, ServiceError
 
-from .confirmed_file import ConfirmedFile
+from .confirmed_file import ConfirmedFile, ConfirmedNotes
 from .ha_follower import HaFollower
 from .ha_service import HaService
 from .store.files.disk import Disk
@@ -80,6 +80,10 @@ class Replication:
             (lambda: follower.view) if follower is not None else None,
             leadership,
         )
+        self._notes = ConfirmedNotes(
+            self._confirmed_file, lambda: store.positions.confirmed, config.ha.heartbeat_interval_ms / 1_000
+        )
+        """Of a master that was elected."""
         self._confirmed_position = 0
         """The confirmed position after all verdicts so far. The ha lane."""
         self._send: SendService | None = None
@@ -98,6 +102,7 @@ class Replication:
             # A confirmed position stays confirmed under any leader; everything above it waits for the in-sync set.
             positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
             positions.on_appended.append(self._confirm_alone)
+            self._notes.start()
         self._apply(self.service.verdict)
         self._store.keep_from_position = lambda: self.service.kept_position
         self.service.begin(lane)
@@ -124,7 +129,7 @@ class Replication:
         elif self.follower is not None:
             self.follower.close()
         elif self._leadership is not None:
-            self._confirmed_file.write(self._store.positions.confirmed)
+            self._notes.close()
 
     def _confirm_alone(self, end_position: int) -> None:
         """Confirms an append for which no other copy is needed. The send lane."""

@@ -243,6 +243,32 @@ def test_what_was_confirmed_is_dropped_for_an_elected_master_by_order_only() -> 
     assert truncated_to(master, slave, elected=elected._replace(unclean_epoch=master.epoch)) == shared
 
 
+def test_a_master_of_an_epoch_that_this_log_has_from_another_one_is_followed_by_order_only() -> None:
+    """Each epoch has one writer. So etcd was restored from a copy that did not know of the epoch, and gave it again."""
+    old = elected_with_messages(5)
+    heir = slave_of(old)
+    slave = slave_of(old)
+    for leads in (heir, slave):
+        leads.lead(2)
+        fill(leads, 3, 100 if leads is heir else 200)
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True)
+    assert slave.positions.confirmed < heir.appended_position
+    assert truncated_to(heir, slave, elected=Follow("m", "m:1", 2)) is None
+    shared = old.appended_position
+    assert truncated_to(heir, slave, elected=Follow("m", "m:1", 3, unclean_epoch=3)) == shared
+
+
+def test_what_an_earlier_master_wrote_alone_is_dropped_for_the_next_one() -> None:
+    """As after each fail-over: nobody had acknowledged it."""
+    old = elected_with_messages(5)
+    heir, shared = slave_of(old), old.appended_position
+    fill(old, 3, 200)
+    old.close()
+    heir.lead(2)
+    assert truncated_to(heir, open_store(disk_of(old), follows=True), elected=Follow("m", "m:1", 2)) == shared
+
+
 @pytest.mark.parametrize("hours", [0, 71, 73])
 @pytest.mark.parametrize("is_of_one_past", [True, False])
 def test_a_master_whose_log_begins_behind_the_slaves_is_followed_if_nothing_here_would_be_kept(is_of_one_past: bool, hours: int) -> None:
