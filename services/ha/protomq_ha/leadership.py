@@ -22,8 +22,8 @@ Rules
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
 - A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing,
-  until another one has opened its log. That one's disk may be the next to fail. The first does not run again before it could open its log
-  (`able`).
+  until another one has opened its log. That one's disk may be the next to fail. If its lease ran out before etcd took that, it says so as
+  soon as etcd takes it. It does not run again before it could open its log (`able`).
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -396,7 +396,8 @@ class Leadership:
         if view is None:
             return effects
         gives_back = self.role is Role.OPENING and self._inability != ""
-        is_over = self._is_deposed(view) or (gives_back and view.master is None)
+        is_back = view.master is None and view.in_sync is not None and view.in_sync.is_given_back
+        is_over = self._is_deposed(view) or (gives_back and is_back)
         if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and is_over:
             self.role, self.in_sync, self.epoch, self._gave_away = Role.FOLLOWING, None, 0, False
             self._followed, self._was_replaced = None, False

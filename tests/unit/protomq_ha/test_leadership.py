@@ -600,6 +600,31 @@ def test_who_gives_the_lead_back_while_etcd_is_away_goes_on_with_that(etcd: SimE
     assert slave.machine.role is Role.FOLLOWING
 
 
+def test_who_could_not_give_the_lead_back_before_its_lease_ran_out_says_it_when_etcd_is_back(etcd: SimEtcd) -> None:
+    """Else the next one takes it for one that is gone. It has everything, so it stays in the set until another one has opened its log."""
+    master_with(etcd, "s", "t")
+    slave, lead = elected(etcd, "s")
+    other = Member(etcd, "t", 10_000)
+    other.tick(10_000)
+    slave.answers = False
+    slave.run(slave.machine.unable(lead.epoch, "the disk is full", 10_000), 10_000)
+    slave.tick(20_000)
+    asks, slave.asks, slave.answers = slave.asks, [], True
+    etcd.expire(20_000)
+    assert etcd.view.master is None
+    for ask in asks:
+        slave.run(slave.machine.answered(ask.number, None, 20_000), 20_000)
+    slave.tick(20_400)
+    assert slave.machine.role is Role.FOLLOWING
+    assert etcd.view.in_sync is not None
+    assert etcd.view.in_sync.is_given_back
+    assert StopLeading() not in slave.wants
+    assert other.tick(30_000) == [StopFollowing()]
+    other.run(other.machine.following_stopped(1, 30_000), 30_000)
+    assert other.machine.role is Role.OPENING
+    assert other.members() == {"s", "t"}
+
+
 def test_who_was_deposed_meanwhile_has_nothing_to_give_back(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave, lead = elected(etcd, "s")
