@@ -13,6 +13,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    OwnLog,
     Result,
     Role,
     Settings,
@@ -29,6 +30,8 @@ SILENCE_MS: Final = 800
 BREAK_MS: Final = 5
 """Until the other end of a connection knows that a process has ended."""
 BLOCK: Final = 20
+HEAD_END: Final = 1
+"""Position behind the head of a log."""
 
 
 class Entry(NamedTuple):
@@ -76,6 +79,9 @@ class Fetch(NamedTuple):
 
 class SimBroker:
     """One process at a time."""
+
+    has_own_head = True
+    """Whether the head of a log is that of no other log; planted bugs make heads alike."""
 
     def __init__(self, world: LeadershipWorld, name: str, disk: Disk) -> None:
         rng = world.rng
@@ -320,12 +326,12 @@ class SimBroker:
 
     def may_drop(self, position: int, follow: Follow) -> bool:
         """Whether the log may end there to follow this master: see HaFollower."""
-        log, confirmed = self.disk.log, min(self.disk.confirmed, len(self.disk.log))
-        if not position and (confirmed or self.disk.has_led):
-            confirmed = len(log)
-        if log and log[-1].epoch >= follow.epoch:
-            confirmed = len(log)
-        return confirmed <= position or follow.may_lose(log[-1].epoch)
+        log, disk = self.disk.log, self.disk
+        if not log:
+            return True
+        own = OwnLog(len(log), log[-1].epoch, min(disk.confirmed, len(log)), disk.has_led)
+        shares_past = position > HEAD_END or (position == HEAD_END and self.has_own_head)
+        return own.kept_for(follow, shares_past=shares_past) <= position
 
     def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int, confirmed: int) -> None:
         """The log from a position on: at the start of a session that is where both agree."""

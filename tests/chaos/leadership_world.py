@@ -34,13 +34,14 @@ from protomq_ha.cluster_state import (
 from protomq_ha.leadership_values import Ask, Role
 
 from .checker import Violation
-from .leadership_broker import Disk, Entry, SimBroker
+from .leadership_broker import HOLD_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
 ELECTED_MS: Final = 12_000
 EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
+DEAF_MS: Final = 3_000
 
 
 KINDS: Final = (
@@ -52,13 +53,15 @@ KINDS: Final = (
 
 class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
-    full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data."""
+    full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
+    over hears nothing of etcd for some seconds."""
 
     kinds: tuple[str, ...]
     loss: float
     slow: float
     full: float = 0.0
     forgets: bool = False
+    deafens: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -70,12 +73,13 @@ class Mood(NamedTuple):
 class LeadershipWorld:
     """A life of three brokers, or two."""
 
-    def __init__(self, seed: int, fired: Counter[str], mood: Mood | None = None) -> None:
+    def __init__(self, seed: int, fired: Counter[str], mood: Mood | None = None, *, count: int = 0) -> None:
+        """`count`: of brokers; 0: it is drawn."""
         self.rng = Random(seed)
         # Of its own, so that all else of a seed is as it is without full disks.
         self.disks = Random(f"disks of {seed}")
         mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)), forgets=self.disks.random() < 0.25)
-        self.kinds, self.loss, self.slow, self.full, self.forgets = mood
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens = mood
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -96,7 +100,8 @@ class LeadershipWorld:
         self.was_forgotten = False
         self.set_before: frozenset[str] | None = None
         self.order_before = ""
-        self.brokers = [SimBroker(self, f"b{n}", self.new_disk()) for n in range(self.rng.choice((2, 3, 3)))]
+        count = count or self.rng.choice((2, 3, 3))
+        self.brokers = [SimBroker(self, f"b{n}", self.new_disk()) for n in range(count)]
 
     def new_disk(self) -> Disk:
         self.members += 1
@@ -155,6 +160,9 @@ class LeadershipWorld:
         result = self.etcd.do(ask.request, self.now_ms)
         if isinstance(ask.request, Transaction) and self.etcd.revision != revision:
             self.check_transaction(broker, life)
+            in_sync = self.etcd.view.in_sync
+            if self.deafens and in_sync is not None and in_sync.successor and self.etcd.view.master is None:
+                self.cut_for(DEAF_MS, ("etcd", broker.name))
         if not self.is_lost("etcd", broker.name):
             self.at(self.delay_ms(), broker.answered, ask.number, result, life=(broker, life))
 
@@ -283,8 +291,7 @@ class LeadershipWorld:
         elif kind in ("cut", "cut etcd"):
             other = "etcd" if kind == "cut etcd" else rng.choice([each.name for each in self.brokers])
             links = rng.choice(([(broker.name, other)], [(other, broker.name)], [(broker.name, other), (other, broker.name)]))
-            self.cut.update(links)
-            self.at(length_ms, self.cut.difference_update, links)
+            self.cut_for(length_ms, *links)
         elif kind == "etcd away":
             self.etcd.is_up = False
             self.at(length_ms, lambda: self.etcd.come_back(self.now_ms))
@@ -296,6 +303,11 @@ class LeadershipWorld:
         else:
             self.order(kind, broker)
         self.fired[kind] += 1
+
+    def cut_for(self, length_ms: float, *links: tuple[str, str]) -> None:
+        """No message takes these ways."""
+        self.cut.update(links)
+        self.at(length_ms, self.cut.difference_update, links)
 
     def wake(self, broker: SimBroker) -> None:
         """All that came in the pause is seen now, in its order."""
@@ -332,6 +344,12 @@ class LeadershipWorld:
         self.run_until(FAULTY_MS)
         if not self.found:
             self.heal()
+
+    def run_until_all_are_in_sync(self) -> None:
+        """Nobody has sent anything yet."""
+        while self.etcd.view.in_sync is None or len(self.etcd.view.in_sync.members) < len(self.brokers):
+            assert self.now_ms < FAULTY_MS, "nothing is in their way"
+            self.run_until(self.now_ms + SEND_EVERY_MS)
 
     def clients(self) -> None:
         for broker in self.brokers:
@@ -390,6 +408,25 @@ class LeadershipWorld:
             if not is_there and not broker.refused and not broker.machine.problems(broker.clock_ms()):
                 self.say("L5", f"{broker.disk.member} does not follow, and does not say why")
         self.fired["refused to drop its log"] += sum(broker.refused for broker in self.brokers)
+
+
+def check_young_cluster(seed: int, fired: Counter[str]) -> list[Violation]:
+    """All members have the head of the log, and two a message that was not acknowledged, when those two are killed. The third one leads."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    master = next(each for each in world.brokers if each.machine.role is Role.LEADING)
+    heir, other = world.rng.sample([each for each in world.brokers if each is not master], 2)
+    world.cut.add((master.name, heir.name))
+    master.send()
+    world.run_until(world.now_ms + 2 * HOLD_MS)
+    assert len(other.disk.log) == len(master.disk.log) > len(heir.disk.log) > 0
+    for victim in world.rng.sample([master, other], 2):
+        victim.kill()
+    world.at(0, world.clients)
+    world.run_until(world.now_ms + ELECTED_MS)
+    fired["a young heir"] += heir.machine.role is Role.LEADING
+    world.heal()
+    return world.found
 
 
 def check_leadership(seed: int, fired: Counter[str], mood: Mood | None = None) -> list[Violation]:

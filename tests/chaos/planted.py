@@ -994,10 +994,8 @@ def _answers_repeats_with_the_next_place() -> Any:
 
 RARE: Final = {
     "acknowledges before it writes": 80,
-    "believes the synced positions of another store": 50,
-    "never writes its epochs": 330,
 }
-"""Bugs of following and of replication that few seeds show, and within how many one does."""
+"""Bugs of replication that few seeds show, and within how many one does."""
 
 PLANTED: Final[tuple[Planted, ...]] = (
     Planted("loses an append", _loses_an_append, life),
@@ -1023,7 +1021,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
     Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
     *(Planted(*bug) for bug in planted_leadership.BUGS),
-    *(Planted(name, plant, planted_follow.drill, RARE.get(name, 40)) for name, plant in planted_follow.BUGS),
+    *(Planted(*bug) for bug in planted_follow.BUGS),
     *(Planted(name, plant, planted_ha.drill, RARE.get(name, 40)) for name, plant in planted_ha.BUGS),
     Planted("never syncs a folder", _no_folder_sync, life),
     Planted("never syncs the names of its folders", _no_sync_of_the_root, life),
@@ -1100,7 +1098,6 @@ PLANTED: Final[tuple[Planted, ...]] = (
 
 FIRST_SEEDS: Final = {
     "deletes before what is carried is synced": 42,
-    "acknowledges what it has given away": 54,
     "answers decisions before they are stored": 20,
     "commits in two appends": 16,
     "truncates a slave by length": 18,
@@ -1111,7 +1108,6 @@ FIRST_SEEDS: Final = {
     "compares no in-sync set": 4,
     "does not count proposals": 21,
     "goes on where logs do not agree": 18,
-    "believes the synced positions of another store": 45,
     "checkpoint ahead of the log": 4,
     "counts its lease by a clock that stands still in a suspend": 14,
     "cuts corruption": 1,
@@ -1119,7 +1115,6 @@ FIRST_SEEDS: Final = {
     "forgets topics that rest": 1,
     "lets slaves join without the past": 1,
     "takes a replaced store for the old one": 1,
-    "never writes its epochs": 322,
     "forgets producers with their segments": 25,
     "starts at the checkpoint, blindly": 7,
     "misses recalls meanwhile": 14,

@@ -1,4 +1,4 @@
-"""Bugs of following that are put in on purpose: `planted.py` has them in its list; the drill is `check_following`."""
+"""Bugs of following that are put in on purpose: `planted.py` has them in its list."""
 
 from __future__ import annotations
 
@@ -81,17 +81,18 @@ def states_are_not_followed() -> Any:
     return mock.patch.object(following.LogFollowers, "_apply_state")
 
 
-BUGS: Final = (
-    ("follows bytes whose seals do not hold", seals_are_not_checked),
-    ("believes the synced positions of another store", synced_positions_are_believed),
-    ("truncates by length", truncates_by_length),
-    ("says that no append ends where its log is damaged", damage_is_no_end),
-    ("never writes its epochs", epochs_are_not_durable),
-    ("keeps what tells of a truncated part", snapshots_survive_a_truncation),
-    ("does not follow states", states_are_not_followed),
-)
-
-
 def drill(seed: int) -> list[Violation]:
     """Some lives of two stores."""
     return store_follow.check_following(seed)
+
+
+BUGS: Final = (
+    ("follows bytes whose seals do not hold", seals_are_not_checked, drill),
+    ("believes the synced positions of another store", synced_positions_are_believed, store_follow.check_torn_tails),
+    ("truncates by length", truncates_by_length, drill),
+    ("says that no append ends where its log is damaged", damage_is_no_end, drill),
+    ("never writes its epochs", epochs_are_not_durable, store_follow.check_torn_tails),
+    ("keeps what tells of a truncated part", snapshots_survive_a_truncation, drill),
+    ("does not follow states", states_are_not_followed, drill),
+)
+"""(name, what plants it, where it shows)."""

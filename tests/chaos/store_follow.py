@@ -313,6 +313,16 @@ class FollowWorld:
     def crash_follower(self) -> None:
         self._restart_follower(self.rng.choice(("kill", "power", "power", "close")))
 
+    def follower_loses_power(self) -> None:
+        """What it has not flushed is torn. The leader has, and its seals say so; those that this store led come before."""
+        for _ in range(3):
+            self.send()
+            self.leader_syncs()
+        leader, follower = self.leader.open_store, self.follower.open_store
+        start = max(follower.appended_position, leader.min_position)
+        follower.append_verbatim(start, self.leader.log(start, leader.appended_position))
+        self._restart_follower("power")
+
     def fail_over(self, then: Callable[[], None] = lambda: None) -> None:
         """The leader is gone; the follower leads from where it is. The old one comes back as its follower, after `then`."""
         self.leader.go_down(self.rng.choice(("kill", "power", "close")))
@@ -494,6 +504,20 @@ def _place(store: Store, sequence: int) -> Any:
         return type(error).__name__
     finally:
         store._repeated.drop_claims()
+
+
+def check_torn_tails(seed: int) -> list[Violation]:
+    """A follower loses its power again and again before it has flushed what its leader has; both take turns."""
+    world = FollowWorld(seed)
+    try:
+        for _ in range(6):
+            world.follower_loses_power()
+            world.replicate_all()
+            world.fail_over()
+        world.end()
+    except _Judged:
+        pass
+    return world.found
 
 
 def check_following(seed: int, *, steps: int = 24) -> list[Violation]:

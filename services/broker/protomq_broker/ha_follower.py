@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_ha.leadership_values import OwnLog
 from protomq_runtime.addresses import Address, parse_address_list
 from protomq_runtime.config import ConfigError
 from protomq_runtime.errors import ServiceError
@@ -377,20 +378,16 @@ class HaFollower:
         """
         store, target = self._store, self._target
         assert target is not None, "it is followed"
-        shared, confirmed = point.position, store.positions.confirmed
-        if shared > SEAL_SIZE_BYTES or (shared and store.has_dated_head):
+        shared = point.position
+        shares_past = shared > SEAL_SIZE_BYTES or (shared > 0 and store.has_dated_head)
+        if shares_past:
             shared = max(shared, first_position)
-        else:
-            # Nothing shows that the master's log is of the same past. It may have deleted what both had; but so may any log.
-            if self._may_retention_have_deleted(first_position):
-                return
-            # It is written down now and then, and by a master at its end only: all that is here may have been confirmed.
-            if confirmed or _has_led(store):
-                confirmed = store.appended_position
-        # Each epoch has one writer. So etcd did not know of the epoch of this log when it gave it again: it was restored from a copy.
-        if store.epoch >= target.epoch:
-            confirmed = store.appended_position
-        if confirmed <= shared or target.may_lose(store.epoch) or not _is_sound(store, shared, confirmed):
+        # Nothing shows that the master's log is of the same past. It may have deleted what both had; but so may any log.
+        elif self._may_retention_have_deleted(first_position):
+            return
+        own = OwnLog(store.appended_position, store.epoch, store.positions.confirmed, _has_led(store))
+        confirmed = own.kept_for(target, shares_past=shares_past)
+        if confirmed <= shared or not _is_sound(store, shared, confirmed):
             return
         raise OtherPastError(
             f"the master at {address} has this log up to position {shared} only, and what was confirmed here ends at {confirmed}: nothing"

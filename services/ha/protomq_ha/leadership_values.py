@@ -92,6 +92,34 @@ class Follow(NamedTuple):
         return last_epoch < self.unclean_epoch
 
 
+class OwnLog(NamedTuple):
+    """What a member knows of its log when it is to follow another master.
+
+    Attributes:
+    end: where it ends; epoch: with which it ends.
+    confirmed: what is written down as confirmed.
+    has_led: this member wrote some of it as the leader.
+    """
+
+    end: int
+    epoch: int
+    confirmed: int
+    has_led: bool
+
+    def kept_for(self, follow: Follow, *, shares_past: bool) -> int:
+        """Up to where the log is not to be dropped to follow this master. It may have been acknowledged, and no order allows to lose it.
+
+        `shares_past`: both logs were begun as one, as one can see.
+        """
+        if follow.may_lose(self.epoch):
+            return 0
+        # Each epoch has one writer. If the master's is that of this log from another one, etcd did not know of that when it gave it again.
+        is_etcd_older = self.epoch >= follow.epoch
+        # What is confirmed is written down now and then only. In a past of its own, all of it may have been.
+        is_alone = not shares_past and (self.confirmed or self.has_led)
+        return self.end if is_etcd_older or is_alone else self.confirmed
+
+
 class StopFollowing(NamedTuple):
     """Say nothing to any master any more, then call `following_stopped`."""
 
