@@ -37,7 +37,7 @@ from protomq_runtime.clock import boottime_ms
 from .broker import Election
 from .broker_process import BrokerProcess, with_ports_of
 from .config import BrokerConfig, EtcdConfig
-from .etcd_gateway import HttpEtcd
+from .etcd_gateway import ANSWER_TIMEOUT_S, HttpEtcd
 from .leadership_driver import LeadershipDriver
 from .store.errors import StoreFailedError
 from .store.files.disk import Disk
@@ -66,6 +66,14 @@ class TryRoom(NamedTuple):
 
 
 Item = Effect | BrokerProcess | LogFailed | TryRoom
+
+
+def new_name_wait_ms(etcd: EtcdConfig) -> int:
+    """How long an empty member waits where etcd knows nothing of the name.
+
+    A member with messages that runs has told etcd by then: one reading may hang, the next one and the claim are answered.
+    """
+    return etcd.read_interval_ms + int(2 * 1_000 * ANSWER_TIMEOUT_S)
 
 
 class ElectedBroker:
@@ -112,7 +120,7 @@ class ElectedBroker:
                 member_timeout_ms=etcd.member_timeout_ms,
                 member_lost_timeout_ms=etcd.member_lost_timeout_ms,
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
-                new_name_wait_ms=etcd.lease_ttl_ms,
+                new_name_wait_ms=new_name_wait_ms(etcd),
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,

@@ -11,7 +11,14 @@ import pytest
 
 from protomq_broker import elected_broker
 from protomq_broker.config import BrokerConfig, EtcdConfig
-from protomq_broker.elected_broker import CHANGE_GRACE_S, ElectedBroker, LogFailed, TryRoom
+from protomq_broker.elected_broker import (
+    CHANGE_GRACE_S,
+    ElectedBroker,
+    LogFailed,
+    TryRoom,
+    new_name_wait_ms,
+)
+from protomq_broker.etcd_gateway import ANSWER_TIMEOUT_S
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
@@ -49,6 +56,17 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
 
     asyncio.run(run())
     assert TailFile(disk, ROOT, "two").open(syncs=False, is_lost=False) is not is_closed_clean
+
+
+@pytest.mark.parametrize("lease_ttl_ms", [3_000, 60_000])
+@pytest.mark.parametrize("read_interval_ms", [300, 5_000])
+def test_an_empty_member_of_a_new_name_waits_as_long_as_others_need_to_tell_that_they_have_messages(
+    lease_ttl_ms: int, read_interval_ms: int
+) -> None:
+    """The lease has nothing to do with it."""
+    etcd = EtcdConfig(("http://e:1",), lease_ttl_ms=lease_ttl_ms, read_interval_ms=read_interval_ms)
+    unanswered_ms, answered_ms = 1_000 * ANSWER_TIMEOUT_S, 1_000 * ANSWER_TIMEOUT_S
+    assert new_name_wait_ms(etcd) == unanswered_ms + read_interval_ms + answered_ms
 
 
 class Failing:
