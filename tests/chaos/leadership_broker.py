@@ -167,14 +167,18 @@ class SimBroker:
             disk.flushed = len(disk.log)
         role = self.machine.role
         if role in (Role.LEADING, Role.HANDING_OVER):
+            self.note_confirmed()
             self.report(now_ms)
-            disk.confirmed = max(disk.confirmed, self.confirmed)
         else:
             self.run(self.machine.tick(now_ms))
         if self.follows is not None and world.now_ms - self.last_heard_ms > SILENCE_MS:
             self.begin_session()
         elif self.has_agreed and self.follows is not None and world.counts_flushed:
             self.fetch(None, is_answered=False)
+
+    def note_confirmed(self) -> None:
+        """As a master, now and then: so what it has acknowledged last is not in it."""
+        self.disk.confirmed = max(self.disk.confirmed, self.confirmed)
 
     # Effects.
 

@@ -60,6 +60,16 @@ class SimEtcd:
         self.leases.clear()
         self._view = ClusterView(1, {})
 
+    def copy(self) -> tuple[int, dict[str, Row], dict[int, int]]:
+        """Of its data: revision, keys, leases with their times."""
+        return self.revision, dict(self.rows), {number: lease.ttl_ms for number, lease in self.leases.items()}
+
+    def restore(self, copy: tuple[int, dict[str, Row], dict[int, int]], now_ms: float) -> None:
+        """All is as it was then; leases have their whole time again."""
+        self.revision, self.rows = copy[0], dict(copy[1])
+        self.leases = {number: SimLease(ttl_ms, now_ms + ttl_ms) for number, ttl_ms in copy[2].items()}
+        self._view = ClusterView(self.revision, self.rows)
+
     def expire(self, now_ms: float) -> None:
         """Ends what has run out."""
         for number, lease in list(self.leases.items()):

@@ -34,7 +34,7 @@ from protomq_ha.cluster_state import (
 from protomq_ha.leadership_values import Ask, Role
 
 from .checker import Violation
-from .leadership_broker import HOLD_MS, Disk, Entry, SimBroker
+from .leadership_broker import HOLD_MS, TICK_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
@@ -42,6 +42,7 @@ ELECTED_MS: Final = 12_000
 EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
 DEAF_MS: Final = 3_000
+STEP_MS: Final = 7
 
 
 KINDS: Final = (
@@ -345,11 +346,26 @@ class LeadershipWorld:
         if not self.found:
             self.heal()
 
+    @property
+    def leader(self) -> SimBroker:
+        """Who leads."""
+        return next(each for each in self.brokers if each.is_up and each.machine.role is Role.LEADING)
+
     def run_until_all_are_in_sync(self) -> None:
         """Nobody has sent anything yet."""
-        while self.etcd.view.in_sync is None or len(self.etcd.view.in_sync.members) < len(self.brokers):
-            assert self.now_ms < FAULTY_MS, "nothing is in their way"
-            self.run_until(self.now_ms + SEND_EVERY_MS)
+        self.run_to(lambda: self.in_sync_count == len(self.brokers))
+
+    def run_to(self, happens: Callable[[], bool]) -> None:
+        """In small steps, until it has happened."""
+        while not happens():
+            assert self.now_ms < FAULTY_MS, "nothing is in its way"
+            self.run_until(self.now_ms + STEP_MS)
+
+    @property
+    def in_sync_count(self) -> int:
+        """Members of the set in etcd; 0 while nobody leads."""
+        view = self.etcd.view
+        return len(view.in_sync.members) if view.in_sync is not None and view.master is not None else 0
 
     def clients(self) -> None:
         for broker in self.brokers:
@@ -414,7 +430,7 @@ def check_young_cluster(seed: int, fired: Counter[str]) -> list[Violation]:
     """All members have the head of the log, and two a message that was not acknowledged, when those two are killed. The third one leads."""
     world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
     world.run_until_all_are_in_sync()
-    master = next(each for each in world.brokers if each.machine.role is Role.LEADING)
+    master = world.leader
     heir, other = world.rng.sample([each for each in world.brokers if each is not master], 2)
     world.cut.add((master.name, heir.name))
     master.send()
@@ -425,6 +441,44 @@ def check_young_cluster(seed: int, fired: Counter[str]) -> list[Violation]:
     world.at(0, world.clients)
     world.run_until(world.now_ms + ELECTED_MS)
     fired["a young heir"] += heir.machine.role is Role.LEADING
+    world.heal()
+    return world.found
+
+
+def check_restored_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
+    """A master acknowledges alone, and is killed. Then etcd is restored from a copy that names the others, who lack that.
+
+    The copy is of the same epoch, and the master has written down what is confirmed. Or it is older, and that is not written down yet.
+    """
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    copy, first = world.etcd.copy(), world.leader
+    is_older = world.rng.random() < 0.5
+    if is_older:
+        world.order("switch", world.rng.choice([each for each in world.brokers if each is not first]))
+        world.run_to(lambda: first.machine.role is Role.FOLLOWING and world.in_sync_count == len(world.brokers))
+    master = world.leader
+    assert (master is not first) is is_older
+    for other in world.brokers:
+        if other is not master:
+            other.kill()
+    world.run_to(lambda: world.in_sync_count == 1)
+    master.send()
+    world.run_to(lambda: len(world.owed) > 0)
+    if not is_older:
+        world.run_until(world.now_ms + 2 * TICK_MS)
+    master.kill()
+    world.etcd.restore(copy, world.now_ms)
+    world.was_forgotten = True
+    world.at(0, world.clients)
+    for other in world.brokers:
+        if other is not master:
+            world.revive(other)
+    world.run_until(world.now_ms + ELECTED_MS)
+    assert world.leader is not master
+    world.revive(master)
+    world.run_until(world.now_ms + EQUAL_MS)
+    fired["kept from a restored etcd"] += master.refused
     world.heal()
     return world.found
 

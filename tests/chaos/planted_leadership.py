@@ -10,11 +10,17 @@ from unittest import mock
 from protomq_ha.cluster_state import IN_SYNC, ClusterView, Transaction
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 from protomq_ha.leadership import Leadership
-from protomq_ha.leadership_values import Lease, Role
+from protomq_ha.leadership_values import Follow, Lease, OwnLog, Role
 
 from .checker import Violation
 from .leadership_broker import Disk, SimBroker
-from .leadership_world import LeadershipWorld, Mood, check_leadership, check_young_cluster
+from .leadership_world import (
+    LeadershipWorld,
+    Mood,
+    check_leadership,
+    check_restored_etcd,
+    check_young_cluster,
+)
 
 
 def lease_by_the_wall_clock() -> Any:
@@ -203,6 +209,26 @@ def heads_of_logs_are_alike() -> Any:
     return mock.patch.object(SimBroker, "has_own_head", new=False)
 
 
+def masters_note_nothing() -> Any:
+    """What a master has confirmed is in its memory only."""
+    return mock.patch.object(SimBroker, "note_confirmed")
+
+
+def an_epoch_may_have_two_writers() -> Any:
+    """A member follows a master of the epoch that its log has from another one."""
+    real = OwnLog.kept_for
+
+    def kept_for(self: OwnLog, follow: Follow, *, shares_past: bool) -> int:
+        return real(self, follow._replace(epoch=self.epoch + 1), shares_past=shares_past)
+
+    return mock.patch.object(OwnLog, "kept_for", kept_for)
+
+
+def etcds_of_a_copy(seed: int) -> list[Violation]:
+    """Etcd goes back in time."""
+    return check_restored_etcd(seed, Counter())
+
+
 def young_clusters(seed: int) -> list[Violation]:
     """Nothing was acknowledged when the first master dies."""
     return check_young_cluster(seed, Counter())
@@ -250,6 +276,8 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("runs without the end of its log", runs_without_its_tail, drill),
     ("keeps the epoch at an election", keeps_its_epoch, drill),
     ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
+    ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),
+    ("lets an epoch have two writers", an_epoch_may_have_two_writers, etcds_of_a_copy),
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
