@@ -1,14 +1,18 @@
 """Reads a SendBackRequest whose messages are alike, without an object for each of them. Pure.
 
-    alike   neighbours in one queue that failed in the same way: their encodings differ in nothing but queue offset and id
+    run     neighbours in one queue whose encodings differ in nothing but queue offset and id
+    alike   a few runs, perhaps of several queues, that failed in the same way
 
-That is what a consumer sends that gives back what it has polled. The first message is parsed, and the others are compared with it. Of any
-other request, and of one that is wrong, `read_alike` says nothing: `send_backs.py` reads it message by message, and says what is wrong.
+That is what a consumer sends that gives back what it has polled, or has gathered. The first message of a run is parsed, and the others are
+compared with it. Of any other request, and of one that is wrong, `read_alike` says nothing: `send_backs.py` reads it message by message,
+and says what is wrong.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,11 +21,10 @@ from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq.wire.record import MESSAGE_ID_LENGTH
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 ALIKE_MIN: Final = 3
-"""Fewer are read faster one by one."""
+"""Messages of a run, on average. Fewer are read faster one by one."""
+RUNS_MIN: Final = 4
+"""With more runs than these, short ones are given up before the rest is looked at."""
 _OFFSET_SIZE_MAX_BYTES: Final = 9
 """Of the offset as a varint; a tenth octet has a negative number."""
 
@@ -45,24 +48,39 @@ _ID_TAG: Final = _tag_of(FailedMessage, "message_id", _LENGTH)
 _WEIGHTS: Final = np.int64(1) << np.arange(0, 7 * _OFFSET_SIZE_MAX_BYTES, 7, dtype=np.int64)
 
 
+class AlikeRun(NamedTuple):
+    """Neighbours in one queue.
+
+    Attributes:
+        first: the first of them; the others stand behind that one in its queue.
+        message_count: how many there are.
+        ids: their ids in octets, one behind the other; b"" if they are not given.
+    """
+
+    first: FailedMessage
+    message_count: int
+    ids: bytes
+
+
 class AlikeFailures(NamedTuple):
     """A request that was read.
 
     Attributes:
         group: the consumer group, not checked.
         has_request_id: whether a repeat is to be recognised.
-        first: its first message; the others stand behind that one in its queue.
-        message_count: how many there are.
-        ids: their ids in octets, one behind the other; b"" if they are not given.
+        runs: its messages, in their order. All give ids, or none does.
         said: what all of them say of the failure, encoded: attempt, error, delay.
     """
 
     group: str
     has_request_id: bool
-    first: FailedMessage
-    message_count: int
-    ids: bytes
+    runs: Sequence[AlikeRun]
     said: bytes
+
+    @property
+    def message_count(self) -> int:
+        """How many messages it names."""
+        return sum(run.message_count for run in self.runs)
 
 
 def read_alike(payload: bytes) -> AlikeFailures | None:
@@ -76,14 +94,34 @@ def read_alike(payload: bytes) -> AlikeFailures | None:
 def _read(payload: bytes) -> AlikeFailures | None:
     if payload[0] != _GROUP_TAG:
         return None
-    size, start = read_varint(payload, 1, LENGTH_SIZE_MAX_BYTES)
-    group, start = payload[start : start + size].decode(), start + size
+    size, at = read_varint(payload, 1, LENGTH_SIZE_MAX_BYTES)
+    group, at = payload[at : at + size].decode(), at + size
+    runs: list[AlikeRun] = []
+    told: set[tuple[bytes, bool]] = set()
+    count = 0
+    while at < len(payload) and payload[at] == _MESSAGE_TAG:
+        found = _read_run(payload, at)
+        if found is None:
+            return None
+        run, said, at = found
+        runs.append(run)
+        told.add((said, bool(run.ids)))
+        count += run.message_count
+        if len(told) > 1 or (len(runs) > RUNS_MIN and count < ALIKE_MIN * len(runs)):
+            return None
+    rest = len(payload) - at
+    has_request_id = rest == _REQUEST_ID_SIZE_BYTES and payload[at] == _REQUEST_ID_TAG
+    if count < ALIKE_MIN * len(runs) or not runs or (rest and not has_request_id) or _overlap(runs):
+        return None
+    ((said, _),) = told
+    return AlikeFailures(group, has_request_id, runs, said)
+
+
+def _read_run(payload: bytes, start: int) -> tuple[AlikeRun, bytes, int] | None:
+    """The run that begins at `start` of a request, what its messages say of the failure, and where it ends."""
     size, at = read_varint(payload, start + 1, LENGTH_SIZE_MAX_BYTES)
     stride = at + size - start
-    count, rest = divmod(len(payload) - start, stride)
-    has_request_id = rest == _REQUEST_ID_SIZE_BYTES and payload[-rest] == _REQUEST_ID_TAG
-    if payload[start] != _MESSAGE_TAG or count < ALIKE_MIN or (rest and not has_request_id):
-        return None
+    count = (len(payload) - start) // stride
     encoded = payload[at : at + size]
     first = FailedMessage.FromString(encoded)
     places = _places_of(encoded, at - start)
@@ -92,21 +130,28 @@ def _read(payload: bytes) -> AlikeFailures | None:
         return None
     offset_start, offset_end, id_start, id_end = places
     rows = np.frombuffer(payload, np.uint8, count * stride, start).reshape(count, stride)
+    differs = rows != rows[0]
+    differs[:, id_start:id_end] = False
     offsets = rows[:, offset_start:offset_end]
-    if not (
-        _are_same(rows[:, :offset_start])
-        and _are_same(offsets & 0x80)
-        and _are_same(rows[:, offset_end:id_start])
-        and _are_same(rows[:, id_end:])
-    ):
-        return None
+    differs[:, offset_start:offset_end] &= (offsets ^ offsets[0]) >= 0x80
     steps = (offsets & 0x7F) @ _WEIGHTS[: offset_end - offset_start] - first.queue_offset
-    if steps.tobytes() != np.arange(count).tobytes():
-        return None
-    ids = bytes.fromhex(rows[:, id_start:id_end].tobytes().decode("ascii"))
+    others = np.flatnonzero(differs.any(axis=1) | (steps != np.arange(count)))
+    if len(others):
+        count = int(others[0])
+    ids = bytes.fromhex(rows[:count, id_start:id_end].tobytes().decode("ascii"))
     if len(ids) * 2 != count * (id_end - id_start):
         return None
-    return AlikeFailures(group, has_request_id, first, count, ids, payload[start + id_end : start + stride])
+    return AlikeRun(first, count, ids), payload[start + id_end : start + stride], start + count * stride
+
+
+def _overlap(runs: Sequence[AlikeRun]) -> bool:
+    """Whether a message is in two of them."""
+    if len(runs) == 1:
+        return False
+    spans = sorted((run.first.topic, run.first.queue_id, run.first.queue_offset, run.message_count) for run in runs)
+    return any(
+        one[:2] == other[:2] and one[2] + one[3] > other[2] for one, other in pairwise(spans)
+    )
 
 
 def _places_of(message: bytes, base: int) -> tuple[int, int, int, int] | None:
@@ -130,7 +175,3 @@ def _places_of(message: bytes, base: int) -> tuple[int, int, int, int] | None:
         if message[at + 1] != MESSAGE_ID_LENGTH:
             return None
     return base + offset_start, base + offset_end, base + id_start, base + id_end
-
-
-def _are_same(rows: NDArray[Any]) -> bool:
-    return rows.tobytes() == rows[0].tobytes() * len(rows)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from protomq.v1.group_service_pb2 import FailedMessage
 
-    from .alike_failures import AlikeFailures
+    from .alike_failures import AlikeRun
     from .store.state.topics import TopicConfig
     from .store.store import Store
 
@@ -123,9 +123,9 @@ def find_messages(
 
 
 def find_alike(
-    store: Store, failures: Sequence[AlikeFailures]
+    store: Store, runs: Sequence[AlikeRun]
 ) -> tuple[FoundMessages, list[tuple[str, int]]] | None:
-    """As `find_messages`, of requests that all give ids, or none of them. None if they have to be looked up one by one, which says what is
+    """As `find_messages`, of runs that all give ids, or none of them. None if they have to be looked up one by one, which says what is
     wrong, if anything is.
 
     Raises ServiceError, StoreError.
@@ -133,7 +133,7 @@ def find_alike(
     topics: dict[str, TopicConfig] = {}
     parts, starts, sizes = [], [], []
     base = 0
-    for each in failures:
+    for each in runs:
         first, count = each.first, each.message_count
         topic = topics.get(first.topic)
         if topic is None:
@@ -157,7 +157,7 @@ def find_alike(
     ends = found.starts + found.sizes
     trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[ends - layout.FIXED_TRAILER_SIZE_BYTES]
     octets = trailers.view(np.uint8).reshape(len(ends), layout.FIXED_TRAILER_SIZE_BYTES)
-    ids = b"".join([each.ids for each in failures])
+    ids = b"".join([each.ids for each in runs])
     if ids and octets[:, _ID_PLACES].tobytes() != ids:
         return None
     found.attempts = [0] * len(ends)

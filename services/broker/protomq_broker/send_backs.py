@@ -184,14 +184,12 @@ class SendBacks:
                 continue
             key = _key_of(payload) if alike.has_request_id else 0
             asked = _Asked(call, alike.group, key, alike.message_count, alike=alike)
-            alike_groups.setdefault((alike.group, alike.said, bool(alike.ids)), []).append(asked)
+            alike_groups.setdefault((alike.group, alike.said, bool(alike.runs[0].ids)), []).append(asked)
         for group in alike_groups.values():
             for together in _bundles(group):
-                found = self._prepare_alike(together)
-                if found is not None:
-                    prepared.append(found)
-                    continue
-                for each in together:
+                found, others = self._prepare_alike_all(together)
+                prepared += found
+                for each in others:
                     again = self._read(each.call, bytes(each.call.payload))
                     if again is not None:
                         groups.setdefault(again.group, []).append(again)
@@ -247,17 +245,33 @@ class SendBacks:
         if not is_posted:
             self._writer.post(self._write)
 
+    def _prepare_alike_all(self, asked: Sequence[_Asked]) -> tuple[list[_Prepared], list[_Asked]]:
+        """Prepares the requests together, or each by itself if that cannot be. Also returns those that have to be read one by one."""
+        together = self._prepare_alike(asked)
+        if together is not None:
+            return [together], []
+        if len(asked) == 1:
+            return [], list(asked)
+        prepared, others = [], []
+        for each in asked:
+            alone = self._prepare_alike([each])
+            if alone is not None:
+                prepared.append(alone)
+            else:
+                others.append(each)
+        return prepared, others
+
     def _prepare_alike(self, asked: Sequence[_Asked]) -> _Prepared | None:
         """Makes the copies for requests whose messages are alike, and say the same. None if they have to be read message by message, which
         also says what is wrong, if anything is.
         """
-        failures = [each.alike for each in asked if each.alike is not None]
-        group, first = asked[0].group, failures[0].first
+        runs = [run for each in asked if each.alike is not None for run in each.alike.runs]
+        group, first = asked[0].group, runs[0].first
         try:
             check_group_name(group)
-            for each in failures:
-                _check_topic(group, each.first.topic, 0)
-            known = find_alike(self._store, failures)
+            for topic in {run.first.topic for run in runs}:
+                _check_topic(group, topic, 0)
+            known = find_alike(self._store, runs)
             if known is None:
                 return None
             found, sources = known

@@ -58,6 +58,14 @@ def test_failures_of_a_broker_go_in_one_call_and_brokers_are_independent() -> No
     assert made.count == 45
 
 
+def test_neighbours_stand_side_by_side_in_a_call_whatever_the_order_in_which_they_failed() -> None:
+    other = MessageQueue("t", "a", 1)
+    call = begin(line(back(3), back(9, other), back(2), back(8, other), back(1)))
+    assert [(one.message.queue.queue_id, one.message.queue_offset) for one in call.backs] == [
+        (0, 1), (0, 2), (0, 3), (1, 8), (1, 9)
+    ]  # fmt: skip
+
+
 def test_a_broker_that_is_away_is_asked_again_with_the_same_call_after_growing_pauses() -> None:
     made = line(back(1), back(2))
     call = begin(made)

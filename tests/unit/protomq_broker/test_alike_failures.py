@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -47,13 +49,28 @@ def agrees(payload: bytes) -> bool:
     request = SendBackRequest.FromString(payload)
     assert (alike.group, alike.has_request_id) == (request.consumer_group, bool(request.request_id))
     assert alike.message_count == len(request.messages)
-    assert alike.first == request.messages[0]
-    assert alike.ids == b"".join(bytes.fromhex(each.message_id) for each in request.messages)
-    for row, message in enumerate(request.messages):
-        assert message.queue_offset == alike.first.queue_offset + row
-        message.queue_offset, message.message_id = alike.first.queue_offset, alike.first.message_id
-        assert message == alike.first
+    messages = iter(request.messages)
+    for run in alike.runs:
+        neighbours = list(islice(messages, run.message_count))
+        assert run.first == neighbours[0]
+        assert run.ids == b"".join(bytes.fromhex(each.message_id) for each in neighbours)
+        for row, message in enumerate(neighbours):
+            assert message.queue_offset == run.first.queue_offset + row
+            message.queue_offset, message.message_id = run.first.queue_offset, run.first.message_id
+            assert message == run.first
+            assert alike.said == said_of(message)
+    assert not list(messages)
+    assert {bool(run.ids) for run in alike.runs} in ({True}, {False})
     return True
+
+
+def said_of(message: FailedMessage) -> bytes:
+    """What it says of the failure, encoded."""
+    said = FailedMessage()
+    said.CopyFrom(message)
+    for field in ("topic", "queue_id", "queue_offset", "topic_incarnation", "message_id"):
+        said.ClearField(field)
+    return said.SerializeToString()
 
 
 @given(FIELDS, FIRST_OFFSETS, st.integers(1, 40), st.booleans(), st.sampled_from([0, 1, 1 << 63]), st.text(max_size=9))
@@ -62,8 +79,53 @@ def test_what_consumers_send_is_read_as_a_parser_reads_it(
 ) -> None:
     request = request_of(fields, first, count, has_ids=has_ids, request_id=request_id, group=group)
     is_read = agrees(request.SerializeToString())
-    sizes = {each.ByteSize() for each in request.messages}
-    assert is_read is (count >= ALIKE_MIN and len(sizes) == 1 and bool(group))
+    runs = {each.ByteSize() for each in request.messages}  # offsets get longer, never shorter again
+    assert is_read is (first > 0 and count >= ALIKE_MIN * len(runs) and bool(group))
+
+
+@given(
+    FIELDS,
+    st.lists(st.tuples(st.integers(0, 200), st.integers(100, 400), st.integers(1, 9)), min_size=1, max_size=12),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=2),
+)
+def test_runs_of_several_queues_are_read_as_a_parser_reads_them_or_not_at_all(
+    fields: dict[str, Any], runs: list[tuple[int, int, int]], has_ids: bool, changes: list[tuple[int, int]]
+) -> None:
+    payload = bytearray(request_of_runs(fields, runs, has_ids=has_ids).SerializeToString())
+    for at, octet in changes:
+        payload[at % len(payload)] = octet
+    is_read = agrees(bytes(payload))
+    places = [(queue_id, first + row) for queue_id, first, count in runs for row in range(count)]
+    assert changes or not is_read or len(set(places)) == len(places)
+    if not changes and all(count >= 2 * ALIKE_MIN for _, _, count in runs) and len(set(places)) == len(places):
+        assert is_read, "the offsets of a run get longer once at most"
+
+
+def request_of_runs(
+    fields: dict[str, Any], runs: Iterable[tuple[int, int, int]], *, has_ids: bool = True
+) -> SendBackRequest:
+    """Runs of (queue, first offset, messages)."""
+    request = SendBackRequest(consumer_group="group", request_id=9)
+    for queue_id, first, count in runs:
+        request.MergeFrom(
+            SendBackRequest(messages=request_of({**fields, "queue_id": queue_id}, first, count, has_ids=has_ids).messages)
+        )
+    return request
+
+
+def test_runs_that_failed_in_another_way_or_share_a_message_or_are_short_are_left_to_the_parser() -> None:
+    fields = {"topic": "topic", "error": "some"}
+    assert agrees(request_of_runs(fields, [(1, 200, 5), (2, 300, 1), (1, 205, 4)]).SerializeToString())
+    other = request_of_runs({**fields, "error": "else"}, [(2, 300, 5)])
+    without_ids = request_of_runs(fields, [(2, 300, 5)], has_ids=False)
+    for more in (other, without_ids):
+        request = request_of_runs(fields, [(1, 200, 5)])
+        request.messages.extend(more.messages)
+        assert read_alike(request.SerializeToString()) is None
+    assert read_alike(request_of_runs(fields, [(1, 200, 5), (2, 200, 5), (1, 204, 5)]).SerializeToString()) is None
+    assert read_alike(request_of_runs(fields, [(1, 200 + 2 * row, 1) for row in range(30)]).SerializeToString()) is None
+    assert read_alike(request_of_runs(fields, [(1, 200, 3), (2, 200, 2)]).SerializeToString()) is None
 
 
 @given(FIELDS, st.integers(128, 1 << 20), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=3))

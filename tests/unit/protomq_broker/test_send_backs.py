@@ -171,7 +171,8 @@ def sent_back_in_runs(world: RetryWorld) -> tuple[list[SendBackResponse], list[b
     found = [world.read(TOPIC, queue_id) for queue_id in (0, 1)]
     answers = []
     for turn in range(2):
-        runs = [found[0][130:160], found[1][130:140], found[1][140:143]] if not turn else [world.retries()[1:]]
+        several_queues = found[0][160:165] + found[1][150:155]
+        runs = [found[0][130:160], found[1][130:140], found[1][140:143], several_queues] if not turn else [world.retries()[1:]]
         calls = []
         for number, run in enumerate(runs):
             messages = [failed(each, error="why", topic_incarnation=0) for each in run]
@@ -197,11 +198,11 @@ def test_runs_of_messages_go_back_as_single_ones_do() -> None:
         one_by_one = sent_back_in_runs(RetryWorld())
     assert by_arrays == one_by_one
     answers, copies = by_arrays
-    assert len(copies) == 43 + 42
-    assert [answer.repeated_request for answer in answers] == [False] * 3 + [True] * 3 + [False, True]
+    assert len(copies) == 53 + 52
+    assert [answer.repeated_request for answer in answers] == [False] * 4 + [True] * 4 + [False, True]
     assert {result.dead_letter for result in answers[-2].results} == {True}
     counts = runs.send_backs.counts
-    assert (counts.retried, counts.dead, counts.repeated) == (43, 42, 4)
+    assert (counts.retried, counts.dead, counts.repeated) == (53, 52, 5)
 
 
 @pytest.mark.parametrize(
