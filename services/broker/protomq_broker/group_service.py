@@ -22,6 +22,7 @@ from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .admin_service import check_page_token, page_size_of
+from .gathered_calls import GatheredCalls
 from .store.state.group_settings import (
     RETRY_DELAY_MAX_MS,
     GroupSettingsError,
@@ -37,7 +38,7 @@ from .topic_access import check_group_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protomq_runtime.call import Call, CallContext
+    from protomq_runtime.call import Call, CallContext, CallLane
 
     from .send_backs import SendBacks
     from .store.store import Store
@@ -65,6 +66,7 @@ class GroupService:
         self._levels_ms = levels_ms
         self._changed = changed
         self._send_backs = send_backs
+        self._gathered: dict[CallLane, GatheredCalls] = {}
 
     @raw
     def put_group(self, call: Call) -> None:
@@ -115,7 +117,11 @@ class GroupService:
     @drained
     def send_back(self, calls: list[Call]) -> None:
         """Sends failed messages back: the broker delivers them again, or appends them to the dead letters."""
-        self._send_backs.send_back(calls)
+        lane = calls[0].lane
+        gathered = self._gathered.get(lane)
+        if gathered is None:
+            gathered = self._gathered[lane] = GatheredCalls(lane, self._send_backs.send_back)
+        gathered.add(calls)
 
     @raw
     def create_retry_topic(self, call: Call) -> None:

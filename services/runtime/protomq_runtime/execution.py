@@ -6,6 +6,7 @@ A ServiceError is the answer; anything else is a defect: INTERNAL for the caller
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -43,7 +44,7 @@ def run_raw(call: Call) -> None:
     try:
         call.bound.function(call)
     except Exception as error:
-        _fail_unanswered((call,), error)
+        fail_unanswered((call,), error)
 
 
 def run_drained(bound: BoundMethod, calls: list[Call]) -> None:
@@ -51,10 +52,11 @@ def run_drained(bound: BoundMethod, calls: list[Call]) -> None:
     try:
         bound.function(calls)
     except Exception as error:
-        _fail_unanswered(calls, error)
+        fail_unanswered(calls, error)
 
 
-def _fail_unanswered(calls: list[Call] | tuple[Call], error: Exception) -> None:
+def fail_unanswered(calls: Sequence[Call], error: Exception) -> None:
+    """Of a method that has raised `error`."""
     if not isinstance(error, ServiceError):
         logger.error("%s failed for %s", calls[0].method.path, calls[0].peer, exc_info=error)
         error = internal()
