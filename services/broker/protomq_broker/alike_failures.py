@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -20,6 +20,9 @@ from google.protobuf.message import DecodeError
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq.wire.record import MESSAGE_ID_LENGTH
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ALIKE_MIN: Final = 3
 """Messages of a run, on average. Fewer are read faster one by one."""
@@ -130,18 +133,26 @@ def _read_run(payload: bytes, start: int) -> tuple[AlikeRun, bytes, int] | None:
         return None
     offset_start, offset_end, id_start, id_end = places
     rows = np.frombuffer(payload, np.uint8, count * stride, start).reshape(count, stride)
-    differs = rows != rows[0]
-    differs[:, id_start:id_end] = False
-    offsets = rows[:, offset_start:offset_end]
-    differs[:, offset_start:offset_end] &= (offsets ^ offsets[0]) >= 0x80
-    steps = (offsets & 0x7F) @ _WEIGHTS[: offset_end - offset_start] - first.queue_offset
-    others = np.flatnonzero(differs.any(axis=1) | (steps != np.arange(count)))
-    if len(others):
-        count = int(others[0])
+    offsets = (rows[:, offset_start:offset_end] & 0x7F) @ _WEIGHTS[: offset_end - offset_start]
+    count = _count_same(offsets - first.queue_offset, np.arange(count))
+    shared = rows[:count].copy()
+    shared[:, offset_start:offset_end] &= 0x80
+    shared[:, id_start:id_end] = 0
+    if shared.tobytes() != shared[0].tobytes() * count:
+        count = _count_same(shared, shared[0])
     ids = bytes.fromhex(rows[:count, id_start:id_end].tobytes().decode("ascii"))
     if len(ids) * 2 != count * (id_end - id_start):
         return None
     return AlikeRun(first, count, ids), payload[start + id_end : start + stride], start + count * stride
+
+
+def _count_same(rows: NDArray[Any], others: NDArray[Any]) -> int:
+    """How many rows are the same as the others up to the first that is not."""
+    differs = rows != others
+    if differs.ndim > 1:
+        differs = differs.any(axis=1)
+    first = int(differs.argmax())
+    return first if differs[first] else len(rows)
 
 
 def _overlap(runs: Sequence[AlikeRun]) -> bool:
