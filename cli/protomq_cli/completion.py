@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from protomq_cli.output import ALL_DONE, stdout_named
+
 COMPLETE_VARIABLE: Final = "_PROTOMQ_COMPLETE"
 _DEADLINE_S: Final = 0.3
 
@@ -38,7 +40,8 @@ def print_completion(
     script = get_completion_script(
         prog_name="protomq", complete_var=COMPLETE_VARIABLE, shell=shell.value
     )
-    typer.echo(script)
+    with stdout_named(ALL_DONE):
+        typer.echo(script)
 
 
 def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -120,7 +120,9 @@ def translate(error: BaseException) -> CliError | None:
         broker = error.metadata.get("broker_name", "")
         if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
-        if reason not in ("NOT_PERMITTED", "TOPIC_NOT_FOUND") or _can_be_created(error.metadata.get("topic", "")):
+        if reason == "REQUEST_TIMEOUT" and message.startswith("no reply to message"):
+            message += "; see whether a consumer of the topic runs, and replies"
+        elif reason not in ("NOT_PERMITTED", "TOPIC_NOT_FOUND") or _can_be_created(error.metadata.get("topic", "")):
             message = with_hint(reason, message)
         if reason == "NO_ROUTE" and message.startswith("no name server answers"):
             message += "; start one with `protomq standalone`, or give its address by --namesrv or PROTOMQ_NAMESRV_ADDR"

@@ -45,7 +45,7 @@ def is_serving(address: str, service: str, timeout_s: float) -> bool:
     import grpc
 
     host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if "/" in address or not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         # gRPC would look the whole up as a name, and say that nobody answers.
         raise CliError(ExitCode.USAGE, "USAGE", f"an address has the form host:port, with a port from 1 to 65535; this is {address!r}")
     size = len(service.encode())

@@ -171,7 +171,10 @@ def print_version() -> None:
     """Print the version."""
     from importlib import metadata
 
-    typer.echo(f"protomq {metadata.version('protomq-cli')}")
+    from protomq_cli.output import ALL_DONE, stdout_named
+
+    with stdout_named(ALL_DONE):
+        typer.echo(f"protomq {metadata.version('protomq-cli')}")
 
 
 @contextmanager

@@ -267,6 +267,8 @@ def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(
         ("group lag " + "n" * 5000, "1 to 120 characters"),
         ("send " + "n" * 5000 + " x", "1 to 127 characters"),
         ("message query {topic}", "--key"),
+        ("group clone same-group same-group", "both 'same-group'"),
+        ("health http://127.0.0.1:8081", "host:port"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence_that_says_what_to_do(
@@ -278,6 +280,20 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_that_says_what_to_do(
     assert len(told.stderr) < 400
     assert told.stderr.count("\n") == 1
     assert not {"nothing-set", "no-delay"} & set(cli("group", "show").stdout.split())
+
+
+def test_a_request_without_a_reply_says_who_is_missing(cli: Cli, protomq_topic: str) -> None:
+    told = cli("request", protomq_topic, "x", "--timeout", "300ms", code=3).stderr
+    assert "see whether a consumer of the topic runs" in told
+    assert "cluster list" not in told
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"], ["completion", "bash"]])
+def test_a_full_disk_behind_stdout_is_named(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROTOMQ, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("protomq: stdout cannot be written: No space left on device")
 
 
 def test_a_group_that_nobody_knows_has_the_defaults_and_that_is_said(cli: Cli, protomq_topic: str) -> None:

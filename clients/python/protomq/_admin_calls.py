@@ -78,6 +78,7 @@ class AdminCalls:
         self._transport.close()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

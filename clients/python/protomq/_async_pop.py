@@ -205,6 +205,7 @@ class AsyncSimpleConsumer:
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncSimpleConsumer:
+        self._check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:

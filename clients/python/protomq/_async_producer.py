@@ -338,6 +338,8 @@ class AsyncProducer(AsyncLineSender):
             await self._transport.close()
 
     async def __aenter__(self) -> AsyncProducer:
+        if self._closed:
+            raise ClosedError("the producer is closed")
         return self
 
     async def __aexit__(self, *_: object) -> None:

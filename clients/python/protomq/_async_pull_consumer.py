@@ -407,6 +407,7 @@ class AsyncPullConsumer(ConsumerBase):
         return text
 
     async def __aenter__(self) -> AsyncPullConsumer:
+        self._check_open()
         return self
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:

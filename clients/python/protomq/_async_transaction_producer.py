@@ -381,6 +381,8 @@ class AsyncTransactionProducer:
         await self._producer.close(timeout_s)
 
     async def __aenter__(self) -> AsyncTransactionProducer:
+        if self._closed:
+            raise ClosedError("the producer is closed")
         self._follow()
         return self
 

@@ -44,10 +44,16 @@ def check_group(group: object) -> str:
     return group
 
 
-def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
-    """A span of time in seconds: 0.001 (with `zero`: 0) to 1e6."""
+def check_number(name: str, value: object) -> float:
+    """A number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
+    return value
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
+    """A span of time in seconds: 0.001 (with `zero`: 0) to 1e6."""
+    value = check_number(name, value)
     least = 0 if zero else SECONDS_MIN
     if not least <= value <= SECONDS_MAX:
         raise ConfigurationError(f"{name} is {least} to 1e6 seconds, not {value}")

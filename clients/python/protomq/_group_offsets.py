@@ -105,6 +105,8 @@ def clone_offsets(
 
     check_group(source)
     check_group(group)
+    if source == group:
+        raise ConfigurationError(f"source and group are both {group!r}: a group goes on where another one is")
     if topic:
         check_topic(topic)
     request = pb.CloneOffsetsRequest(source_group=source, consumer_group=group, topic=topic)

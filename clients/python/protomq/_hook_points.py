@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ._late_imports import fork_waits
 from ._outgoing import OutgoingMessage
-from .errors import WrongTypeError
+from .errors import ConfigurationError, WrongTypeError
 from .hooks import (
     CallContext,
     ConsumeContext,
@@ -42,20 +43,27 @@ _POINTS: Final = {
     "end": ("before_end_transaction", "after_end_transaction"),
     "call": ("before_call", "after_call"),
 }
+_NAMES: Final = [name for names in _POINTS.values() for name in names]
 _BEGAN: Final = "began_s"
 """The key of our own note."""
 
 
 def check_hooks(hooks: object) -> None:
-    """Raises WrongTypeError for what are no hooks."""
+    """Raises WrongTypeError for what are no hooks, ConfigurationError for methods whose names are most likely misspelled."""
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise WrongTypeError(f"hooks is a list of Hook, not {hooks!r}")
     for hook in hooks:
+        with fork_waits:
+            import difflib
+
         if not isinstance(hook, Hook):
             raise WrongTypeError(f"a hook is derived from protomq.hooks.Hook, {hook!r} is not")
-        for name in (name for names in _POINTS.values() for name in names):
+        for name in _NAMES:
             if inspect.iscoroutinefunction(getattr(hook, name)):
                 raise WrongTypeError(f"the methods of a hook are functions, {name} of {hook!r} is a coroutine function")
+        for name in dir(hook):
+            if not hasattr(Hook, name) and (meant := difflib.get_close_matches(name, _NAMES, 1, 0.8)):
+                raise ConfigurationError(f"nobody calls {name} of {hook!r}; did you mean {meant[0]}?")
 
 
 class HookPoints:

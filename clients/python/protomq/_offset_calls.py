@@ -40,6 +40,9 @@ def checked_tags(tags: object) -> tuple[str, ...]:
         raise ConfigurationError("a tag is not empty")
     if joined := [tag for tag in checked if "|" in tag]:
         raise ConfigurationError(f"tags is a list: no tag has a |, {joined[0]!r} are several")
+    # Left out, it is (). An empty list is one that a program has put together, and it does not want all messages.
+    if not checked and tags != ():
+        raise ConfigurationError('tags names no tag, so no message would come; leave it out, or write tags=["*"], to get all')
     return () if "*" in checked else checked
 
 

@@ -257,6 +257,7 @@ class SimpleConsumer:
         self._transport.close()
 
     def __enter__(self) -> SimpleConsumer:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

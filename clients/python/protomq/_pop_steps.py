@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from . import _methods
 from ._call_steps import call_broker, retried
 from ._checks import (
+    SECONDS_MIN,
     check_count,
     check_flag,
     check_group,
+    check_number,
     check_seconds,
     check_topic,
 )
@@ -158,8 +160,10 @@ class PopSteps:
         """What a call of `receive` asks for. Raises ConfigurationError."""
         check_topic(topic)
         check_count("count", count, 1, COUNT_MAX)
-        if check_seconds("invisible_s", invisible_s) > INVISIBLE_MAX_S:
-            raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
+        if not SECONDS_MIN <= check_number("invisible_s", invisible_s) <= INVISIBLE_MAX_S:
+            raise ConfigurationError(
+                f"invisible_s is 10 to {INVISIBLE_MAX_S:.0f} (12 h), or what the broker's settings say, not {invisible_s}"
+            )
         if check_seconds("hold_s", hold_s, zero=True) > HOLD_MAX_S:
             raise ConfigurationError(f"hold_s is {HOLD_MAX_S:.0f} at most, not {hold_s}")
         if queue is not None and not isinstance(queue, MessageQueue):

@@ -446,6 +446,8 @@ class Producer(LineSender):
             warn(logger, unseen_text(count, error), 3)
 
     def __enter__(self) -> Producer:
+        if self._closed:
+            raise ClosedError("the producer is closed")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -490,6 +490,7 @@ class PullConsumer(ConsumerBase):
         return text
 
     def __enter__(self) -> PullConsumer:
+        self._check_open()
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:

@@ -92,6 +92,10 @@ class PushOptions:
         check_flag("trace", self.trace)
         check_text("offset_folder", self.offset_folder)
         check_text("instance", self.instance)
+        if self.instance and not self.broadcast:
+            raise ConfigurationError(
+                "instance names the file of a consumer with broadcast=True; without that brokers keep the offsets: leave it out"
+            )
         for name in ("queue_count_max", "queue_span_max", "count_max"):
             check_count(name, getattr(self, name), 1, 1 << 24)
         for name in ("queue_size_max_bytes", "size_max_bytes"):

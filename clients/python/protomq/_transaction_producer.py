@@ -446,6 +446,8 @@ class TransactionProducer:
         self._producer.close(timeout_s)
 
     def __enter__(self) -> TransactionProducer:
+        if self._closed.is_set():
+            raise ClosedError("the producer is closed")
         return self
 
     def __exit__(self, *_: object) -> None:
