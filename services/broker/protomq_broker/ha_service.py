@@ -70,10 +70,11 @@ it.
 GATHER_MS: Final = 20
 """How long the log is gathered for a slave where nobody waits for slaves: an answer costs the master as much as some sends.
 
-An answer goes at once if the one before is older than this. RocketMQ's asynchronous master looks each 100 ms (HAConnection).
+It begins with each answer that has a part of the log, for all slaves. So an answer goes at once if the last one is older than this.
+RocketMQ's asynchronous master looks each 100 ms (HAConnection).
 """
-GATHER_SIZE_MAX_BYTES: Final = 1 << 20
-"""If this much of the log is there, it does not wait."""
+GATHER_SIZE_MAX_BYTES: Final = 4 << 20
+"""If this much of the log is there, it does not wait. That is what fast senders append in the time above."""
 ENDED_MAX: Final = 64
 """Slaves of which the master remembers how far their last session came."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
@@ -96,7 +97,7 @@ class _Fetch(NamedTuple):
 class _Feed:
     """State of a slave's session on this master."""
 
-    __slots__ = ("answered_ms", "begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
+    __slots__ = ("begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
 
     def __init__(self, session: int, call: Call, slave: tuple[int, int], begun_position: int) -> None:
         """`slave`: its id and its store's."""
@@ -107,8 +108,6 @@ class _Feed:
         self.last_call = call
         """The last fetch, answered or not. On the remoting port its connection tells whether the slave is there."""
         self.held: deque[_Fetch] = deque()
-        self.answered_ms = -GATHER_MS
-        """When the slave was last given a part of the log."""
         self.told = (-1, -1)
         """The last (confirmed position, first position) that the slave was told."""
 
@@ -159,7 +158,7 @@ class HaService:
         self._lane: CallLane | None = None
         self._is_posted = self._is_news_due = self._is_gathering = self._stopping = False
         self._wake_position = 0
-        """An append that ends before this position wakes nobody: what is gathered goes soon."""
+        """An append that ends before this position wakes nobody: what is gathered goes soon. 0: each wakes."""
         self._held_count = 0
         self._ended: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         """Where the last session of a slave began, and up to where it has sent the log."""
@@ -417,7 +416,7 @@ class HaService:
         if len(feed.held) >= FETCHES_MAX:
             message = f"{FETCHES_MAX} fetches of this session are held already"
             raise too_many("held fetches of a session", FETCHES_MAX, message, retry_delay_ms=TICK_MS)
-        if not feed.held and (self._stopping or (self._has_more(feed) and not self._gather_ms(feed))):
+        if not feed.held and (self._stopping or (self._has_more(feed) and not self._gathers(feed))):
             self._answer(call, feed, request.size_max_bytes)
             return
         self._hold(call, feed, request)
@@ -505,46 +504,44 @@ class HaService:
         return fetch
 
     def _give(self, feed: _Feed) -> None:
-        """Answers held fetches as far as there is more log, and schedules what is gathered, and the news."""
+        """Answers held fetches as far as there is more log that is not gathered, and schedules the news."""
         while feed.held and self._has_more(feed):
-            wait_ms = self._gather_ms(feed)
-            if wait_ms:
-                self._gather(feed, wait_ms)
-                break
+            if self._gathers(feed):
+                # What is gathered brings the news.
+                return
             fetch = self._take(feed)
             self._answer(fetch.call, feed, fetch.size_max_bytes)
         if feed.held and feed.told != self._news() and not self._is_news_due:
             self._is_news_due = True
             feed.held[0].call.lane.call_later(NEWS_DELAY_MS, self._tell_news)
 
-    def _gather_ms(self, feed: _Feed) -> int:
-        """How long the slave waits for its next part of the log."""
-        if (
-            self._positions.waits_for_replicas
-            or self._positions.appended - feed.sent_position >= GATHER_SIZE_MAX_BYTES
-        ):
-            return 0
-        return max(feed.answered_ms + GATHER_MS - self._now_ms(), 0)
+    def _gathers(self, feed: _Feed) -> bool:
+        """Whether the slave waits for its next part of the log."""
+        return (
+            self._is_gathering
+            and not self._positions.waits_for_replicas
+            and self._positions.appended - feed.sent_position < GATHER_SIZE_MAX_BYTES
+        )
 
-    def _gather(self, feed: _Feed, wait_ms: int) -> None:
-        """Gives the slave its next part in `wait_ms`, or when it is large."""
-        wake_position = feed.sent_position + GATHER_SIZE_MAX_BYTES
-        if self._is_gathering:
-            self._wake_position = min(self._wake_position, wake_position)
-            return
-        self._is_gathering, self._wake_position = True, wake_position
-        feed.held[0].call.lane.call_later(wait_ms, self._end_gathering)
+    def _gather(self, lane: CallLane) -> None:
+        """Begins to gather, or goes on: until then no append wakes the lane, unless it makes the next part of a slave large."""
+        if not self._is_gathering:
+            self._is_gathering = True
+            lane.call_later(GATHER_MS, self._end_gathering)
+        log_end = self._positions.appended
+        # A slave that is further behind is given all that it asks for.
+        gathered = [log_end - feed.sent_position for feed in self._feeds.values()]
+        most = max((size_bytes for size_bytes in gathered if size_bytes < GATHER_SIZE_MAX_BYTES), default=0)
+        self._wake_position = log_end - most + GATHER_SIZE_MAX_BYTES
 
     def _end_gathering(self) -> None:
         self._is_gathering, self._wake_position = False, 0
-        for feed in self._feeds.values():
-            feed.answered_ms = -GATHER_MS
         self._wake()
 
     def _tell_news(self) -> None:
         self._is_news_due = False
         for feed in list(self._feeds.values()):
-            if feed.held and feed.told != self._news():
+            if feed.held and feed.told != self._news() and not (self._has_more(feed) and self._gathers(feed)):
                 self._expire(feed)
 
     def _expire(self, feed: _Feed) -> None:
@@ -598,7 +595,9 @@ class HaService:
         header = fields.SerializeToString()
         if end > start:
             self._table.note_sent(feed.session, end, log_end, self._now_ms())
-            feed.sent_position, feed.answered_ms = end, self._now_ms()
+            feed.sent_position = end
+            if not self._positions.waits_for_replicas:
+                self._gather(call.lane)
             header += _LOG_TAG + encode_varint(end - start)
         # The store's regions have the same three fields as the runtime's.
         call.answer(header, cast("list[Region]", regions), end - start)
@@ -632,6 +631,8 @@ class HaService:
         self.kept_position = self._table.kept_position()
         if verdict != self.verdict:
             self.verdict = verdict
+            if verdict.waits:
+                self._wake_position = 0
             self._on_verdict(verdict)
 
     def _verdict(self, log_end: int, now_ms: int) -> Verdict:

@@ -53,7 +53,7 @@ class HaConfig:
     heartbeat_interval_ms: int = 5_000
     timeout_ms: int = 20_000
     gap_max_bytes: int = 256 << 20
-    transfer_size_bytes: int = 1 << 20
+    transfer_size_bytes: int = 4 << 20
     master: str = ""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import grpc
 
 from protomq.v1.ha_service_pb2 import GetHaStatusRequest
 from protomq.v1.ha_service_pb2_grpc import HaServiceStub
+from protomq_ha.roles import HaConfig
 from tests.bench.bench import Bench, Result, create_topics, rate_of, ratio_of, row, spread
 from tests.bench.measure import Sample, median_of
 from tests.bench.process import Server
@@ -26,6 +27,8 @@ NAME = "pair"
 ASYNC = {"broker_name": NAME, "broker_role": "ASYNC_MASTER"}
 SYNC = {"broker_name": NAME, "broker_role": "SYNC_MASTER", "ha_in_sync_replicas": "2", "ha_min_in_sync_replicas": "2"}
 MIB, GIB = 1 << 20, 1 << 30
+TRANSFER_BYTES = HaConfig().transfer_size_bytes
+"""Most of the log in one answer to a slave: the bare loops send as much at a time."""
 MESSAGES = 400_000
 """Less than a segment."""
 _BEGUN_BYTES = 16 * MIB
@@ -102,7 +105,7 @@ def catch_up(bench: Bench) -> Iterator[Result]:
                 {
                     "slave": lambda: _catch_up(bench, master),
                     "bare": lambda: bench.load(
-                        "remoting.read_sendfile_limit", bare, address=bare.values["remoting"], answer_bytes=MIB
+                        "remoting.read_sendfile_limit", bare, address=bare.values["remoting"], answer_bytes=TRANSFER_BYTES
                     ),
                     "write": lambda: _receive_and_write(bench),
                 }
@@ -128,7 +131,7 @@ def _receive_and_write(bench: Bench) -> Sample:
     with bench.limit("remoting") as loop:
         return bench.load(
             "remoting.send_batches", loop, remoting=loop.values["remoting"], topics=[TOPIC],
-            batch=MIB // 1148, size=1024, queues=1, connections=2,
+            batch=TRANSFER_BYTES // 1148, size=1024, queues=1, connections=2,
         )  # fmt: skip
 
 

@@ -208,9 +208,10 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
         service.fetch(call)
         return call
 
-    def append(size_bytes: int) -> None:
+    def append(size_bytes: int) -> int:
+        """How often the append has woken the lane."""
         leader.append([make_request([bytes(size_bytes)])])
-        lane.run()
+        return lane.run()
 
     append(100)
     assert fetch(0).answered, "the first answer has what is there"
@@ -218,8 +219,7 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
     append(100)
     assert held.answered is not is_gathered
     if is_gathered:
-        append(100)
-        assert not lane.posted, "an append that is gathered wakes nobody"
+        assert append(100) == 0, "an append that is gathered wakes nobody"
         lane.advance(GATHER_MS - 1)
         assert not held.answered
         lane.advance(1)
@@ -232,7 +232,22 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
     assert held.answered, "much does not wait"
     if is_gathered:
         held = fetch(7)
+        assert [append(100) for _ in range(3)] == [0, 0, 0], "what comes behind it is gathered anew"
+        assert not held.answered
+        lane.advance(GATHER_MS)
+        assert held.answered
+        held = fetch(7)
         lane.advance(GATHER_MS)
         assert not held.answered
         append(100)
         assert held.answered, "after a pause nothing is gathered"
+        held = fetch(7)
+        lane.advance(GATHER_MS // 2)
+        append(100)
+        assert not held.answered
+        lane.advance(GATHER_MS // 2)
+        assert held.answered, "it is gathered from the last answer on"
+        held = fetch(7)
+        append(100)
+        lane.advance(GATHER_MS // 2)
+        assert not held.answered, "a later confirmed position goes with what is gathered"
