@@ -28,7 +28,7 @@ ASYNC = {"broker_name": NAME, "broker_role": "ASYNC_MASTER"}
 SYNC = {"broker_name": NAME, "broker_role": "SYNC_MASTER", "ha_in_sync_replicas": "2", "ha_min_in_sync_replicas": "2"}
 MIB, GIB = 1 << 20, 1 << 30
 TRANSFER_BYTES = HaConfig().transfer_size_bytes
-"""Most of the log in one answer to a slave: the bare loops send as much at a time."""
+"""Most of the log in one answer to a slave: the bare sendfile loop sends as much at a time."""
 MESSAGES = 400_000
 """Less than a segment."""
 _BEGUN_BYTES = 16 * MIB
@@ -121,7 +121,7 @@ def catch_up(bench: Bench) -> Iterator[Result]:
     )  # fmt: skip
     yield ratio_of(
         "catch-up of an empty slave / bare loop: frame, file", samples["slave"], samples["write"], None,
-        "the loop receives the same number of bytes a frame, and writes them to a new file; no proof, no queues",
+        "the loop receives frames of 1 MiB, and writes them to a new file; no proof, no queues",
         lambda sample: sample.bytes_rate,
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ def _receive_and_write(bench: Bench) -> Sample:
     with bench.limit("remoting") as loop:
         return bench.load(
             "remoting.send_batches", loop, remoting=loop.values["remoting"], topics=[TOPIC],
-            batch=TRANSFER_BYTES // 1148, size=1024, queues=1, connections=2,
+            batch=MIB // 1148, size=1024, queues=1, connections=2,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -22,6 +23,8 @@ from protomq_broker.store.errors import (
     StaleEpochError,
     StoreFailedError,
 )
+from protomq_broker.store.files.disk import write_fully
+from protomq_broker.store.log import commit_log
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -65,6 +68,18 @@ def follow(leader: Store, follower: Store, *, confirmed: bool = True) -> None:
     follower.append_verbatim(start, data)
     if confirmed:
         follower.positions.note_replicated(leader.readable_position)
+
+
+def test_a_large_part_of_another_log_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "FOREIGN_WRITE_SIZE_MAX_BYTES", 500)
+    leader, follower = open_store(SimDisk()), open_store(SimDisk(), follows=True)
+    for number in range(20):
+        leader.append([make_request([b"%03d" % number * 30])])
+    end = leader.appended_position
+    with mock.patch("protomq_broker.store.log.commit_log.write_fully", wraps=write_fully) as written:
+        assert follower.append_verbatim(0, log_of(disk_of(leader), 0, end)) == end
+    assert [len(call.args[2]) for call in written.call_args_list] == [500] * (end // 500) + [end % 500]
+    assert log_of(disk_of(follower), 0, end) == log_of(disk_of(leader), 0, end)
 
 
 def fill(store: Store, count: int = 12, first: int = 0) -> None:

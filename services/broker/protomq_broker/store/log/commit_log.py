@@ -51,6 +51,9 @@ class Reserve(IntEnum):
     """What clients send."""
 
 
+FOREIGN_WRITE_SIZE_MAX_BYTES: Final = 1 << 20
+"""Most bytes of another log in one write. For a larger one the kernel may look for larger pieces of memory, and that cost more than all the
+rest."""
 RESERVE_SIZE_MAX_BYTES: Final = 32 << 20
 """Half of it holds what is carried forward of 100,000 topics or a million offsets."""
 
@@ -162,7 +165,9 @@ class CommitLog:
         self._foreign_written_ms = now_ms
         data = memoryview(block.data)[: block.size_bytes]
         try:
-            write_fully(self._disk, segment.fd, data, position - segment.base_position)
+            for start in range(0, len(data), FOREIGN_WRITE_SIZE_MAX_BYTES):
+                part = data[start : start + FOREIGN_WRITE_SIZE_MAX_BYTES]
+                write_fully(self._disk, segment.fd, part, position - segment.base_position + start)
         except OSError as error:
             self._take_back(tail, block.size_bytes, error)
         last = block.seals[-1]
