@@ -27,13 +27,15 @@ def late() -> RequestTimeoutError:
 class _Entry:
     """A decision of one caller."""
 
-    __slots__ = ("along", "deadline_s", "end", "leads", "next_to_wake", "outcome", "wakeup")
+    __slots__ = ("along", "deadline_s", "end", "is_in_line", "leads", "next_to_wake", "outcome", "wakeup")
 
     def __init__(self, end: End, deadline_s: float) -> None:
         self.end = end
         self.deadline_s = deadline_s
         self.outcome: bool | BaseException | None = None
         self.leads = False
+        self.is_in_line = False
+        """Whether the line has it, or has had it: then somebody sees to its outcome."""
         self.along: list[_Entry] = []
         """What a leader tells, its own first."""
         self.wakeup = threading.Lock()
@@ -61,12 +63,9 @@ class EndLine:
         self.company = company or Company()
         """Whom the leaders wait for."""
         self._lock = threading.Lock()
-        self._waiting: deque[_Entry] = deque()
+        self._waiting: list[_Entry] = []
+        """A list: some are taken out by one instruction, so that Ctrl-C finds all of that done, or nothing."""
         self._leader: _Entry | None = None
-
-    @property
-    def _is_busy(self) -> bool:
-        return self._leader is not None
 
     def end(self, end: End, timeout_s: float) -> bool:
         """Whether the transaction had ended so before. Raises what the call raises."""
@@ -75,6 +74,7 @@ class EndLine:
             with self._lock:
                 if self._leader is not None:
                     entry.wakeup.acquire()
+                    entry.is_in_line = True
                     self._waiting.append(entry)
                 else:
                     self._leader, entry.leads = entry, True
@@ -105,7 +105,7 @@ class EndLine:
     def _clean_up(self, entry: _Entry) -> None:
         if self._leader is entry:
             self._hand_over()
-        elif not entry.leads:
+        elif entry.is_in_line and not entry.leads:
             self._finish_following(entry)
         for other in entry.along:
             if other.outcome is None:
@@ -118,10 +118,11 @@ class EndLine:
     def _hand_over(self) -> _Entry | None:
         """The request has returned: who leads next, and is to be woken. None: the line is free."""
         with self._lock:
-            next_ = self._waiting.popleft() if self._waiting else None
+            next_ = self._waiting[0] if self._waiting else None
             if next_ is not None:
                 next_.leads = True
             self._leader = next_
+            del self._waiting[:1]
             return next_
 
     def _finish_following(self, entry: _Entry) -> None:
@@ -136,9 +137,11 @@ class EndLine:
         """Takes back a decision that still waits in line; False if it is on its way, or its caller is to lead."""
         with self._lock:
             try:
-                self._waiting.remove(entry)
+                index = self._waiting.index(entry)
             except ValueError:
                 return False
+            del self._waiting[index]
+            entry.is_in_line = False
             return True
 
     def _lead(self, own: _Entry, *, arrives: bool = False) -> None:
@@ -149,8 +152,8 @@ class EndLine:
                 self.company.arrive()
             self.company.wait()
             with self._lock:
-                while self._waiting and len(entries) < ENDS_MAX:
-                    entries.append(self._waiting.popleft())
+                entries[1:] = self._waiting[: ENDS_MAX - 1]
+                del self._waiting[: ENDS_MAX - 1]
             timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
             outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
         except Exception as error:

@@ -58,6 +58,7 @@ class Entry:
         "error",
         "future",
         "index",
+        "is_in_line",
         "next_to_wake",
         "record",
         "stored",
@@ -73,6 +74,8 @@ class Entry:
         self.wakeup: threading.Lock | None = None
         self.batch: list[Entry] | None = None
         """Set when this caller is to lead these messages, or leads them: its own among them."""
+        self.is_in_line = False
+        """Whether a line has it, or has had it: then somebody sees to its outcome."""
         self.stored: Stored | None = None
         self.index = 0
         self.error: BaseException | None = None
@@ -181,13 +184,14 @@ class Line:
             is_free = self._leader is None
             if is_free:
                 entry.batch = [entry]
-                self._leader, self._is_newly_led = entry, True
+                self._leader, self._is_newly_led, entry.is_in_line = entry, True, True
                 if entry.future is not None:
                     self._unled = entry.batch
             else:
                 if entry.future is None:
                     entry.wakeup = wakeup = threading.Lock()
                     wakeup.acquire()
+                entry.is_in_line = True
                 self._pending.append(entry)
         return is_free
 
@@ -246,9 +250,11 @@ class Line:
         """Takes back a message that still waits in line; False if it is on its way, or its caller is to lead."""
         with self._lock:
             try:
-                self._pending.remove(entry)
+                index = self._pending.index(entry)
             except ValueError:
                 return False
+            del self._pending[index]
+            entry.is_in_line = False
             return True
 
     def drain(self, timeout_s: float) -> list[Entry]:

@@ -213,13 +213,13 @@ class Producer(LineSender):
             self._core.after_send(context, None, error)
             raise
         future = SendFuture(self._failures)
-        self._pending.add(future)
-        # Bypasses SendFuture, here and in the callbacks: a look by the producer itself does not count as seen.
-        Future.add_done_callback(future, lambda _: self._forget(future, size))
-        if context is not None:
-            Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
         entry = Entry(record, deadline_s, future)
         try:
+            # Bypasses SendFuture, here and in the callbacks: a look by the producer itself does not count as seen.
+            Future.add_done_callback(future, lambda _: self._forget(future, size))
+            if context is not None:
+                Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
+            self._pending.add(future)
             if not line.enter(entry):
                 line.arrive()
             elif entry.batch is not None and not self._submit(line, entry.batch):

@@ -187,16 +187,18 @@ class LineSender:
 
         `leader`: by what name the line knows it. What is to be done for them is done by a thread to which no Ctrl-C comes.
         """
-        if line.is_led_by(leader) or (entry.future is None and not line.withdraw(entry)):
+        if entry.future is not None or line.is_led_by(leader) or not line.withdraw(entry):
             threading.Thread(
                 target=self._clean_up, args=(line, entry, leader), name="protomq-interrupted", daemon=True
             ).start()
 
     def _clean_up(self, line: Line, entry: Entry, leader: object) -> None:
-        if line.unled is not None:
-            self._submit(line, line.unled)
-        elif entry.future is not None:
-            pass  # A worker has it.
+        unled = line.unled
+        if unled is not None:
+            self._submit(line, unled)
+        if entry.future is not None:
+            if not entry.is_in_line:
+                entry.future.cancel()
         elif line.is_led_by(leader):
             following = self._hand_over(line)
             self._end_unknown(entry.batch or ())
@@ -204,7 +206,7 @@ class LineSender:
                 self._lead(line, following)
         elif entry.batch is not None:
             self._end_unknown(entry.batch)
-        elif entry.wakeup is not None:
+        elif entry.is_in_line:
             self._finish_following(line, entry)
         line.wake_leader()
 

@@ -63,7 +63,7 @@ class Callers:
 
     def _is_under_way(self, handle: str) -> bool:
         waiting = [entry.end.handle for entry in list(self.line._waiting)]
-        return handle in waiting or (self.line._is_busy and not waiting)
+        return handle in waiting or (self.line._leader is not None and not waiting)
 
     def join(self) -> None:
         for thread in self.threads:
@@ -132,7 +132,7 @@ def test_a_caller_that_is_interrupted_leaves_nobody_waiting(place: int) -> None:
     interrupter.join()
     broker.may_answer.release(8)
     callers.join()
-    assert not line._is_busy
+    assert line._leader is None
     assert set(callers.outcomes.values()) == {False}
     assert len(callers.outcomes) == 1 + place + 3 * CHAINS
 
@@ -150,7 +150,7 @@ def test_a_caller_that_is_interrupted_at_its_arrival_leaves_the_line_free(place:
         line.end(end_of("interrupted"), 30.0)
     broker.may_answer.release(2)
     callers.join()
-    assert not line._is_busy
+    assert line._leader is None
     assert not line._waiting
     assert not line.end(end_of("later"), 30.0)
 
@@ -181,7 +181,7 @@ def test_a_leader_that_is_interrupted_while_it_says_whom_it_wakes_leaves_nobody_
         line.end(end_of("interrupted"), 30.0)
     follower.join()
     callers.join()
-    assert not line._is_busy
+    assert line._leader is None
     assert callers.outcomes == {"first": False, "along": False, "behind": False}
 
 

@@ -27,7 +27,6 @@ def producer() -> Producer:
     return made
 
 
-@pytest.mark.filterwarnings("ignore:1 message of send_async")
 @pytest.mark.parametrize(
     "send",
     [
@@ -43,6 +42,7 @@ def test_a_send_that_is_interrupted_leaves_its_line_to_the_next(send: Callable[[
         places.append(place)
         with made:
             send(made)
+            made.flush(SOON_S)
             wait_for(lambda made=made: not any(line.busy for line in made._lines.values()), SOON_S, pause_s=0.001)  # type: ignore[misc]
     assert any("try_to_lead" in place or "enter" in place for place in places)
 
