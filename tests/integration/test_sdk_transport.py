@@ -229,6 +229,16 @@ def test_a_server_that_was_restarted_a_moment_ago_costs_no_read(server: FakeServ
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
 
 
+def test_a_server_that_is_gone_for_good_is_not_said_to_have_got_nothing(server: FakeServer, transport: SyncTransport) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    server.stop()
+    with pytest.raises(ConnectionLostError) as caught:
+        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    assert not caught.value.definite
+    with pytest.raises(ConnectFailedError):
+        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+
+
 def test_a_call_that_may_not_be_carried_out_twice_is_made_once(server: FakeServer, transport: SyncTransport) -> None:
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
     server.drop(_methods.CREATE_TOPIC)

@@ -87,12 +87,16 @@ class AsyncTransport:
         except asyncio.CancelledError:
             connection.forget(request_id)
             raise
-        except ConnectionLostError:
+        except ConnectionLostError as error:
+            lost = error
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or self._closed:
                 raise
         # The server had closed the connection, and this loop had not heard of it.
-        connection = await self._connect(address, method.lane, left_s)
+        try:
+            connection = await self._connect(address, method.lane, left_s)
+        except ConnectFailedError:
+            raise lost from None  # It does not say that nothing was sent.
         left_s = max(deadline_s - time.monotonic(), 0.001)
         if connection is None:
             return await self._grpc_link(address.grpc_address).call(method, payload, left_s, False)

@@ -313,9 +313,15 @@ class ConnectionPool:
             connection.close()
             connection = None
         may_reopen = connection is not None and method.method_id in REPEATABLE and not one_way
+        lost: ConnectionLostError | None = None
         while True:
             if connection is None:
-                connection = self._open(min(timeout_s, self._options.connect_timeout_s))
+                try:
+                    connection = self._open(min(timeout_s, self._options.connect_timeout_s))
+                except ConnectFailedError:
+                    if lost is not None:
+                        raise lost from None  # It does not say that nothing was sent.
+                    raise
                 timeout_s = max(deadline_s - time.monotonic(), 0.001)
             try:
                 if method.method_id in _BIG_ANSWERS:
@@ -329,7 +335,7 @@ class ConnectionPool:
                     self._drop_idle()  # The others are most likely gone, too.
                     timeout_s = deadline_s - time.monotonic()
                     if may_reopen and timeout_s > 0:
-                        connection, may_reopen = None, False
+                        connection, may_reopen, lost = None, False, error
                         continue
                 raise
         connection.last_used_s = now_s
