@@ -13,7 +13,7 @@ from ._async_producer import AsyncProducer
 from ._checks import check_execute, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
-from ._half_core import HalfCore, HalfResult, end_of
+from ._half_core import HalfCore, HalfResult, end_of, end_of_half
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
 from ._send_arguments import SendSettings
@@ -50,6 +50,16 @@ class _AsyncHalfProducer(AsyncProducer):
 
     def _make_core(self) -> HalfCore:
         return HalfCore(self.options, self._hooks)
+
+    def stored(self, topic: str | OutgoingMessage, body: Body) -> Awaitable[SendResult]:
+        """`send` of a message with a body and nothing else. Mostly a future, not a coroutine: see `AsyncTransactionProducer._told`."""
+        is_usual = isinstance(topic, str) and not self._hooks.send
+        if not is_usual or self._pending_size > self.options.pending_size_max_bytes:
+            return self.send(topic, body)
+        deadline_s = self._deadline(None)
+        record = self._core.prepare(body, deadline_s=deadline_s)
+        line = self._lines.get((topic, None, None)) or self._line(topic, None, None)
+        return self._enqueue(line, record, deadline_s).future
 
 
 class AsyncTransaction:
@@ -154,8 +164,9 @@ class AsyncTransactionProducer:
         check_execute(execute, may_be_coroutine=True)
         if self._topics:
             self._follow()
-        half = self._begun(await self._producer.send(topic, body, **settings))
-        timeout_s = settings.get("timeout_s")
+        producer, timeout_s = self._producer, settings.get("timeout_s")
+        stored = producer.send(topic, body, **settings) if settings else producer.stored(topic, body)
+        half = self._begun(await stored)
         try:
             returned = execute(half)
             if returned is not None and inspect.isawaitable(returned):
@@ -166,11 +177,16 @@ class AsyncTransactionProducer:
             await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
         decision = decision_of(returned)
-        if wait_for_end:
-            is_ended = await self._try_to_end(half, decision, timeout_s)
-        else:
-            is_ended = False
+        is_ended = False
+        if not wait_for_end:
             await self._tell_end(half, decision, timeout_s)
+        elif decision is not TransactionDecision.UNKNOWN:
+            # As `_try_to_end` has it; each coroutine that stands in between costs every transaction a call.
+            try:
+                await self._ended(half, decision, timeout_s)
+                is_ended = True
+            except ProtomqError as error:
+                _note_not_taken(half, decision, error)
         return TransactionResult(half, decision, is_ended)
 
     async def begin(
@@ -198,12 +214,14 @@ class AsyncTransactionProducer:
         timeout_s: float | None = None,
     ) -> bool:
         """See TransactionProducer.end."""
-        return await self._ended(half, decision, timeout_s)
+        end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
+        return await self._told(end, timeout_s)
 
     def _ended(
-        self, half: SendResult, decision: TransactionDecision, timeout_s: float | None
+        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
     ) -> Awaitable[bool]:
-        return self._told(end_of(half, decision, for_hooks=bool(self._producer._hooks.end)), timeout_s)
+        for_hooks = bool(self._producer._hooks.end)
+        return self._told(end_of_half(half, decision, for_hooks=for_hooks), timeout_s)
 
     def _line_of(self, end: End) -> AsyncEndLine:
         if self._closed:
@@ -240,9 +258,7 @@ class AsyncTransactionProducer:
         try:
             await self._ended(half, decision, timeout_s)
         except ProtomqError as error:
-            if error.definite and not error.retriable:
-                raise
-            say_not_taken(half.message_id, decision, error)
+            _note_not_taken(half, decision, error)
             return False
         return True
 
@@ -253,7 +269,7 @@ class AsyncTransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return
         hooks = self._producer._hooks
-        end = end_of(half, decision, for_hooks=bool(hooks.end))
+        end = end_of_half(half, decision, for_hooks=bool(hooks.end))
         line = self._line_of(end)
         context = hooks.before_end(end) if hooks.end else None
 
@@ -388,3 +404,10 @@ class AsyncTransactionProducer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _note_not_taken(half: HalfResult, decision: TransactionDecision, error: ProtomqError) -> None:
+    """The broker asks later. Raises the error where asking again would be answered alike."""
+    if error.definite and not error.retriable:
+        raise error
+    say_not_taken(half.message_id, decision, error)

@@ -180,15 +180,8 @@ class EndLine:
             wake(entry.wakeup)
 
 
-class _AsyncEntry:
-    """A decision of one coroutine."""
-
-    __slots__ = ("deadline_s", "end", "future")
-
-    def __init__(self, end: End, deadline_s: float, future: asyncio.Future[bool]) -> None:
-        self.end = end
-        self.deadline_s = deadline_s
-        self.future = future
+_AsyncEntry = tuple[End, float, asyncio.Future[bool]]
+"""A decision of one coroutine: (end, deadline_s, future). A plain tuple: one is made for every decision."""
 
 
 class AsyncEndLine:
@@ -219,14 +212,14 @@ class AsyncEndLine:
         is_idle = self._task is None
         if is_idle:
             self._create_future = asyncio.get_running_loop().create_future
-        entry = _AsyncEntry(end, time.monotonic() + timeout_s, self._create_future())
-        self._waiting.append(entry)
+        future = self._create_future()
+        self._waiting.append((end, time.monotonic() + timeout_s, future))
         if is_idle:
             # It starts in the next turn of the loop: what other coroutines decide in this one goes along. With an eager task factory it
             # starts here, so what it is to tell must be there. It may even have ended.
             task = asyncio.get_running_loop().create_task(self._serve())
             self._task = None if task.done() else task
-        return entry.future
+        return future
 
     async def _serve(self) -> None:
         try:
@@ -238,27 +231,25 @@ class AsyncEndLine:
 
     async def _tell(self, entries: Sequence[_AsyncEntry]) -> None:
         now_s = time.monotonic()
-        for entry in entries:
-            if entry.deadline_s <= now_s and not entry.future.done():
-                entry.future.set_exception(late())
-        live = [entry for entry in entries if not entry.future.done()]
+        for _, deadline_s, future in entries:
+            if deadline_s <= now_s and not future.done():
+                future.set_exception(late())
+        live = [entry for entry in entries if not entry[2].done()]
         if not live:
             return
+        ends, deadlines_s, futures = zip(*live, strict=True)
         try:
-            deadline_s = min(entry.deadline_s for entry in live)
-            outcomes: Sequence[Any] = await self._call(
-                [entry.end for entry in live], deadline_s - now_s
-            )
+            outcomes: Sequence[Any] = await self._call(ends, min(deadlines_s) - now_s)
         except Exception as error:
             outcomes = [error] * len(live)
         except BaseException:
-            for entry in live:
-                entry.future.cancel()
+            for future in futures:
+                future.cancel()
             raise
-        for entry, outcome in zip(live, outcomes, strict=True):
-            if entry.future.done():
+        for future, outcome in zip(futures, outcomes, strict=True):
+            if future.done():
                 continue
             if isinstance(outcome, BaseException):
-                entry.future.set_exception(outcome)
+                future.set_exception(outcome)
             else:
-                entry.future.set_result(outcome)
+                future.set_result(outcome)

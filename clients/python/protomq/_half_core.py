@@ -12,7 +12,7 @@ from ._outgoing import SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
 from ._send_core import SendCore
 from ._send_request import Request
-from ._transactions import End, TransactionDecision, wanted_end
+from ._transactions import End, TransactionDecision, new_end, wanted_end
 from ._types import MessageQueue
 from .errors import ConfigurationError, ProtocolError
 from .wire.record import encode_varint
@@ -57,10 +57,14 @@ def end_of(half: object, decision: TransactionDecision, *, for_hooks: bool) -> E
     """
     if not isinstance(half, HalfResult):
         raise ConfigurationError("only the result of a half message names a transaction")
-    queue, message_id = half.queue, half.message_id if for_hooks else ""
-    return End(
-        queue.topic, queue.broker_name, half.transaction_handle, wanted_end(decision), message_id
-    )
+    return end_of_half(half, wanted_end(decision), for_hooks=for_hooks)
+
+
+def end_of_half(half: HalfResult, decision: TransactionDecision, *, for_hooks: bool) -> End:
+    """The same of values that need no check."""
+    topic, broker_name, _ = half.queue
+    message_id = half.message_id if for_hooks else ""
+    return new_end((topic, broker_name, half.transaction_handle, decision, message_id, False))
 
 
 class HalfEncoder(RecordEncoder):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
-from typing import Final, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
 
 from ._call_steps import call_broker
 from ._checks import never_run_text, short
@@ -113,6 +113,10 @@ class End(NamedTuple):
     is_check: bool = False
 
 
+new_end: Final[Callable[[Iterable[Any]], End]] = partial(tuple.__new__, End)
+"""As the class makes it, but without a call of Python for each."""
+
+
 def decision_of(returned: object) -> TransactionDecision:
     """What a local execution says: it commits by returning None, or returns another decision.
 
@@ -181,7 +185,7 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
     """Tells one broker of decisions; of each, whether the transaction had ended so before, or why it was refused. Raises what the call
     raises. It is tried until the time is over: a decision that comes twice is answered as the first time.
     """
-    payload = [b"".join([_end_field(end.handle, end.decision) for end in ends])]
+    payload = [_end_fields(ends)]
     topic, broker_name = ends[0].topic, ends[0].broker_name
     answer = yield from call_broker(
         topic, broker_name, END_TRANSACTION, payload, timeout_s, UNTIL_THE_END
@@ -189,10 +193,19 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
     return _outcomes(ends, answer)
 
 
-def _end_field(handle: str, decision: TransactionDecision) -> bytes:
+def _end_fields(ends: Sequence[End]) -> bytes:
+    """An EndTransactionRequest. Nearly always all decisions are one, and the handles have one size: then there is no step for each."""
+    handles = [end.handle.encode() for end in ends]
+    decisions = [end.decision for end in ends]
+    if len(set(decisions)) > 1 or len(set(map(len, handles))) > 1:
+        return b"".join(map(_end_field, handles, decisions))
+    head, what = _end_head(len(handles[0])), _DECISIONS[decisions[0]]
+    return b"%b%b%b" % (head, (what + head).join(handles), what)
+
+
+def _end_field(handle: bytes, decision: TransactionDecision) -> bytes:
     """A field of EndTransactionRequest: what a message object would give, at a fraction of the time."""
-    octets = handle.encode()
-    return b"%b%b%b" % (_end_head(len(octets)), octets, _DECISIONS[decision])
+    return b"%b%b%b" % (_end_head(len(handle)), handle, _DECISIONS[decision])
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,14 @@ import pytest
 from protomq import MessageQueue, SendStatus, TransactionDecision, TransactionProducer
 from protomq._outgoing import Stored
 from protomq._told_ends import ToldEnds
-from protomq._transactions import End, _end_field, _outcomes, decision_of, refuse_never_run
+from protomq._transactions import (
+    End,
+    _end_field,
+    _end_fields,
+    _outcomes,
+    decision_of,
+    refuse_never_run,
+)
 from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.wire.record import encode_message_id
@@ -45,10 +52,23 @@ def test_a_decision_is_written_as_protobuf_writes_it(
     size: int, decision: TransactionDecision
 ) -> None:
     end = pb.TransactionEnd(transaction_handle="h" * size, decision=pb.TransactionDecision.ValueType(decision))
-    written = _end_field("h" * size, decision)
+    written = _end_field(b"h" * size, decision)
     assert pb.EndTransactionRequest.FromString(written) == pb.EndTransactionRequest(ends=[end])
     if size:
         assert written == pb.EndTransactionRequest(ends=[end]).SerializeToString()
+
+
+def test_decisions_of_one_kind_are_written_as_protobuf_writes_them() -> None:
+    commit, roll_back = TransactionDecision.COMMIT, TransactionDecision.ROLL_BACK
+    for handles in (["ab", "cd", "ef"], ["h" * 200], ["ab", "c", "def"], ["ä", "ab"]):
+        for decisions in ([commit] * 3, [roll_back] * 3, [commit, roll_back, commit]):
+            told = list(zip(handles, decisions, strict=False))
+            ends = [
+                pb.TransactionEnd(transaction_handle=handle, decision=pb.TransactionDecision.ValueType(decision))
+                for handle, decision in told
+            ]
+            written = _end_fields([End("T", "a", *one) for one in told])
+            assert written == pb.EndTransactionRequest(ends=ends).SerializeToString()
 
 
 def test_threads_whose_half_messages_came_together_are_expected_together_and_so_are_those_whose_decisions_did() -> None:
