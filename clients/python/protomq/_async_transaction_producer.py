@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
-from ._checks import check_execute, check_listener, check_seconds, checked_texts
+from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
@@ -53,8 +53,8 @@ class _AsyncHalfProducer(AsyncProducer):
 
     def stored(self, topic: str | OutgoingMessage, body: Body) -> Awaitable[SendResult]:
         """`send` of a message with a body and nothing else. Mostly a future, not a coroutine: see `AsyncTransactionProducer._told`."""
-        is_usual = isinstance(topic, str) and not self._hooks.send
-        if not is_usual or self._pending_size > self.options.pending_size_max_bytes:
+        is_full = self._pending_size > self.options.pending_size_max_bytes
+        if not isinstance(topic, str) or self._hooks.send or is_full:
             return self.send(topic, body)
         deadline_s = self._deadline(None)
         record = self._core.prepare(body, deadline_s=deadline_s)
@@ -133,6 +133,7 @@ class AsyncTransactionProducer:
             raise ConfigurationError("transactions need a producer group: its producers are asked")
         topics = checked_texts("topics", topics)
         check_listener(check, may_be_coroutine=True)
+        self._execute_checks = ExecuteChecks(may_be_coroutine=True)
         self._check = check
         self._topics = tuple(topics)
         self._producer = _AsyncHalfProducer(
@@ -161,7 +162,7 @@ class AsyncTransactionProducer:
         **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
-        check_execute(execute, may_be_coroutine=True)
+        self._execute_checks.check(execute)
         if self._topics:
             self._follow()
         producer, timeout_s = self._producer, settings.get("timeout_s")

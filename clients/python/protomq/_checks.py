@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Final, ParamSpec
 
 from ._late_imports import fork_waits
@@ -193,8 +193,27 @@ def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
     _check_call("check", "TransactionCheck", listener, may_be_coroutine=may_be_coroutine)
 
 
+class ExecuteChecks:
+    """The local work of the transactions of one producer: asked before a half message is sent, which nobody would end. Any thread."""
+
+    __slots__ = ("_good_code", "_may_be_coroutine")
+
+    def __init__(self, *, may_be_coroutine: bool) -> None:
+        self._may_be_coroutine = may_be_coroutine
+        self._good_code: CodeType | None = None
+
+    def check(self, execute: object) -> None:
+        """Raises for what cannot be called with the result of a half message. Each send asks, mostly with a function of one code."""
+        code = execute.__code__ if isinstance(execute, FunctionType) else None
+        if code is not None and code is self._good_code:
+            return
+        check_execute(execute, may_be_coroutine=self._may_be_coroutine)
+        if code is not None and code.co_argcount == 1 and not code.co_kwonlyargcount:
+            self._good_code = code  # Whatever defaults another function of it has, it takes one argument.
+
+
 def check_execute(execute: object, *, may_be_coroutine: bool) -> None:
-    """The local work of a transaction: asked before its half message is sent, which nobody would end."""
+    """See ExecuteChecks."""
     if not callable(execute):
         raise WrongTypeError(
             f"execute is the local work, a function of one SendResult, not {execute!r}; without one: producer.begin(...), then commit()"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from ._batching import PreparedRecord, RecordEncoder
+from ._batching import RecordEncoder
 from ._hook_points import HookPoints
 from ._outgoing import SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
@@ -84,23 +83,8 @@ class HalfCore(SendCore):
         super().__init__(options, hooks)
         group = options.group.encode()
         field = b"\x1a" + encode_varint(len(group)) + group
-        self._group_field = b"\x2a" + encode_varint(len(field)) + field
-        """Attributes.producer_group; another occurrence of `attributes` before it is merged with it."""
-
-    def prepare(
-        self,
-        body: Any,
-        key: str | None = None,
-        keys: Sequence[str] = (),
-        tag: str = "",
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        deadline_s: float = math.inf,
-    ) -> PreparedRecord:
-        """See `SendCore`."""
-        found = super().prepare(body, key, keys, tag, properties, sharding_key, deadline_s)
-        body, first_key, tag, front, flags, born_time_ms, sharding_hash = found
-        return body, first_key, tag, front + self._group_field, flags, born_time_ms, sharding_hash
+        # Attributes.producer_group; another occurrence of `attributes` before it is merged with it.
+        self._front_end = b"\x2a" + encode_varint(len(field)) + field
 
     def _stored(
         self, request: Request, status: SendStatus, queue: MessageQueue, response: Any

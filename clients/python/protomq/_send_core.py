@@ -68,6 +68,8 @@ class SendCore:
     """The part of a producer that does not wait. Any thread."""
 
     encoder_class: type[RecordEncoder] = RecordEncoder
+    _front_end = b""
+    """Behind the front of every message: attributes that the producer gives to all."""
 
     def __init__(
         self,
@@ -145,8 +147,9 @@ class SendCore:
                 raise
             sharding_hash = sharding_hash_of(sharding_key) if sharding_key else 0
             flags |= more_flags
+            front += self._front_end
             return body, first_key, tag, front, flags, time.time_ns() // 1_000_000, sharding_hash
-        return body, "", "", b"", flags, time.time_ns() // 1_000_000, 0
+        return body, "", "", self._front_end, flags, time.time_ns() // 1_000_000, 0
 
     def prepare_many(
         self,

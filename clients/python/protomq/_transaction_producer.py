@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ._checks import check_execute, check_listener, check_seconds, checked_texts
+from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
 from ._company import Company
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
@@ -159,6 +159,7 @@ class TransactionProducer:
             raise ConfigurationError("transactions need a producer group: its producers are asked")
         topics = checked_texts("topics", topics)
         check_listener(check, may_be_coroutine=False)
+        self._execute_checks = ExecuteChecks(may_be_coroutine=False)
         self._check = check
         self._producer = _HalfProducer(
             group,
@@ -214,7 +215,7 @@ class TransactionProducer:
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
         TransactionEndedError if somebody else ended it otherwise.
         """
-        check_execute(execute, may_be_coroutine=False)
+        self._execute_checks.check(execute)
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             returned = execute(half)

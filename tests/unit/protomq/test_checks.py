@@ -17,10 +17,10 @@ from protomq import (
     Producer,
     PullConsumer,
 )
-from protomq._checks import check_group
+from protomq._checks import ExecuteChecks, check_group
 from protomq._producer_options import ProducerOptions
 from protomq._transport_options import TransportOptions
-from protomq.errors import ConfigurationError
+from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.wire.topics import GROUP_NAME_LENGTH_MAX
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
@@ -213,3 +213,40 @@ def test_a_name_server_that_is_no_text_is_a_type_error() -> None:
     for wrong in (5, [5], {"h:1"}):
         with pytest.raises(TypeError, match="host:port"):
             Admin(namesrv=wrong)  # type: ignore[arg-type]
+
+
+def _work(defaults: tuple[Any, ...] | None) -> Any:
+    """A function of one code and other defaults each time."""
+
+    def work(half: object, more: object, *, least: int = 0) -> None:
+        del half, more, least
+
+    work.__defaults__ = defaults
+    return work
+
+
+def test_local_work_is_checked_though_the_last_one_was_good() -> None:
+    checks = ExecuteChecks(may_be_coroutine=False)
+    for _ in range(2):
+        checks.check(lambda half: None)
+        checks.check(_work((1,)))
+        with pytest.raises(ConfigurationError, match="execute is called with one SendResult"):
+            checks.check(_work(None))
+        with pytest.raises(ConfigurationError, match="execute is called with one SendResult"):
+            checks.check(lambda: None)
+        with pytest.raises(WrongTypeError, match="execute is the local work"):
+            checks.check(None)
+
+
+@pytest.mark.parametrize("may_be_coroutine", [True, False])
+def test_local_work_that_is_a_coroutine_function_is_checked_each_time(may_be_coroutine: bool) -> None:
+    async def work(half: object) -> None:
+        del half
+
+    checks = ExecuteChecks(may_be_coroutine=may_be_coroutine)
+    for _ in range(2):
+        if may_be_coroutine:
+            checks.check(work)
+        else:
+            with pytest.raises(WrongTypeError, match="AsyncTransactionProducer takes those"):
+                checks.check(work)
