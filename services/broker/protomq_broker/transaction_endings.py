@@ -25,6 +25,7 @@ from .store.state.transactions import (
     HalfMessage,
     TransactionKey,
     Verdict,
+    key_of,
 )
 from .store_errors import to_service_error
 from .topic_access import add_missing_topics
@@ -146,7 +147,7 @@ class TransactionEndings:
     ) -> dict[TransactionKey, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""
         try:
-            keys = [half.key for half in halves]
+            keys = list(map(key_of, halves))
             chosen = list(map(wanted.__getitem__, keys))
             endings = list(zip(keys, chosen, strict=True))
             committed = list(compress(halves, map(_COMMITTED.__eq__, chosen)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from protomq.wire.record import encode_varint
@@ -54,6 +54,8 @@ class Handles:
         self._row = struct.Struct(f"{_HANDLE.format}{len(self._tail) + len(self._zeros)}s")
         self._padded_length = self._row.size // 3 * 4
         self._length = self._padded_length - len(self._zeros)
+        self._cut = struct.Struct(f"{self._length}s{len(self._zeros)}x")
+        """A handle in the text of several, without what its zeros become."""
 
     def encode(self, position: int, key: TransactionKey) -> str:
         """Text of letters, digits, - and _."""
@@ -72,9 +74,8 @@ class Handles:
     ) -> bytes:
         """The same as fields of a message, each with this tag."""
         text = self._text(position, producer_id, producer_epoch, sequences)
-        length, step = self._length, self._padded_length
-        head = tag + encode_varint(length)
-        return head + head.join([text[at : at + length] for at in range(0, len(text), step)])
+        head = tag + encode_varint(self._length)
+        return head + head.join(chain.from_iterable(self._cut.iter_unpack(text)))
 
     def _text(
         self, position: int, producer_id: int, producer_epoch: int, sequences: range

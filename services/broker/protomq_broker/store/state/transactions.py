@@ -135,6 +135,8 @@ class OpenTransaction(NamedTuple):
 new_key: Final[Callable[[Iterable[int]], TransactionKey]] = partial(tuple.__new__, TransactionKey)
 new_half: Final[Callable[[Iterable[Any]], HalfMessage]] = partial(tuple.__new__, HalfMessage)
 _new_open: Final[Callable[[Iterable[Any]], OpenTransaction]] = partial(tuple.__new__, OpenTransaction)
+key_of: Final[Callable[[HalfMessage], TransactionKey]] = attrgetter("key")
+_time_of: Final[Callable[[HalfMessage], int]] = attrgetter("store_time_ms")
 _half_of: Final[Callable[[OpenTransaction], HalfMessage]] = attrgetter("half")
 _size_of: Final[Callable[[OpenTransaction], int]] = attrgetter("half.size_bytes")
 
@@ -188,9 +190,9 @@ class Transactions:
     def open(self, halves: Sequence[HalfMessage]) -> None:
         """Half messages, in the order of the log. One that is open already was carried forward: it stands elsewhere now."""
         immunity_ms, all_open, first_due = self._plan.immunity_ms, self._open, self._first_due
-        dues_ms = [half.store_time_ms + immunity_ms for half in halves]
+        dues_ms = list(map(immunity_ms.__add__, map(_time_of, halves)))
         opened = map(_new_open, zip(halves, repeat(0), dues_ms, strict=False))
-        new = dict(zip([half.key for half in halves], opened, strict=True))
+        new = dict(zip(map(key_of, halves), opened, strict=True))
         with self._lock:
             if len(new) == len(halves) and all_open.keys().isdisjoint(new):  # nearly always
                 all_open.update(new)
@@ -394,6 +396,8 @@ class Transactions:
     def _end_apply(self, position: int) -> None:
         # Those at the front that have ended: what has ended costs no memory.
         first_due = self._first_due
+        if not self._open:  # often, where a few callers end what they begin
+            first_due.clear()
         while first_due and first_due[0][1] not in self._open:
             first_due.popleft()
         self._end_position = position + 1
