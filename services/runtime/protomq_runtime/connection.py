@@ -38,6 +38,8 @@ GATHER_SIZE_BYTES: Final = 256 << 10
 """Small pieces are sent together up to this."""
 PUMP_SIZE_MAX_BYTES: Final = 8 << 20
 """Maximum number of bytes that one connection sends before the lane turns to the others."""
+PUMP_PIECES_MAX: Final = 256
+"""Maximum number of pieces before that, too: scattered small regions cost a system call each, so a thousand of them take 2 to 3 ms."""
 
 
 class ConnectionLane(CallLane, Protocol):
@@ -193,14 +195,16 @@ class Connection:
     def pump(self, now: float) -> bool:
         """Sends from the queue. True if it is empty now. Raises OSError, ShortFileError."""
         queue = self.queue
-        budget = PUMP_SIZE_MAX_BYTES
-        while queue and budget > 0:
+        budget, pieces_left = PUMP_SIZE_MAX_BYTES, PUMP_PIECES_MAX
+        while queue and budget > 0 and pieces_left > 0:
             item = queue[0]
             if isinstance(item, tuple) and item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
                 wanted = item.size_bytes
                 sent = self._send_region(item)
+                pieces_left -= 1
             else:
-                pieces, wanted = self._take_small()
+                pieces, wanted = self._take_small(pieces_left)
+                pieces_left -= len(pieces)
                 sent = self._send_pieces(pieces, wanted)
             self.queue_size_bytes -= sent
             budget -= sent
@@ -229,13 +233,13 @@ class Connection:
             self.queue[0] = Region(region.file, region.offset + sent, region.size_bytes - sent)
         return sent
 
-    def _take_small(self) -> tuple[list[bytes | memoryview], int]:
+    def _take_small(self, count_max: int) -> tuple[list[bytes | memoryview], int]:
         """Takes headers, payloads and small regions off the queue, up to GATHER_SIZE_BYTES and at least one. (pieces, size)"""
         queue = self.queue
         pieces: list[bytes | memoryview] = []
         regions: list[Region] = []
         size = 0
-        while queue and size < GATHER_SIZE_BYTES and len(pieces) + len(regions) < 1000:
+        while queue and size < GATHER_SIZE_BYTES and len(pieces) + len(regions) < count_max:
             item = queue[0]
             if isinstance(item, tuple):
                 if item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:

@@ -14,6 +14,7 @@ from protomq.wire.status import decode_status
 from protomq_runtime.byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND
 from protomq_runtime.connection import (
     PENDING_SIZE_MAX_BYTES,
+    PUMP_PIECES_MAX,
     SENDFILE_SIZE_MIN_BYTES,
     Connection,
 )
@@ -126,6 +127,24 @@ def test_whatever_the_stream_takes_at_once_all_is_sent_in_order(
         connection.pump(1)
     assert bytes(stream.sent) == expected
     assert connection.queue_size_bytes == 0
+
+
+def test_very_many_small_regions_are_sent_in_several_turns(path: Path) -> None:
+    """Each of them is read by itself, and the lane's other calls wait meanwhile."""
+    with path.open("rb") as file:
+        stream = MemoryStream()
+        connection = connection_over(stream)
+        regions = [Region(file, 150 * number, 3) for number in range(1_000)]
+        connection.send_answer(1, 9, b"", regions, 3_000)
+        assert not connection.flush(0)
+        assert len(connection.queue) == 1_002 - PUMP_PIECES_MAX
+        assert connection.wanted_events() & WANTS_TO_SEND
+        turns = 1
+        while not connection.pump(0):
+            turns += 1
+        assert turns == 1_002 // PUMP_PIECES_MAX
+        expected = b"".join(path.read_bytes()[150 * n : 150 * n + 3] for n in range(1_000))
+        assert bytes(stream.sent)[HEADER_SIZE_BYTES:] == expected
 
 
 def test_who_does_not_read_is_not_read_from() -> None:
