@@ -14,6 +14,7 @@ One lane's thread at a time.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,10 +33,11 @@ RUN_COUNT_OF_TAGS: Final = 256
 """Records of a run that tags select. Such records are scattered, so each one needs its own read."""
 RUN_SIZE_BYTES: Final = 1 << 20
 PIECE_S: Final = 0.000_7
-PIECE_COUNT_FIRST: Final = 256
 PIECE_WORST_S: Final = 2 * PIECE_S
 PIECE_PAYS: Final = 0.7
 """A piece of half as many records has to take less than this part of the time."""
+TAKEN_COUNT: Final = 256
+"""Matches that are put into the answer at once."""
 SCAN_S: Final = 1.0
 """After this an answer says how far the read got. Else on a busy machine a caller could give up and ask again from the same offset for
 ever."""
@@ -64,7 +66,9 @@ class PieceSize:
     """How many records a filter is asked about at once, by what the pieces before took.
 
     A filter has a cost for each piece, and one for each record. If a smaller piece takes hardly less time, most of the time is a fixed
-    cost. Then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large.
+    cost. Then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large. The
+first piece has the fewest records that pay, since the cost of a record is not known yet. A piece that takes PIECE_WORST_S says that these
+records cost more than most: then no number is too small.
 
     Attributes: count: of the next piece.
     """
@@ -72,11 +76,15 @@ class PieceSize:
     def __init__(self, records_min: int, records_max: int) -> None:
         self._records_min = min(records_min, records_max)
         self._records_max = records_max
-        self.count = min(max(PIECE_COUNT_FIRST, records_min), records_max)
+        self.count = self._records_min
         self._halved: tuple[int, float] | None = None
         """Count and time of the piece before, if it took too long."""
         self._count_kept = 0
         """A smaller count does not pay."""
+
+    def stopped_at(self, count: int) -> None:
+        """Learns that the filter examined only so many records of a piece."""
+        self._halved, self._count_kept, self.count = None, 0, count
 
     def note(self, taken_s: float) -> None:
         """Learns what a piece of `count` took."""
@@ -85,7 +93,8 @@ class PieceSize:
             self.count = self._count_kept = halved[0]
         elif taken_s > (PIECE_WORST_S if self.count <= self._count_kept else PIECE_S):
             self._halved, self._count_kept = (self.count, taken_s), 0
-            self.count = max(self.count // 2, self._records_min)
+            smallest = 1 if taken_s > PIECE_WORST_S else min(self._records_min, self.count)
+            self.count = max(self.count // 2, smallest)
         elif taken_s < PIECE_S / 2:
             self.count = min(self.count * 2, self._records_max)
 
@@ -114,13 +123,17 @@ class FilteredRead:
     def restart(self) -> None:
         """Discards the matches so far, and begins again at the first offset."""
         self.queue_offset = self._begin_offset
-        self._sizes: list[int] = []
-        self._starts: list[int] = []
-        self._offsets: list[int] = []
+        # Arrays, since an answer has up to 32,768 messages: three lists of that length would take 2 ms to convert.
+        self._sizes = array("I")
+        self._starts = array("I")
+        self._offsets = array("Q")
         self._regions: list[LogRegion] = []
         self._size_bytes = 0
         self._run: _Run | None = None
+        self._matches: Sequence[int] = ()
+        """Of the pieces up to `_at`: indexes in the run, which are not in the answer yet."""
         self._at = 0
+        self._run_offset = self.queue_offset
         self._scanned_count = 0
         self._scanned_size_bytes = 0
         self._piece = PieceSize(self.filter.records_min, self.filter.records_max)
@@ -182,6 +195,7 @@ class FilteredRead:
             or self._scanned_size_bytes >= SCAN_SIZE_MAX_BYTES
         ):
             return self.so_far()
+        self._run_offset = self.queue_offset
         count = RUN_COUNT_OF_TAGS if self.filter.tags else RUN_COUNT
         result = self.look(self.queue_offset, count, RUN_SIZE_BYTES)
         if result.status is ReadStatus.OFFSET_ILLEGAL or (
@@ -207,31 +221,48 @@ class FilteredRead:
 
     def _passed(self, result: ReadResult) -> bool:
         """Counts a run as examined. Returns False at the end of the queue."""
-        self._scanned_count += result.next_offset - self.queue_offset
         self._scanned_size_bytes += result.regions_size_bytes
-        moved = result.next_offset > self.queue_offset
-        self.queue_offset = result.next_offset
+        moved = result.next_offset > self._run_offset
+        self._move_to(result.next_offset)
         return moved and result.next_offset < result.end_offset
 
+    def _move_to(self, queue_offset: int) -> None:
+        """Counts what stands before the offset as examined."""
+        self._scanned_count += queue_offset - self.queue_offset
+        self.queue_offset = queue_offset
+
     def _look_at_piece(self, run: _Run) -> bool:
-        """Asks the filter about some records of the run. Returns whether the answer is complete."""
-        starts, sizes = run.result.starts, run.result.sizes
-        begin, end = self._at, min(self._at + self._piece.count, len(starts))
-        began = self.cpu_now()
-        found = self.filter.matching(run.data, starts[begin:end], sizes[begin:end])
-        self._piece.note(self.cpu_now() - began)
-        for index in found:
-            if not self._take(run, begin + index):
-                self.queue_offset = run.offsets[begin + index]
+        """Asks the filter about some records of the run, and puts some of its matches into the answer. Returns whether that is complete."""
+        if not self._matches:
+            self._ask(run)
+        for index in self._matches[:TAKEN_COUNT]:
+            if not self._take(run, index):
+                self.queue_offset = run.offsets[index]
                 return True
             if len(self._sizes) == self.record_count_max:
-                self.queue_offset = run.offsets[begin + index] + 1
+                self.queue_offset = run.offsets[index] + 1
                 return True
-        self._at = end
-        if end < len(starts):
+        self._matches = self._matches[TAKEN_COUNT:]
+        if self._matches:
+            self._move_to(run.offsets[self._matches[0]])
+            return False
+        if self._at < len(run.offsets):
+            self._move_to(run.offsets[self._at])
             return False
         self._run = None
         return not self._passed(run.result)
+
+    def _ask(self, run: _Run) -> None:
+        starts, sizes = run.result.starts, run.result.sizes
+        begin, end = self._at, min(self._at + self._piece.count, len(starts))
+        began = self.cpu_now()
+        found, count = self.filter.matching(run.data, starts[begin:end], sizes[begin:end])
+        if begin + count < end:
+            self._piece.stopped_at(count)
+        else:
+            self._piece.note(self.cpu_now() - began)
+        self._at = begin + count
+        self._matches = [begin + index for index in found]
 
     def _take(self, run: _Run, index: int) -> bool:
         """Puts a record into the answer. Returns False if it does not fit."""

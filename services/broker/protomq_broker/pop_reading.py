@@ -352,12 +352,12 @@ def _within(result: ReadResult, end: int) -> ReadResult:
 def _matching(filter_: Filter, data: bytes, result: ReadResult) -> list[int]:
     """Indexes of the records that match."""
     found: list[int] = []
-    for first in range(0, result.record_count, filter_.records_max):
+    first = 0
+    while first < result.record_count:
         some = slice(first, first + filter_.records_max)
-        found += [
-            first + index
-            for index in filter_.matching(data, result.starts[some], result.sizes[some])
-        ]
+        matches = filter_.matching(data, result.starts[some], result.sizes[some])
+        found += [first + index for index in matches.indexes]
+        first += matches.examined
     return found
 
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq_broker import filtered_read
-from protomq_broker.filtered_read import PIECE_S, PIECE_WORST_S, FilteredRead, PieceSize
+from protomq_broker.filtered_read import (
+    PIECE_S,
+    PIECE_WORST_S,
+    TAKEN_COUNT,
+    FilteredRead,
+    PieceSize,
+)
+from protomq_broker.filters.filter_book import Matches
 from protomq_broker.store.queues.reading import LogRegion, ReadResult, ReadStatus
 
 SEAL_SIZE_BYTES = 53
@@ -59,12 +66,12 @@ class EndsInY:
     tags: frozenset[bytes] = frozenset()
     records_min = 4
     records_max = 8
+    examined_max = 3
 
     def matching(self, data, starts, sizes):
-        return [
-            i for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
-            if data[start + size - 1 : start + size] == b"y"
-        ]  # fmt: skip
+        some = list(zip(starts, sizes, strict=True))[: self.examined_max]
+        found = [i for i, (start, size) in enumerate(some) if data[start + size - 1 : start + size] == b"y"]
+        return Matches(found, len(some))
 
 
 def read_all(queue, offset=0, count_max=1_000, size_max_bytes=1 << 20, slice_s=1.0):
@@ -149,7 +156,7 @@ def test_a_pull_that_takes_long_says_how_far_it_got():
 
 
 def test_pieces_grow_while_they_take_little_and_shrink_when_they_take_too_long():
-    piece = PieceSize(4, 1_024)
+    piece = PieceSize(256, 1_024)
     counts = [piece.count]
     for _ in range(3):
         piece.note(PIECE_S / 10)
@@ -158,9 +165,15 @@ def test_pieces_grow_while_they_take_little_and_shrink_when_they_take_too_long()
     assert [*counts, piece.count] == [256, 512, 1_024, 1_024, 512]
 
 
-def sizes_of(fixed: float, each: float, pieces: int) -> list[int]:
+def test_the_first_piece_has_the_fewest_records_that_pay():
+    """512 comparisons take a quarter of a millisecond for each record."""
+    assert PieceSize(4, 2_048).count == 4
+    assert PieceSize(512, 16).count == 16
+
+
+def sizes_of(fixed: float, each: float, pieces: int, records_min: int = 4) -> list[int]:
     """Sizes of the pieces of a filter whose costs are these parts of PIECE_S: for a piece, and for a record."""
-    piece, asked = PieceSize(4, 1_024), []
+    piece, asked = PieceSize(records_min, 1_024), []
     for _ in range(pieces):
         asked.append(piece.count)
         piece.note(PIECE_S * (fixed + each * piece.count))
@@ -169,27 +182,88 @@ def sizes_of(fixed: float, each: float, pieces: int) -> list[int]:
 
 def test_pieces_do_not_shrink_where_that_saves_nothing():
     """A busy machine, on which each piece takes long, however small it is."""
-    assert set(sizes_of(1.1, 0.001, 50)) == {256, 128}
-    assert sizes_of(1.1, 0.001, 50)[2:] == [256] * 48
+    piece = PieceSize(4, 1_024)
+    while piece.count < 256:
+        piece.note(0.0)
+    asked = []
+    for _ in range(50):
+        asked.append(piece.count)
+        piece.note(PIECE_S * (1.1 + 0.001 * piece.count))
+    assert asked == [256, 128, *[256] * 48]
 
 
 def test_pieces_shrink_where_each_record_costs_much():
-    assert sizes_of(0.0, 1 / 40, 6) == [256, 128, 64, 32, 32, 32]
+    assert sizes_of(0.0, 1 / 40, 6, records_min=32) == [32] * 6
+    assert sizes_of(0.0, 1 / 40, 6) == [4, 8, 16, 32, 32, 32]
 
 
-def test_no_piece_stays_that_takes_far_too_long():
-    piece = PieceSize(4, 1_024)
+@pytest.mark.parametrize("records_min", [4, 512])
+def test_no_piece_stays_that_takes_far_too_long(records_min):
+    piece = PieceSize(records_min, 1_024)
     for _ in range(20):
         piece.note(PIECE_WORST_S * 1.1)
-    assert piece.count == 4
+    assert piece.count == 1
 
 
-def test_no_piece_is_smaller_than_what_pays():
+def test_no_piece_is_smaller_than_what_pays_as_long_as_it_takes_less_than_that():
     piece = PieceSize(512, 1_024)
     for _ in range(20):
-        piece.note(PIECE_WORST_S * 1.1)
+        piece.note(PIECE_S * 1.1)
     assert piece.count == 512
-    assert PieceSize(512, 16).count == 16
+
+
+def test_a_piece_below_what_pays_does_not_jump_back():
+    piece = PieceSize(512, 1_024)
+    while piece.count > 64:
+        piece.note(PIECE_WORST_S * 1.1)
+    piece.note(PIECE_S * 0.6)
+    assert piece.count == 64
+    piece.note(PIECE_S / 10)
+    assert piece.count == 128
+
+
+def test_the_next_piece_has_as_many_records_as_the_filter_had_time_for():
+    piece = PieceSize(512, 1_024)
+    piece.stopped_at(3)
+    assert piece.count == 3
+    piece.note(PIECE_S / 10)
+    assert piece.count == 6
+
+
+class AllMatch:
+    tags: frozenset[bytes] = frozenset()
+    records_min = records_max = 1_000
+
+    def matching(self, data, starts, sizes):
+        return Matches(list(range(len(starts))), len(starts))
+
+
+def test_many_matches_are_put_into_the_answer_in_portions():
+    """2,048 of them take 3 ms."""
+    queue = Queue([b"y"] * 1_000, [0], run_count=1_000)
+    read = FilteredRead(
+        queue.look, queue.read_bytes, AllMatch(), 0, 10_000, 1 << 20, lambda: 0.0, lambda: 0.0
+    )
+    counts = []
+    while (result := read.advance(-1.0)) is None:
+        counts.append(read.so_far().record_count)
+    assert counts == [0, TAKEN_COUNT, 2 * TAKEN_COUNT, 3 * TAKEN_COUNT]
+    assert (result.record_count, result.next_offset) == (1_000, 1_000)
+
+
+def test_a_read_that_is_stopped_within_a_run_gives_nothing_twice():
+    queue = Queue([b"y", b"n"] * 500, [0], run_count=1_000)
+    for filter_ in (EndsInY(), AllMatch()):
+        read = FilteredRead(
+            queue.look, queue.read_bytes, filter_, 0, 10_000, 1 << 20, lambda: 0.0, lambda: 0.0
+        )
+        for _ in range(3):
+            assert read.advance(-1.0) is None
+        result = read.so_far()
+        assert result.record_count
+        found = range(result.first_offset, result.first_offset + result.record_count)
+        last = found[-1] if result.queue_offsets is None else result.queue_offsets[-1]
+        assert last < result.next_offset <= 1_000
 
 
 def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import encode_message_id
-from protomq.wire.varints import read_varint
 
 from .errors import FilterError, FilterUnavailableError
+from .fields import parse_record
+from .filter_book import Matches
 
 LENGTH_MAX: Final = 4_096
 
@@ -50,7 +51,7 @@ class CelFilter:
     """Any thread. A `Filter` of filter_book.py; of tags a CEL expression tells nothing."""
 
     tags: frozenset[bytes] = frozenset()
-    records_min = 4
+    records_min = 1
     records_max = 4
 
     def __init__(self, expression: str) -> None:
@@ -76,21 +77,21 @@ class CelFilter:
             )
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
+        self._needs_body = "size" in named
 
-    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
         """As of Filter."""
         found: list[int] = []
         evaluate, wanted = self._compiled.eval, self._wanted
         for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-            _, record_start = read_varint(data, start + 1)
-            record = Record.FromString(data[record_start : start + size])
+            record = parse_record(data, start, start + size, with_body=self._needs_body)
             try:
                 value = evaluate(data={name: read(record) for name, read in wanted}).value()
             except (RuntimeError, ValueError):
                 continue
             if value is True:
                 found.append(index)
-        return found
+        return Matches(found, len(starts))
 
 
 @lru_cache(1)

@@ -65,6 +65,9 @@ _NAME_TAG: Final = 0x0A
 _VALUE_TAG: Final = 0x12
 _IN_FRONT: Final = np.isin(np.arange(256), sorted(FRONT_TAGS))
 """By tag: whether it is one of a front."""
+_STEPS_MAX: Final = 64
+_STEPS_MAX_OF_FEW: Final = 16
+"""Fields of a front that are walked through. Each step costs as much for one record as for a hundred, so few records must not make many."""
 _TOO_LONG: Final = 1 << 40
 _WORD_SIZE: Final = 8
 assert FIXED_TRAILER_SIZE_BYTES > 2 * _WORD_SIZE
@@ -86,13 +89,15 @@ class FieldReader:
         self._properties = {
             name: name.encode() for name in self._names if name not in (TAGS, KEYS)
         }
-        self._needs_parse = any(name in _OTHER_TEXTS for name in self._names)
+        self.needs_parse = any(name in _OTHER_TEXTS for name in self._names)
+        """Whether protobuf has to be asked about each record."""
+        self._needs_body = SIZE in self._names
 
     def columns(
         self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]
     ) -> Columns | None:
         """The values of the record fields [start, start + size), as arrays; None where protobuf is better asked about each."""
-        if self._needs_parse or len(starts) < _ARRAYS_COUNT_MIN:
+        if self.needs_parse or len(starts) < _ARRAYS_COUNT_MIN:
             return None
         columns = Columns(data, starts.astype(np.int64), sizes.astype(np.int64))
         columns.walk(self._properties, has_tags=TAGS in self._names, has_keys=KEYS in self._names)
@@ -120,9 +125,25 @@ class FieldReader:
         ]
 
     def _parse(self, data: bytes, start: int, end: int) -> tuple[FieldValue, ...]:
-        _, start = read_varint(data, start + 1)
-        record = Record.FromString(data[start:end])
+        record = parse_record(data, start, end, with_body=self._needs_body)
         return tuple(_value_of(record, data, end, name) for name in self._names)
+
+
+def parse_record(data: bytes, start: int, end: int, *, with_body: bool) -> Record:
+    """A record field as protobuf reads it. Without the body, a body that stands in front is not copied."""
+    _, start = read_varint(data, start + 1)
+    if not with_body and start < end and data[start] == BODY_TAG:
+        size, body_start = read_varint(data, start + 1)
+        start = body_start + size
+    return Record.FromString(data[start:end])
+
+
+def front_size_of(data: bytes, start: int, size_bytes: int) -> int:
+    """How many octets of a record field are no body, if a body stands in front."""
+    _, at = read_varint(data, start + 1)
+    if at < start + size_bytes and data[at] == BODY_TAG:
+        return size_bytes - read_varint(data, at + 1)[0]
+    return size_bytes
 
 
 def _value_of(record: Record, data: bytes, end: int, name: str) -> FieldValue:
@@ -228,7 +249,9 @@ class Columns:
         self._body_sizes, positions = _lengths(octets, positions + 1)
         positions = positions + self._body_sizes
         left = np.arange(self.count)
-        while True:
+        for step in range(_STEPS_MAX):
+            if step >= _STEPS_MAX_OF_FEW and len(left) < _ARRAYS_COUNT_MIN:
+                break
             # What a length leads to may lie behind the data.
             np.minimum(positions, limits, out=positions)
             tags = octets[positions]
@@ -266,6 +289,13 @@ class Columns:
                     self.is_odd[keyed[known.starts[keyed] >= 0]] = True
                 self._note(KEYS, keyed, starts[which], ends[which])
             positions = ends
+        self.is_odd[left] = True
+
+    def front_sizes(self, records: Positions) -> Positions:
+        """How many octets of these records are no body; of an odd record it may be all."""
+        sizes = (self._ends - self._starts)[records]
+        fronts = sizes - self._body_sizes[records]
+        return np.where(fronts > 0, fronts, sizes)
 
     def _take_properties(
         self, left: Positions, starts: Positions, ends: Positions, properties: Mapping[str, bytes]

@@ -21,12 +21,19 @@ WAITING_MAX: Final = 1_000
 """Filters that are to be compiled: some seconds' work."""
 
 
+class Matches(NamedTuple):
+    """What a filter says of a run: the indexes of its matches, ascending, among the first `examined` records. It has seen no others."""
+
+    indexes: list[int]
+    examined: int
+
+
 class Filter(Protocol):
     """A compiled filter. Any thread.
 
     Attributes:
         tags: every match has one of these tags (UTF-8); empty: any or none.
-        records_min: fewer at once cost hardly less time.
+        records_min: fewer at once cost hardly less time, if they are as most records are.
         records_max: of one call of `matching`: what an expression can make it cost at worst is bounded by that.
     """
 
@@ -34,8 +41,11 @@ class Filter(Protocol):
     records_min: int
     records_max: int
 
-    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
-        """Indexes, ascending, of the record fields [start, start + size) of `data` that are let through. Raises FilterError."""
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
+        """Which of the record fields [start, start + size) of `data` are let through. Raises FilterError.
+
+        It looks at one record at least. It may stop before the last one, where the rest would take too long for one slice.
+        """
         ...
 
 

@@ -75,6 +75,17 @@ def comparison_count(node: Node) -> int:
             return 1
 
 
+def rule_comparison_count(node: Node) -> int:
+    """How many comparisons the rule for one message makes: it finds a value among others at once."""
+    match node:
+        case And() | Or():
+            return sum(map(rule_comparison_count, node.operands))
+        case Not():
+            return rule_comparison_count(node.operand)
+        case _:
+            return 1
+
+
 def _rule_of(node: Node) -> ColumnRule | None:
     match node:
         case Not():

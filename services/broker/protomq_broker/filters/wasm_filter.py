@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from protomq.wire.varints import read_varint
 
 from .errors import FilterError, FilterUnavailableError
+from .filter_book import Matches
 
 MODULE_SIZE_MAX_BYTES: Final = 768 << 10
 """So that one fits into a request of the admin lane, 1 MiB."""
@@ -67,7 +68,7 @@ class WasmFilter:
                 wanted = ", ".join(["i32"] * takes)
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
-    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> list[int]:
+    def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
         """As of Filter; raises FilterError if the module fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
@@ -92,7 +93,7 @@ class WasmFilter:
             raise FilterError(f"the module failed: {_first_line(error)}") from None
         finally:
             store.close()
-        return found
+        return Matches(found, len(starts))
 
 
 @lru_cache(1)

@@ -21,3 +21,15 @@ def run_of(*messages):
         sizes.append(len(field))
         data += field
     return data, np.array(starts), np.array(sizes)
+
+
+def all_matching(filter_, data, starts, sizes):
+    """The indexes of all matches of a run, however few records a filter examines at once."""
+    found, first = [], 0
+    while first < len(starts):
+        matches = filter_.matching(data, starts[first:], sizes[first:])
+        assert 0 < matches.examined <= len(starts) - first
+        assert all(index < matches.examined for index in matches.indexes)
+        found += [first + index for index in matches.indexes]
+        first += matches.examined
+    return found

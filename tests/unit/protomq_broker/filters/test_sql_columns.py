@@ -10,7 +10,7 @@ from protomq_broker.filters.sql_columns import COMPARISONS_MAX, column_rule_of
 from protomq_broker.filters.sql_filter import SqlFilter
 from protomq_broker.filters.sql_rules import names_in, rule_of
 from protomq_broker.filters.sql_syntax import parse
-from tests.unit.protomq_broker.filters.run_helpers import run_of
+from tests.unit.protomq_broker.filters.run_helpers import all_matching, run_of
 
 TEXTS = ("", "7", "-7", "+7", "0099", "123456789012345678", "9223372036854775808", "7.5", "seven", "a longer text", "-")
 CONDITIONS = (
@@ -66,8 +66,8 @@ def test_the_rule_for_arrays_says_what_the_rule_for_a_row_says(text, some):
 def test_many_messages_are_filtered_as_one_by_one(text, some):
     data, starts, sizes = run_of(*some * 24)
     made = SqlFilter(text)
-    wanted = [i for i in range(len(starts)) if made.matching(data, starts[i : i + 1], sizes[i : i + 1])]
-    assert made.matching(data, starts, sizes) == wanted
+    wanted = [i for i in range(len(starts)) if made.matching(data, starts[i : i + 1], sizes[i : i + 1]).indexes]
+    assert all_matching(made, data, starts, sizes) == wanted
 
 
 @pytest.mark.parametrize("text", ["a > 98", "a = 'x' AND b <> 'y'", "a BETWEEN 1 AND 5", "size > 5", "TAGS IN ('x', 'y')"])
@@ -88,5 +88,5 @@ def test_what_has_no_rule_for_arrays_is_filtered_all_the_same(text):
     assert column_rule_of(parse(text)) is None
     made = SqlFilter(text)
     data, starts, sizes = run_of(*[{"properties": {"a": "1", "b": "x"}, "body": b"1234"}] * 30)
-    wanted = [i for i in range(30) if made.matching(data, starts[i : i + 1], sizes[i : i + 1])]
-    assert made.matching(data, starts, sizes) == wanted
+    wanted = [i for i in range(30) if made.matching(data, starts[i : i + 1], sizes[i : i + 1]).indexes]
+    assert all_matching(made, data, starts, sizes) == wanted

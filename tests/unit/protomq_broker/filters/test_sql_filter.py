@@ -1,5 +1,7 @@
 """SQL92 filters over raw records: no match is lost by the search for constants, and the walk through records finds what protobuf finds."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import RecordTemplate, encode_record_field, encode_varint
+from protomq_broker.filters import fields, sql_filter
 from protomq_broker.filters.fields import FieldReader
 from protomq_broker.filters.search import records_with
 from protomq_broker.filters.sql_filter import SqlFilter
+from tests.unit.protomq_broker.filters.run_helpers import all_matching, run_of
 from tests.unit.protomq_broker.filters.sql_reference import expressions, matches, messages, text_of
 
 TEMPLATE = RecordTemplate("flights", 7, 1)
@@ -69,7 +73,7 @@ def test_a_run_of_records_is_filtered_as_its_messages_are_one_by_one(made, expre
     made = made * 24 if is_long else made  # Long runs are walked with numpy.
     run = joined([record for record, _ in made], gap)
     wanted = [i for i, (_, message) in enumerate(made) if matches(expression, message)]
-    assert SqlFilter(text_of(expression)).matching(*run) == wanted
+    assert all_matching(SqlFilter(text_of(expression)), *run) == wanted
 
 
 def sent(body=b"", **named):
@@ -142,3 +146,73 @@ def test_the_search_finds_the_records_that_contain_a_pattern(contents, gap, patt
     data, starts, sizes = joined(contents, gap)
     wanted = [i for i, content in enumerate(contents) if any(p in content for p in patterns)]
     assert records_with(data, starts.tolist(), (starts + sizes).tolist(), patterns) == wanted
+
+
+RICH = {"properties": {f"{i:x}": "1" for i in range(2_500)}}
+
+
+def test_few_records_with_very_many_properties_do_not_make_the_walk_long(monkeypatch):
+    """Each step of it costs as much for one record as for a hundred."""
+    walked = []
+    lengths = fields._lengths
+
+    def note(*of):
+        walked.append(of)
+        return lengths(*of)
+
+    monkeypatch.setattr(fields, "_lengths", note)
+    run = run_of(*[{"properties": {"c": "2"}}] * 50, RICH, *[{"properties": {"c": "1"}}] * 50)
+    assert SqlFilter("c = '1'").matching(*run).indexes == list(range(50, 101))
+    assert len(walked) < 60
+
+
+@pytest.mark.parametrize("expression", ["c = '1'", "c CONTAINS '1'", "c > 0", "shardingKey IS NULL AND c = '1'"])
+def test_a_filter_looks_at_few_records_at_once_that_have_very_many_properties(expression):
+    """Protobuf takes a millisecond for each of these."""
+    run = run_of(*[RICH] * 30)
+    made = SqlFilter(expression)
+    assert made.matching(*run).examined <= 2
+    assert all_matching(made, *run) == list(range(30))
+
+
+def test_a_filter_asks_its_rule_about_few_records_at_once_if_it_compares_much():
+    run = run_of(*[{"properties": {"a": "5.5"}}] * 1_000)
+    one, many = SqlFilter("a > 5"), SqlFilter(" OR ".join(["a > 5"] * 30))
+    heavy = SqlFilter(" OR ".join(["a > 5.4"] * 500))
+    assert [made.matching(*run).examined for made in (one, many, heavy)] == [256, 37, 4]
+    assert heavy.records_min == 4
+    among = SqlFilter("a IN ({})".format(", ".join(f"'{number}'" for number in range(400))))
+    assert among.matching(*run_of(*[{"properties": {"a": "5"}}] * 200)).examined == 200
+    assert all_matching(heavy, *run) == list(range(1_000))
+
+
+def test_what_protobuf_is_asked_about_begins_with_small_pieces():
+    assert SqlFilter("shardingKey = 'x'").records_min == 4
+    assert SqlFilter("a = 'x'").records_min == 2_048
+
+
+def test_large_bodies_are_neither_searched_nor_copied(monkeypatch):
+    body = b"D99" * 10_000
+    some = [{"body": body, "properties": {"dest": "D99"}}, {"body": body}, {"properties": {"dest": "D99"}}]
+    run = run_of(*some)
+    monkeypatch.setattr(sql_filter, "records_with", None)
+    parsed = []
+
+    def parse(data):
+        parsed.append(len(data))
+        return Record.FromString(data)
+
+    monkeypatch.setattr(fields, "Record", SimpleNamespace(FromString=parse))
+    assert all_matching(SqlFilter("dest = 'D99'"), *run) == [0, 2]
+    assert max(parsed) < 500
+    assert all_matching(SqlFilter("size = 30000"), *run) == [0, 1]
+    assert max(parsed) > 30_000
+
+
+@given(records())
+def test_a_record_without_its_body_is_the_same_otherwise(made):
+    data, _ = made
+    whole = fields.parse_record(data, 0, len(data), with_body=True)
+    without = fields.parse_record(data, 0, len(data), with_body=False)
+    whole.ClearField("body")
+    assert without == whole
