@@ -54,7 +54,14 @@ from ._topic_admin import create_topic, delete_topic, describe_topic, list_topic
 from ._trace import TraceEvent, events_of
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._types import PEER_TIMEOUT_S, Permission, TopicType
-from .errors import BrokerNotFoundError, NotFoundError, PartialResultError, ProtomqError
+from .errors import (
+    BrokerNotFoundError,
+    ConfigurationError,
+    NotFoundError,
+    PartialResultError,
+    ProtomqError,
+)
+from .wire.record import decode_message_id
 from .wire.topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
@@ -488,10 +495,9 @@ class Admin(AdminCalls):
     def trace_of(self, message_id: str) -> list[TraceEvent]:
         """Returns what tracing clients (`trace=True`) did with a message, oldest first; empty if none reported anything.
 
-        Raises as `query_by_key`.
+        Raises as `query_by_key`, and ConfigurationError for an invalid message id.
         """
-        check_wanted("message_id", message_id)
-        message_id = message_id.upper()
+        message_id = _checked_message_id(message_id).upper()
         try:
             found = self.query_by_key(TRACE_TOPIC, message_id, count_max=256)
         except PartialResultError as error:
@@ -504,6 +510,15 @@ class Admin(AdminCalls):
     def transport(self, broker_name: str) -> str:
         """ "remoting", "grpc", or "" before the first call to that broker."""
         return self._transport.kind(self._master(check_text("broker_name", broker_name)).address)
+
+
+def _checked_message_id(message_id: object) -> str:
+    text = check_wanted("message_id", message_id)
+    try:
+        decode_message_id(text)
+    except ValueError as error:
+        raise ConfigurationError(f"message_id: {error}") from None
+    return text
 
 
 def _one_or_all(broker_name: str | None) -> list[str] | None:

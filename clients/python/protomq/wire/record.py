@@ -139,6 +139,7 @@ NO_QUEUE_OFFSET: Final = (1 << 64) - 1
 """Stamped as `queue_offset` on a record that enters no consume queue."""
 
 MESSAGE_ID_LENGTH: Final = 40
+_HEX_DIGITS: Final = re.compile("[0-9A-Fa-f]*")
 
 
 def trailer_size_bytes(topic: bytes, *, has_due_time: bool = False) -> int:
@@ -184,6 +185,9 @@ def decode_message_id(message_id: str) -> tuple[int, int, int]:
         raise ValueError(
             f"a message id has {MESSAGE_ID_LENGTH} hex digits, this has {len(message_id)}"
         )
+    # `int` alone would take 0x, signs, spaces and underscores, too.
+    if not _HEX_DIGITS.fullmatch(message_id):
+        raise ValueError(f"a message id has {MESSAGE_ID_LENGTH} hex digits, {message_id!r} has others")
     return int(message_id[:16], 16), int(message_id[16:24], 16), int(message_id[24:], 16)
 
 
