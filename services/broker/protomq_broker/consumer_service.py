@@ -247,8 +247,11 @@ class ConsumerService:
         return CommitOffsetsRequest(consumer_group=request.consumer_group, offsets=offsets)
 
     def _clone(self, request: CloneOffsetsRequest) -> CommitOffsetsRequest:
-        check_group_name(request.source_group)
+        check_group_name(request.source_group, "source_group")
         check_group_name(request.consumer_group)
+        if request.source_group == request.consumer_group:
+            # It would change no offset, and yet take from the members what they hold.
+            raise invalid_argument("source_group", "is the group itself; give another group, whose offsets are copied")
         commit = CommitOffsetsRequest(consumer_group=request.consumer_group)
         known = self._topics_of(request.source_group)
         if request.topic:

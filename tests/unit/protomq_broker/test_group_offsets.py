@@ -98,6 +98,7 @@ def test_a_clone_goes_on_where_the_other_group_is(broker: FakeBroker) -> None:
         ("ResetOffsets", ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0, 2], end=True), "QUEUE_NOT_FOUND"),
         ("CloneOffsets", CloneOffsetsRequest(source_group="nobody", consumer_group="h"), "GROUP_NOT_FOUND"),
         ("CloneOffsets", CloneOffsetsRequest(source_group="g", consumer_group="%"), "INVALID_ARGUMENT"),
+        ("CloneOffsets", CloneOffsetsRequest(source_group="g", consumer_group="g"), "INVALID_ARGUMENT"),
         ("CloneOffsets", CloneOffsetsRequest(source_group="g", consumer_group="h", topic="none"), "TOPIC_NOT_FOUND"),
     ],
 )  # fmt: skip
@@ -281,3 +282,11 @@ def test_a_master_that_knows_less_than_its_caller_does_not_call_an_offset_illega
     request = PullRequest(topic="topic", queue_offset=12, log_epoch=epoch + 1)
     assert broker.refusal(PULL, request).reason == "REPLICA_BEHIND"
     assert told(pull(broker, 12, log_epoch=epoch)) == ("OFFSET_ILLEGAL", 10, 0)
+
+
+@pytest.mark.parametrize("source", ["%", "g"])
+def test_what_is_wrong_with_the_source_of_a_clone_is_said_of_the_source(broker: FakeBroker, source: str) -> None:
+    clone = CloneOffsetsRequest(source_group=source, consumer_group="g")
+    error = broker.call(CONSUMER + "CloneOffsets", clone).error
+    assert error is not None
+    assert ": source_group: " in str(error)

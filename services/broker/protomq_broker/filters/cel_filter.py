@@ -116,9 +116,10 @@ def _refused(text: str, expression: str) -> FilterError:
     if found is None:
         return FilterError(re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", text)[:300], expression)
     line, column = int(found[1]), int(found[2])
+    said = re.sub(r" \[[A-Z_]+\]$", "", found[3])
     lines = expression.split("\n")
     position = sum(len(part) + 1 for part in lines[: line - 1]) + column - 1
     expected: tuple[str, ...] = ()
-    if wanted := re.search(r"expecting \{?(.+?)\}?$", found[3]):
+    if wanted := re.search(r"expecting \{?(.+?)\}?$", said):
         expected = tuple(re.findall(r"(?<=')[^',]+(?=')|[A-Z_]{2,}", wanted[1]))
-    return FilterError(found[3][:300], expression, position, expected)
+    return FilterError(said[:300], expression, position, expected)

@@ -151,6 +151,17 @@ def _parser() -> Lark:
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Nodes())
 
 
+_HINTS: Final = {
+    '"': "a text stands in single quotes, a name in none",
+    "!=": "SQL has no !=: unequal is <>",
+    "!": "SQL has no !: write NOT",
+    "&&": "SQL has no &&: write AND",
+    "||": "conditions have no ||: write OR; tags alone are separated by it",
+    ";": "a condition ends without ;",
+}
+"""What other languages write, and what to write instead."""
+
+
 def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
     names: set[str] = set()
     position, found = len(text), "the expression ends"
@@ -159,11 +170,17 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
         if error.token.type != "$END":
             position = _at(error.token)
             found = f"{str(error.token)[:40]!r} was not expected"
+            if text[position - 1 : position + 1] == "==":
+                found = "SQL has no ==: equal is ="
+            elif str(error.token).upper() == "LIKE":
+                found = "there is no LIKE: CONTAINS, STARTSWITH and ENDSWITH look for a part of a text"
     elif isinstance(error, UnexpectedCharacters):
         position = cast("int", error.pos_in_stream)  # lark declares it None.
         found = f"{text[position : position + 1]!r} begins nothing"
         if text[position : position + 1] == "'":
             found = "this text has no closing quote"
+        elif said := next((said for wrong, said in _HINTS.items() if text.startswith(wrong, position)), None):
+            found = said
     elif not isinstance(error, UnexpectedEOF):
         position = 0
     expected = tuple(sorted({_READ_AS.get(name, name) for name in names - {"COMPARISON"}}))

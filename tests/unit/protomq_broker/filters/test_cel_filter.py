@@ -57,6 +57,13 @@ def test_what_is_no_filter_is_refused_with_its_place(expression, line, column, s
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
+def test_a_refusal_says_no_code_of_the_library():
+    for expression in ("", "TAGS ==", "(" * 200 + "true" + ")" * 200):
+        with pytest.raises(FilterError) as caught:
+            CelFilter(expression)
+        assert "INVALID_ARGUMENT" not in str(caught.value)
+
+
 def test_a_body_that_is_not_asked_for_is_not_copied():
     run = run_of({"body": b"x" * 100, "tag": "UA"}, {"body": b"x" * 100})
     assert CelFilter("TAGS == 'UA'").matching(*run).indexes == [0]
