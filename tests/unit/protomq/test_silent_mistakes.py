@@ -17,6 +17,7 @@ from protomq import (
     PullConsumer,
     PushConsumer,
     SimpleConsumer,
+    TransactionDecision,
     TransactionProducer,
 )
 from protomq.errors import ClosedError, ConfigurationError
@@ -42,7 +43,7 @@ class Helped(Hook):
     "open_client",
     [
         lambda: Producer(namesrv=NOWHERE),
-        lambda: TransactionProducer("g", lambda _: None, namesrv=NOWHERE),
+        lambda: TransactionProducer("g", lambda _: TransactionDecision.UNKNOWN, namesrv=NOWHERE),
         lambda: PullConsumer("g", namesrv=NOWHERE),
         lambda: SimpleConsumer("g", namesrv=NOWHERE),
         lambda: Admin(namesrv=NOWHERE),
@@ -61,7 +62,7 @@ def test_a_closed_client_is_not_entered(open_client: Callable[[], Any]) -> None:
     "open_client",
     [
         lambda: AsyncProducer(namesrv=NOWHERE),
-        lambda: AsyncTransactionProducer("g", lambda _: None, namesrv=NOWHERE),
+        lambda: AsyncTransactionProducer("g", lambda _: TransactionDecision.UNKNOWN, namesrv=NOWHERE),
         lambda: AsyncPullConsumer("g", namesrv=NOWHERE),
         lambda: AsyncSimpleConsumer("g", namesrv=NOWHERE),
     ],
