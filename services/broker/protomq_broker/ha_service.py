@@ -509,8 +509,7 @@ class HaService:
             if self._gathers(feed):
                 # What is gathered brings the news.
                 return
-            fetch = self._take(feed)
-            self._answer(fetch.call, feed, fetch.size_max_bytes)
+            self._answer_held(feed)
         if feed.held and feed.told != self._news() and not self._is_news_due:
             self._is_news_due = True
             feed.held[0].call.lane.call_later(NEWS_DELAY_MS, self._tell_news)
@@ -547,8 +546,11 @@ class HaService:
     def _expire(self, feed: _Feed) -> None:
         """Answers the oldest held fetch without log, because its heartbeat or news are due."""
         if feed.held:
-            fetch = self._take(feed)
-            self._answer(fetch.call, feed, fetch.size_max_bytes)
+            self._answer_held(feed)
+
+    def _answer_held(self, feed: _Feed) -> None:
+        fetch = self._take(feed)
+        self._answer(fetch.call, feed, fetch.size_max_bytes)
 
     def _header(self, status: ha.FetchStatus.ValueType, session: int, position: int) -> ha.FetchResponse:
         confirmed, first = self._news()
@@ -605,6 +607,12 @@ class HaService:
     def _wake(self) -> None:
         # This stands before the look, so that a later move posts again.
         self._is_posted = False
+        # The first answer begins to gather. What is due now goes to all slaves, else one that fetches fast would hold up the others.
+        due = [feed for feed in self._feeds.values() if self._has_more(feed) and not self._gathers(feed)]
+        for feed in due:
+            # An answer may end its session.
+            if feed.held:
+                self._answer_held(feed)
         for feed in list(self._feeds.values()):
             self._give(feed)
 

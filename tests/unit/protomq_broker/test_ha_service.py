@@ -251,3 +251,41 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
         append(100)
         lane.advance(GATHER_MS // 2)
         assert not held.answered, "a later confirmed position goes with what is gathered"
+
+
+def test_what_was_gathered_goes_to_all_slaves_at_the_same_time() -> None:
+    leader = open_store(SimDisk())
+    numbers = itertools.count(1)
+    config = BrokerConfig(broker_name="b", broker_role="ASYNC_MASTER")
+    service = HaService(leader, config, ManualClock(), "b", lambda: next(numbers), lambda verdict: None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    lane = FakeLane()
+    service.begin(lane)
+    lane.run()
+
+    def fetch(request: ha.FetchRequest) -> FakeCall:
+        call = FakeCall(lane, bound, request)
+        service.fetch(call)
+        return call
+
+    def hold(session: int) -> FakeCall:
+        end = leader.appended_position
+        return fetch(ha.FetchRequest(session=session, written_position=end, flushed_position=end))
+
+    def append() -> None:
+        leader.append([make_request([bytes(100)])])
+        lane.run()
+
+    for broker_id in (1, 2):
+        assert fetch(ha.FetchRequest(broker_name="b", broker_id=broker_id, store_id=broker_id)).answered
+    held = [hold(session) for session in (1, 2)]
+    append()
+    lane.advance(GATHER_MS)
+    for turn in range(3):
+        assert [call.answered for call in held] == [True, True], f"turn {turn}"
+        held = [hold(session) for session in (1, 2)]
+        append()
+        assert not any(call.answered for call in held)
+        lane.advance(GATHER_MS)
