@@ -28,7 +28,7 @@ from ._late_imports import fork_waits
 from ._local_offsets import LocalOffsets, StoredOffset, in_runs, instance_here, of_runs
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
-from ._pull_logic import PullOptions, PullState
+from ._pull_logic import PullOptions, PullState, Ticket
 from ._push_backs import BackCall
 from ._push_options import PushOptions
 from ._push_results import Listener
@@ -95,6 +95,14 @@ class ListenedPulls(PullState):
         """Broadcast: what is done behind the lowest that is open."""
         self.forked: Callable[[MessageQueue], None] = lambda _: None
         """Other messages may stand at offsets of the queue that have not come yet."""
+
+    def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
+        """See PullState.answered."""
+        log_epoch = self.log_epoch(ticket.queue)
+        super().answered(ticket, payload, now_s)
+        if self.log_epoch(ticket.queue) != log_epoch:
+            # That the logs agree up to what was asked for says nothing of what is done behind it.
+            self.forked(ticket.queue)
 
     def follow_reset(self, queue: MessageQueue, queue_offset: int, reset_epoch: int) -> None:
         """See PullState.follow_reset; what is here of the queue is forgotten, as the group's new offset says."""

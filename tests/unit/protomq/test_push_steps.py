@@ -22,6 +22,7 @@ from protomq._types import MessageQueue
 from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse
+from protomq.v1.pull_service_pb2 import PULL_STATUS_NO_NEW_MSG, PullResponse
 from tests.support.fake_driver import FakeWorld, route_of
 from tests.unit.protomq.test_push_state import Q0, Q1, finish, listener, messages
 
@@ -202,6 +203,21 @@ def test_a_broadcasting_consumer_writes_down_what_is_done_behind_a_message_that_
     pulls.follow_fork(queue, 0, 1)
     assert state.done_behind(queue) == set(), "other messages may stand there now"
     steps.close()
+
+
+@pytest.mark.parametrize(("epoch", "is_remembered"), [(3, True), (4, False)])
+def test_what_is_done_behind_a_message_is_of_one_log_and_forgotten_where_another_one_answers(epoch: int, is_remembered: bool) -> None:
+    """The next leader may lack it, and have other messages there; that the logs agree up to what is pulled says nothing of it."""
+    state = PushState(PushOptions(group="g", broadcast=True), {"t": listener()})
+    pulls = ListenedPulls(PullOptions("g", broadcasting=True))
+    pulls.forked = state.forget_done
+    pulls.assign([Q0], {})
+    pulls.start_all([Q0], {Q0.queue_id: 5}, {}, 7, log_epoch=3)
+    state.remember_done(Q0, {6, 7})
+    ticket = pulls.begin(Q0)
+    answer = PullResponse(status=PULL_STATUS_NO_NEW_MSG, next_offset=5, end_offset=5, log_epoch=epoch)
+    pulls.answered(ticket, answer.SerializeToString(), 0.0)
+    assert state.done_behind(Q0) == ({6, 7} if is_remembered else set())
 
 
 def test_trouble_is_told_once_a_minute() -> None:
