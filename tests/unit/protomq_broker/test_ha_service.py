@@ -22,7 +22,7 @@ from protomq_broker.leadership_driver import (
 from protomq_broker.store.errors import LogForkError
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
-from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.dispatch import BoundMethod, DispatchTable
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
@@ -183,6 +183,19 @@ def test_a_connection_that_breaks_makes_no_damage() -> None:
     assert not leader.damaged_ranges
 
 
+def begun_service(leader: Store, role: str) -> tuple[HaService, BoundMethod, FakeLane]:
+    """A master's service on a lane, with `Fetch`. Its sessions are numbered from 7."""
+    config = BrokerConfig(broker_name="b", broker_role=role)
+    service = HaService(leader, config, ManualClock(), "b", itertools.count(7).__next__, lambda verdict: None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    lane = FakeLane()
+    service.begin(lane)
+    lane.run()
+    return service, bound, lane
+
+
 @pytest.mark.parametrize(("role", "is_gathered"), [("ASYNC_MASTER", True), ("SYNC_MASTER", False)])
 def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
     role: str, is_gathered: bool, monkeypatch: pytest.MonkeyPatch
@@ -190,14 +203,7 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
     monkeypatch.setattr(ha_service, "GATHER_SIZE_MAX_BYTES", 3_000)
     leader = open_store(SimDisk())
     leader.positions.wait_for_replicas(not is_gathered)
-    config = BrokerConfig(broker_name="b", broker_role=role)
-    service = HaService(leader, config, ManualClock(), "b", lambda: 7, lambda verdict: None)
-    table = DispatchTable()
-    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
-    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
-    lane = FakeLane()
-    service.begin(lane)
-    lane.run()
+    service, bound, lane = begun_service(leader, role)
 
     def fetch(session: int) -> FakeCall:
         end = leader.appended_position
@@ -255,15 +261,7 @@ def test_where_nobody_waits_for_it_a_slave_gets_many_appends_in_one_answer(
 
 def test_what_was_gathered_goes_to_all_slaves_at_the_same_time() -> None:
     leader = open_store(SimDisk())
-    numbers = itertools.count(1)
-    config = BrokerConfig(broker_name="b", broker_role="ASYNC_MASTER")
-    service = HaService(leader, config, ManualClock(), "b", lambda: next(numbers), lambda verdict: None)
-    table = DispatchTable()
-    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
-    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
-    lane = FakeLane()
-    service.begin(lane)
-    lane.run()
+    service, bound, lane = begun_service(leader, "ASYNC_MASTER")
 
     def fetch(request: ha.FetchRequest) -> FakeCall:
         call = FakeCall(lane, bound, request)
@@ -280,12 +278,12 @@ def test_what_was_gathered_goes_to_all_slaves_at_the_same_time() -> None:
 
     for broker_id in (1, 2):
         assert fetch(ha.FetchRequest(broker_name="b", broker_id=broker_id, store_id=broker_id)).answered
-    held = [hold(session) for session in (1, 2)]
+    held = [hold(session) for session in (7, 8)]
     append()
     lane.advance(GATHER_MS)
     for turn in range(3):
         assert [call.answered for call in held] == [True, True], f"turn {turn}"
-        held = [hold(session) for session in (1, 2)]
+        held = [hold(session) for session in (7, 8)]
         append()
         assert not any(call.answered for call in held)
         lane.advance(GATHER_MS)
