@@ -24,6 +24,8 @@ from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MESSAGES_MAX: Final = 256
+"""Of a request."""
 ALIKE_MIN: Final = 3
 """Messages of a run, on average. Fewer are read faster one by one."""
 RUNS_MIN: Final = 4
@@ -110,7 +112,7 @@ def _read(payload: bytes) -> AlikeFailures | None:
         runs.append(run)
         told.add((said, bool(run.ids)))
         count += run.message_count
-        if len(told) > 1 or (len(runs) > RUNS_MIN and count < ALIKE_MIN * len(runs)):
+        if count > MESSAGES_MAX or len(told) > 1 or (len(runs) > RUNS_MIN and count < ALIKE_MIN * len(runs)):
             return None
     rest = len(payload) - at
     has_request_id = rest == _REQUEST_ID_SIZE_BYTES and payload[at] == _REQUEST_ID_TAG
@@ -124,7 +126,8 @@ def _read_run(payload: bytes, start: int) -> tuple[AlikeRun, bytes, int] | None:
     """The run that begins at `start` of a request, what its messages say of the failure, and where it ends."""
     size, at = read_varint(payload, start + 1, LENGTH_SIZE_MAX_BYTES)
     stride = at + size - start
-    count = (len(payload) - start) // stride
+    # Each run is looked for in all that may be of it.
+    count = min((len(payload) - start) // stride, MESSAGES_MAX + 1)
     encoded = payload[at : at + size]
     first = FailedMessage.FromString(encoded)
     places = _places_of(encoded, at - start)

@@ -38,7 +38,7 @@ from protomq.wire.topics import (
 )
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
-from .alike_failures import AlikeFailures, read_alike
+from .alike_failures import MESSAGES_MAX, AlikeFailures, read_alike
 from .delays import illegal_delay
 from .failed_messages import (
     Place,
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
 
-MESSAGES_MAX: Final = 256
 SIZE_MAX_BYTES: Final = 8 << 20
 """Most bytes of messages in one request; a single message may be larger."""
 APPEND_SIZE_BYTES: Final = 1 << 20

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
-from protomq_broker.alike_failures import ALIKE_MIN, read_alike
+from protomq_broker import alike_failures
+from protomq_broker.alike_failures import ALIKE_MIN, MESSAGES_MAX, read_alike
 
 DELAYS = st.one_of(
     st.just({}),
@@ -168,3 +170,15 @@ def test_a_field_that_comes_twice_is_left_to_the_parser() -> None:
 
 def test_the_last_offset_that_a_message_may_have_is_read_as_any_other() -> None:
     assert agrees(request_of({"topic": "topic"}, (1 << 63) - 5, 5).SerializeToString())
+
+
+def test_a_request_with_too_many_messages_costs_no_more_than_a_full_one() -> None:
+    fields = {"topic": "t", "queue_id": 1, "attempt": 1}
+    many = request_of_runs(fields, [(1, 200 + 10 * row, 3) for row in range(10 * MESSAGES_MAX)])
+    with mock.patch.object(alike_failures, "_read_run", wraps=alike_failures._read_run) as read_run:
+        assert read_alike(many.SerializeToString()) is None
+    assert read_run.call_count <= MESSAGES_MAX // 3 + 1
+    assert read_alike(request_of(fields, 200, MESSAGES_MAX + 1).SerializeToString()) is None
+    full = read_alike(request_of(fields, 200, MESSAGES_MAX).SerializeToString())
+    assert full is not None
+    assert full.message_count == MESSAGES_MAX
