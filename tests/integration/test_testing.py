@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,6 +106,19 @@ def test_answers_are_swallowed_and_cutting_ends_all(echo: str) -> None:
             assert seen.wait(60)
             assert proxy.cut() == 1
             assert read_to_end(connection) == b""
+
+
+def test_a_connection_is_as_slow_as_it_is_told(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        proxy.set(rate_bytes_per_s=100_000)
+        with connect(proxy) as connection:
+            begun_s = time.monotonic()
+            connection.sendall(bytes(20_000))
+            received = 0
+            while received < 20_000:
+                received += len(connection.recv(65_536))
+            assert time.monotonic() - begun_s >= 0.2
+            assert received == 20_000
 
 
 def test_new_connections_can_be_refused(echo: str) -> None:

@@ -18,6 +18,8 @@ from typing import Any, Final
 from protomq.errors import ConfigurationError, WrongTypeError
 
 _PIECE_SIZE: Final = 64 << 10
+_RATE_PARTS_PER_S: Final = 100
+"""Parts of a second that go through at a time, where a rate is given."""
 
 _Pair = tuple[socket.socket, socket.socket]
 
@@ -64,6 +66,7 @@ class Faults:
     """What a proxy does to a connection; all off by default.
 
     - `delay_s`: the delay of every piece, in both directions. `jitter_s`: the largest random delay on top.
+    - `rate_bytes_per_s`: most that goes through in a second, in each direction of a connection; None: as much as comes.
     - `drop_requests`, `drop_answers`: bytes of that direction are read and thrown away; the connection stays open.
     - `cut_after_request_bytes`, `cut_after_answer_bytes`: the proxy closes both sides once that number of bytes went through in that
       direction since the start of the connection. The byte that goes over the limit does not arrive.
@@ -73,6 +76,7 @@ class Faults:
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
+    rate_bytes_per_s: int | None = None
     drop_requests: bool = False
     drop_answers: bool = False
     cut_after_request_bytes: int | None = None
@@ -235,10 +239,22 @@ class FaultProxy:
                     sink.sendall(piece[: max(limit - passed, 0)])
                     break
                 passed += len(piece)
-                sink.sendall(piece)
+                self._send(sink, piece)
         except OSError:
             pass  # One side has gone; the other is closed below.
         self._close(pair)
+
+    def _send(self, sink: socket.socket, piece: bytes) -> None:
+        """Sends a piece, in parts that keep to the rate of the moment."""
+        at = 0
+        while at < len(piece):
+            rate = self.faults.rate_bytes_per_s
+            end = len(piece) if rate is None else at + max(rate // _RATE_PARTS_PER_S, 1)
+            part = piece[at:end]
+            if rate is not None:
+                time.sleep(len(part) / rate)
+            sink.sendall(part)
+            at += len(part)
 
     def _draw(self) -> float:
         with self._lock:
