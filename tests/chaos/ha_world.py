@@ -158,6 +158,7 @@ class HaWorld:
             disk_refuse_ratio=1.0,
         )
         self._draws = 0
+        self._part_sizes = random.Random(f"part sizes {seed}")
         self.sequence = 0
         self.master = _Master(self, SimDisk())
         self.slaves = [_Slave(self, number) for number in range(1, copies)]
@@ -246,6 +247,8 @@ class HaWorld:
                 self._connect(slave)
             elif len(slave.calls) < 2:
                 request = slave.session.fetch_request(HEARTBEAT_MS)
+                # Most slaves ask for as much as the master gives, those on slow links for less.
+                request.size_max_bytes = self._part_sizes.choice((0, 0, 0, 1_500))
                 slave.calls.append(self.master.server.call(FETCH, request))
             else:
                 self._take_answer(slave)

@@ -3,7 +3,8 @@
     find the master    by the configuration, else by the name servers: the broker of the same name with id 0. Where it is elected: as told
     agree              the master has the point at which our log ends; else we truncate our log to the last point that both have. We
                        drop nothing that was confirmed: the master, or etcd, may have lost its data. An operator can order it
-    fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
+    fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without. It asks
+                       for as much as the link brings soon. If a part takes long all the same, each side hears from the other meanwhile
 
 Any error ends the connection; the thread makes another one after a pause. After a truncation the store must be opened again, so the thread
 calls `on_truncated` and ends.
@@ -22,10 +23,11 @@ from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_ha.leadership_values import OwnLog
+from protomq_ha.part_size import PartSize
 from protomq_runtime.addresses import Address, parse_address_list
 from protomq_runtime.config import ConfigError
 from protomq_runtime.errors import ServiceError
-from protomq_runtime.remoting_client import OtherProtocolError, RemotingClient
+from protomq_runtime.remoting_client import Answer, OtherProtocolError, RemotingClient
 
 from .fetch_answers import AnswerMemory
 from .ha_session import FollowSession, OtherSegmentsError
@@ -57,13 +59,15 @@ names another one, it ends at once."""
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
 HOUR_MS: Final = 3_600_000
+SIGN_INTERVAL_S: Final = 0.5
+"""While a part of the log comes, the master is told so often that it does."""
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
 
 _SERVICE: Final = ha.DESCRIPTOR.services_by_name["HaService"]
-_FETCH, _COMPARE = (
+_FETCH, _ACKNOWLEDGE, _COMPARE = (
     int(_SERVICE.methods_by_name[name].GetOptions().Extensions[options_pb2.remoting].method_id)
-    for name in ("Fetch", "CompareLog")
+    for name in ("Fetch", "Acknowledge", "CompareLog")
 )
 
 
@@ -277,17 +281,19 @@ class HaFollower:
                 address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s, lend=memory.lend, on_connecting=self._connecting
             ) as client:
                 session = FollowSession(self._store, self._writer.run)
+                part_size = PartSize(self._config.ha.transfer_size_bytes)
                 request = session.begin_request(
                     self._broker_name,
                     self._config.broker_id,
                     self._own_address,
                     self._target.epoch if self._target is not None else 0,
                 )
+                request.size_max_bytes = part_size.size_bytes
                 self._check_may_speak()
                 answer = client.ask(_FETCH, request.SerializeToString(), timeout_s, until_woken=True)
                 response, part = memory.read(answer.unwrap_octets())
                 if session.began(response, part):
-                    self._fetch(client, session, memory)
+                    self._fetch(client, session, memory, part_size)
                 elif response.status == ha.FETCH_STATUS_DIVERGED:
                     self._truncate(client)
         finally:
@@ -403,7 +409,7 @@ class HaFollower:
 
     # Fetching.
 
-    def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory) -> None:
+    def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory, part_size: PartSize) -> None:
         """Fetches until the master ends the session, or until `close`."""
         self._complaint = ""
         log.info("following the master at %s from position %d", client.address, session.position)
@@ -416,19 +422,40 @@ class HaFollower:
         while not self._stopping.is_set():
             while len(under_way) < FETCHES:
                 self._check_may_speak()
-                request = session.fetch_request(hold_ms).SerializeToString()
-                under_way.add(client.start(_FETCH, request, timeout_s))
-            answer = client.wait(under_way, timeout_s)
+                request = session.fetch_request(hold_ms)
+                request.size_max_bytes = part_size.size_bytes
+                under_way.add(client.start(_FETCH, request.SerializeToString(), timeout_s))
+            answer = self._wait(client, session, under_way, timeout_s)
             if answer is None:
                 if self._stopping.is_set():
                     return
                 self._check_may_speak()
                 raise TimeoutError(f"the master at {client.address} is silent")
             under_way.remove(answer.request_id)
-            if not session.took(*memory.read(answer.unwrap_octets())):
+            response, part = memory.read(answer.unwrap_octets())
+            part_size.note(part.size_bytes, answer.took_s)
+            if not session.took(response, part):
                 return
             self._heard()
             self._note(session)
+
+    def _wait(self, client: RemotingClient, session: FollowSession, under_way: set[int], timeout_s: float) -> Answer | None:
+        """Returns the next answer; None if nothing at all has come for `timeout_s`, or when woken.
+
+        While an answer comes, neither side is silent. A link that has become slow may need long for a part that was asked for before.
+        """
+        quiet_s, received_count = 0.0, client.received_count
+        while quiet_s < timeout_s and not self._hurrying.is_set():
+            wait_s = min(SIGN_INTERVAL_S, timeout_s - quiet_s)
+            answer = client.wait(under_way, wait_s)
+            if answer is not None:
+                return answer
+            self._check_may_speak()
+            quiet_s += wait_s
+            if client.received_count != received_count:
+                quiet_s, received_count = 0.0, client.received_count
+                client.tell(_ACKNOWLEDGE, session.acknowledgement().SerializeToString(), timeout_s)
+        return None
 
     def _heard(self) -> None:
         """Tells the leadership, before the next fetch, that the master has said something and that it is stored."""

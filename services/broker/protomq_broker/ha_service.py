@@ -97,7 +97,7 @@ class _Fetch(NamedTuple):
 class _Feed:
     """State of a slave's session on this master."""
 
-    __slots__ = ("begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
+    __slots__ = ("asked_bytes", "begun_position", "held", "last_call", "principal", "sent_position", "session", "slave", "told")
 
     def __init__(self, session: int, call: Call, slave: tuple[int, int], begun_position: int) -> None:
         """`slave`: its id and its store's."""
@@ -107,6 +107,8 @@ class _Feed:
         self.principal: Principal = call.principal
         self.last_call = call
         """The last fetch, answered or not. On the remoting port its connection tells whether the slave is there."""
+        self.asked_bytes = GATHER_SIZE_MAX_BYTES
+        """The most that its last fetch asked for. A slave on a slow link asks for little at a time."""
         self.held: deque[_Fetch] = deque()
         self.told = (-1, -1)
         """The last (confirmed position, first position) that the slave was told."""
@@ -410,6 +412,7 @@ class HaService:
             call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
             return
         feed.last_call = call
+        feed.asked_bytes = request.size_max_bytes or GATHER_SIZE_MAX_BYTES
         self._note(
             request.session, request.written_position, request.flushed_position, request.heard_ms
         )
@@ -448,6 +451,8 @@ class HaService:
         feed.held.append(fetch)
         self._held_count += 1
         call.hold(lambda: self._lose(feed, fetch))
+        # It may ask for less than the fetch before it.
+        self._wake_position = min(self._wake_position, _full_position(feed))
         # The log may have grown between the look and the entry into the deque, before anybody signalled this fetch.
         self._give(feed)
 
@@ -519,7 +524,7 @@ class HaService:
         return (
             self._is_gathering
             and not self._positions.waits_for_replicas
-            and self._positions.appended - feed.sent_position < GATHER_SIZE_MAX_BYTES
+            and self._positions.appended < _full_position(feed)
         )
 
     def _gather(self, lane: CallLane) -> None:
@@ -529,9 +534,10 @@ class HaService:
             lane.call_later(GATHER_MS, self._end_gathering)
         log_end = self._positions.appended
         # A slave that is further behind is given all that it asks for.
-        gathered = [log_end - feed.sent_position for feed in self._feeds.values()]
-        most = max((size_bytes for size_bytes in gathered if size_bytes < GATHER_SIZE_MAX_BYTES), default=0)
-        self._wake_position = log_end - most + GATHER_SIZE_MAX_BYTES
+        full = [_full_position(feed) for feed in self._feeds.values()]
+        self._wake_position = min(
+            (position for position in full if position > log_end), default=log_end + GATHER_SIZE_MAX_BYTES
+        )
 
     def _end_gathering(self) -> None:
         self._is_gathering, self._wake_position = False, 0
@@ -661,3 +667,8 @@ class HaService:
             standing.copies < limits.copies_wanted,
             standing.copies < limits.copies_min or not standing.takes_sends,
         )
+
+
+def _full_position(feed: _Feed) -> int:
+    """Where the next part of the log for a slave is large enough to go at once."""
+    return feed.sent_position + min(feed.asked_bytes, GATHER_SIZE_MAX_BYTES)

@@ -84,6 +84,16 @@ class FollowSession:
             heard_ms=self._heard_ms,
         )
 
+    def acknowledgement(self) -> ha.AcknowledgeRequest:
+        """Returns what says the same while no fetch is due."""
+        fetch = self.fetch_request(0)
+        return ha.AcknowledgeRequest(
+            session=fetch.session,
+            written_position=fetch.written_position,
+            flushed_position=fetch.flushed_position,
+            heard_ms=fetch.heard_ms,
+        )
+
     def took(self, response: ha.FetchResponse, part: LogPart) -> bool:
         """Stores the log in an answer, notes its positions, and returns whether the session lasts. Raises StoreError, ValueError.
 

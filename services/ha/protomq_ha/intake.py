@@ -19,6 +19,11 @@ class LogPart(NamedTuple):
     start: int = 0
 
     @property
+    def size_bytes(self) -> int:
+        """Size of the part."""
+        return len(self.memory) - self.start
+
+    @property
     def octets(self) -> memoryview:
         """The part."""
         return self.memory[self.start :]
@@ -58,7 +63,7 @@ class Intake:
         Raises ValueError for an empty part, or one that is there already.
         """
         end = self.end_position
-        size_bytes = len(part.memory) - part.start
+        size_bytes = part.size_bytes
         if position < end or not size_bytes or position in self._later:
             raise ValueError(f"{size_bytes} bytes for position {position} continue nothing: there is everything below {end}")
         if position > end:

@@ -43,7 +43,8 @@ class HaConfig:
         timeout_ms: the silence of a slave after which it is out (RocketMQ: haHousekeepingInterval, 20 s). On a slave: the silence of a
             master after which it connects again.
         gap_max_bytes: a slave that is further behind is out (RocketMQ: haMaxGapNotInSync, 256 MiB).
-        transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB.
+        transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB. On a slave:
+            the largest that it asks for.
         master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.
     """
 

@@ -50,11 +50,15 @@ class WokenError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """An answer: `octets` are the response message, or a google.rpc.Status where `status` is not 0. A view lasts until the next `wait`."""
+    """An answer: `octets` are the response message, or a google.rpc.Status where `status` is not 0. A view lasts until the next `wait`.
+
+    `took_s`: how long it took to come, from its first bytes to its last; 0.0 if it was there at once.
+    """
 
     request_id: int
     status: int
     octets: bytes | memoryview
+    took_s: float = 0.0
 
     def unwrap(self) -> bytes:
         """The response message. Raises the ServiceError that the peer answered."""
@@ -99,6 +103,10 @@ class RemotingClient:
         `on_connecting` is given this client before that. From then on `wake` ends connecting and the hello, too: WokenError.
         """
         self.address = address
+        self.received_count = 0
+        """How often something has come on this connection: a long answer comes in many pieces."""
+        self._begun_s: float | None = None
+        """When the first bytes of an answer came whose end has not come yet."""
         self._lend = lend
         self._answers: dict[int, Answer] = {}
         self._buffer = bytearray()
@@ -166,6 +174,12 @@ class RemotingClient:
         self._socket.settimeout(timeout_s)
         self._socket.sendall(header + payload)
         return request_id
+
+    def tell(self, method_id: int, payload: bytes, timeout_s: float) -> None:
+        """Send a request that wants no answer."""
+        header = frames.encode_request(0, method_id, len(payload), one_way=True)
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(header + payload)
 
     def wait(self, request_ids: Collection[int], timeout_s: float) -> Answer | None:
         """The first answer to one of these requests; None after `timeout_s` or when woken. Raises OSError for a lost connection."""
@@ -258,6 +272,7 @@ class RemotingClient:
         data = self._socket.recv(_READ_SIZE_BYTES)
         if not data:
             raise self._closed()
+        self.received_count += 1
         buffer = self._buffer
         buffer += data
         start = 0
@@ -277,10 +292,19 @@ class RemotingClient:
             if end > len(buffer):
                 self._large = _LargeAnswer(header, received, self._memory_of(length - _LENGTH_MIN))
             else:
-                self._answers[header.request_id] = Answer(header.request_id, header.status, bytes(received))
+                self._answers[header.request_id] = Answer(
+                    header.request_id, header.status, bytes(received), self._took_s()
+                )
             received.release()
             start = end
         del buffer[:start]
+        if (buffer or self._large is not None) and self._begun_s is None:
+            self._begun_s = time.monotonic()
+
+    def _took_s(self) -> float:
+        """See Answer. An answer has come."""
+        begun_s, self._begun_s = self._begun_s, None
+        return 0.0 if begun_s is None else time.monotonic() - begun_s
 
     def _memory_of(self, size_bytes: int) -> memoryview:
         """Where a large answer is received. Memory that was lent to an answer that nobody has taken yet is not used again."""
@@ -291,11 +315,12 @@ class RemotingClient:
         count = self._socket.recv_into(large.memory[large.filled :])
         if not count:
             raise self._closed()
+        self.received_count += 1
         large.filled += count
         if large.filled == len(large.memory):
             header = large.header
             octets = bytes(large.memory) if self._lend is None else large.memory
-            self._answers[header.request_id] = Answer(header.request_id, header.status, octets)
+            self._answers[header.request_id] = Answer(header.request_id, header.status, octets, self._took_s())
             self._large = None
 
     def _closed(self) -> ConnectionResetError:

@@ -15,13 +15,17 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker import ha_follower
 from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
+from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import HaFollower, OtherPastError, TruncatedError
 from protomq_broker.ha_service import HaService
+from protomq_broker.ha_session import FollowSession
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.intake import LogPart
 from protomq_ha.leadership_values import Follow
+from protomq_ha.part_size import PartSize
 from protomq_runtime.addresses import Address
 from protomq_runtime.remoting_client import Answer, WokenError
 
@@ -412,6 +416,46 @@ def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: 
     assert line.is_asked.wait(60)
     assert follower.stop()
     assert [type(each) for each in said] == [WokenError]
+
+
+class _SlowLine:
+    """A connection on which a piece of an answer comes with each wait, `pieces` times. Attribute: told, what the master was told."""
+
+    address = Address("master", 1)
+
+    def __init__(self, pieces: int) -> None:
+        self.received_count = self.waits = self.started = 0
+        self.pieces = pieces
+        self.told: list[ha.AcknowledgeRequest] = []
+
+    def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
+        self.started += 1
+        return self.started
+
+    def wait(self, request_ids: set[int], timeout_s: float) -> Answer | None:
+        self.waits += 1
+        self.received_count = min(self.waits, self.pieces)
+        return None
+
+    def tell(self, method_id: int, payload: bytes, timeout_s: float) -> None:
+        self.told.append(ha.AcknowledgeRequest.FromString(payload))
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 500])
+def test_a_master_is_silent_when_nothing_comes_and_hears_of_the_slave_while_something_does(pieces: int) -> None:
+    """However long a part of the log takes."""
+    master = with_messages(5)
+    slave = slave_of(master)
+    follower, line = follower_of(slave), _SlowLine(pieces)
+    session = FollowSession(slave, lambda function: function())
+    end = slave.appended_position
+    begins = ha.FetchResponse(status=ha.FETCH_STATUS_OK, session=7, position=end, segment_size_bytes=slave.config.segment_size_bytes)
+    assert session.began(begins, LogPart(memoryview(b"")))
+    with pytest.raises(TimeoutError, match="is silent"):
+        follower._fetch(line, session, AnswerMemory(), PartSize(1 << 20))  # type: ignore[arg-type]
+    assert [(each.session, each.written_position) for each in line.told] == [(7, end)] * pieces
+    silence_s = (line.waits - pieces) * ha_follower.SIGN_INTERVAL_S
+    assert silence_s == follower._config.ha.timeout_ms / 1_000
 
 
 @pytest.mark.parametrize("lasts_ms", [0, 5_000])

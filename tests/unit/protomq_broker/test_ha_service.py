@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -194,6 +195,34 @@ def begun_service(leader: Store, role: str) -> tuple[HaService, BoundMethod, Fak
     service.begin(lane)
     lane.run()
     return service, bound, lane
+
+
+def test_a_slave_that_asks_for_little_does_not_wait_for_more() -> None:
+    """Its link brings no more at a time."""
+    leader = open_store(SimDisk())
+    service, bound, lane = begun_service(leader, "ASYNC_MASTER")
+
+    def fetch(size_max_bytes: int, **fields: Any) -> FakeCall:
+        call = FakeCall(lane, bound, ha.FetchRequest(size_max_bytes=size_max_bytes, **fields))
+        service.fetch(call)
+        return call
+
+    def log_in(call: FakeCall) -> int:
+        answer = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+        return len(answer.log)
+
+    leader.append([make_request([bytes(7_500)])])
+    assert log_in(fetch(3_000, broker_name="b", broker_id=1, store_id=9)) == 3_000
+    assert log_in(fetch(3_000, session=7)) == 3_000
+    assert not fetch(1 << 20, session=7).answered, "there is less, which is gathered"
+    lane.advance(GATHER_MS)
+    held = fetch(3_000, session=7)
+    leader.append([make_request([bytes(2_000)])])
+    assert lane.run() == 0
+    assert not held.answered
+    leader.append([make_request([bytes(2_000)])])
+    lane.run()
+    assert log_in(held) == 3_000
 
 
 @pytest.mark.parametrize(("role", "is_gathered"), [("ASYNC_MASTER", True), ("SYNC_MASTER", False)])

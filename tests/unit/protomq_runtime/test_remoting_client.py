@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from protomq.v1 import options_pb2
 from protomq.v1.remoting_pb2 import RemotingHello, RemotingWelcome
 from protomq.wire import frames
 from protomq.wire.status import RpcStatus, encode_status
+from protomq_runtime import remoting_client
 from protomq_runtime.addresses import Address
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.remoting_client import NotRemotingError, RemotingClient, WokenError
@@ -179,6 +181,52 @@ def test_large_answers_are_received_in_lent_memory_but_not_over_one_that_nobody_
         third = client.ask(METHOD_ID, b"", 60)
         assert third.octets == large[2]
         assert lent == [300_000, 250_000]
+
+
+@pytest.mark.parametrize("size_bytes", [1_000, 300_000])
+def test_how_long_an_answer_took_to_come_counts_from_its_first_bytes(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may hold a call for long, and its answer come at once."""
+    go_on, now_s = threading.Event(), [100.0]
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        header, _ = peer.read_frame()
+        octets = frames.encode_answer(header.request_id, METHOD_ID, size_bytes) + bytes(size_bytes)
+        peer.connection.sendall(octets[:500])
+        assert go_on.wait(60)
+        peer.connection.sendall(octets[500:])
+        header, _ = peer.read_frame()
+        peer.answer(header.request_id, b"at once")
+
+    with peer_that(script) as address, connect(address) as client:
+        monkeypatch.setattr(remoting_client, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        request_id, count = client.start(METHOD_ID, b"", 60), client.received_count
+        now_s[0] += 50
+        while client.received_count == count:
+            assert client.wait((request_id,), 0.0) is None
+        now_s[0] += 7
+        go_on.set()
+        answer = client.wait((request_id,), 60)
+        assert answer is not None
+        assert (len(answer.octets), answer.took_s) == (size_bytes, 7)
+        assert client.received_count >= count + 2
+        assert client.ask(METHOD_ID, b"", 60).took_s == 0
+
+
+def test_what_is_told_wants_no_answer() -> None:
+    heard: list[tuple[frames.FrameHeader, bytes]] = []
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        heard.append(peer.read_frame())
+        header, _ = peer.read_frame()
+        peer.answer(header.request_id, b"asked")
+
+    with peer_that(script) as address, connect(address) as client:
+        client.tell(METHOD_ID, b"told", 60)
+        assert client.call(METHOD_ID, b"", 60) == b"asked"
+    ((header, payload),) = heard
+    assert (header.method_id, header.flags, payload) == (METHOD_ID, frames.FLAG_ONE_WAY, b"told")
 
 
 def test_connection_that_closes_within_a_large_answer_ends_the_wait() -> None:
