@@ -31,6 +31,7 @@ SLOW_FILES = (
     "test_ha_sync.py",
     "test_ha_clients.py",
     "test_deploy.py",
+    "test_uvloop.py",
     "test_request_reply.py",
     "test_groups.py",
     "test_push_faults.py",

@@ -13,8 +13,9 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
 from ._byte_streams import set_socket_options
 from ._remoting_hello import (
@@ -29,7 +30,6 @@ from .errors import (
     ConnectFailedError,
     ConnectionLostError,
     ProtocolError,
-    ProtomqError,
     RequestTimeoutError,
 )
 from .wire.frames import (
@@ -55,10 +55,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         address: str,
         loop: asyncio.AbstractEventLoop,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._peer_timeout_s = peer_timeout_s
         self._loop = loop
+        # Not the loop's: uvloop's stands still as long as a callback runs, and a call made late in it would be late at once.
+        self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[None] | None = loop.create_future()
         self.closed = False
@@ -100,7 +103,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout_s):
                 transport, _ = await loop.create_connection(lambda: connection, host, port)
-                transport.write(encode_hello(lane, client_id))
+                if not welcome.done():  # It may have failed already.
+                    transport.write(encode_hello(lane, client_id))
                 await welcome
         except OSError as error:  # TimeoutError is one, too.
             welcome.cancel()  # Nobody will ask it.
@@ -121,7 +125,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         idle = not self._pending
         future = self._loop.create_future()
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
-        now_s = self._loop.time()
+        now_s = self._clock()
         deadline_s = now_s + timeout_s
         self._pending[request_id] = (future, deadline_s, now_s, method)
         # A lone call does not wait for company; the next ones of this turn go together.
@@ -144,7 +148,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Stops reading, or goes on: nobody can say of calls in flight that they are late as long as nothing is read."""
         if self._transport is None or self.closed or hold is (self._held_since_s is not None):
             return
-        now_s = self._loop.time()
+        now_s = self._clock()
         if hold:
             self._transport.pause_reading()
             self._held_since_s = now_s
@@ -206,14 +210,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at_s, self._expire)
+        self._timer = self._loop.call_later(max(at_s - self._clock(), 0.0), self._expire)
         self._timer_at_s = at_s
 
     def _expire(self) -> None:
         if self._held_since_s is not None:
             self._timer, self._timer_at_s = None, float("inf")
             return
-        now_s = self._loop.time()
+        now_s = self._clock()
         expired = [item for item in self._pending.items() if item[1][1] <= now_s]
         for request_id, (future, _, sent_at_s, method) in expired:
             del self._pending[request_id]
@@ -235,10 +239,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # -- asyncio.BufferedProtocol --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
-        set_socket_options(transport.get_extra_info("socket"), self._peer_timeout_s)
+        # What the loop has as a transport: uvloop's is no asyncio.Transport.
+        self._transport = made = cast(asyncio.Transport, transport)
+        try:
+            made.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
+            set_socket_options(made.get_extra_info("socket"), self._peer_timeout_s)
+        except Exception as error:
+            # A loop would only log it. Whoever opens must not take a defect for a server that cannot be reached.
+            self._fail(error)
+            made.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._big_header is not None:
@@ -248,7 +257,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._big_header is not None:
             self._big_filled += nbytes
-            self._read_at_s = self._loop.time()
+            self._read_at_s = self._clock()
             if self._big_filled == len(self._big_payload):
                 request_id, flags, status = self._big_header
                 payload = bytes(self._big_payload)
@@ -256,7 +265,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._resolve(request_id, flags, status, payload)
             return
         self._filled += nbytes
-        self._read_at_s = self._loop.time()
+        self._read_at_s = self._clock()
         start = 0
         if self._welcome is not None:
             start = self._take_welcome()
@@ -364,6 +373,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._welcome is not None:
+            if exc is not None and not isinstance(exc, OSError):
+                self._fail(exc)  # A defect of ours, not another protocol.
             # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
             self._fail(
                 ForeignProtocolError(
@@ -376,7 +387,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             )
         )
 
-    def _fail(self, error: ProtomqError) -> None:
+    def _fail(self, error: Exception) -> None:
         """Ends everything that waits; the first reason counts."""
         self.closed = True
         self.usable = False

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from protomq._async_transport import AsyncTransport
 from protomq._methods import PULL
 from protomq._remoting_async import AsyncConnection
-from protomq.errors import RequestTimeoutError
+from protomq._types import BrokerAddress
+from protomq.errors import ConnectFailedError, RequestTimeoutError
 
 
 class Loop:
-    """A loop whose time a test moves; timers run when it says so."""
+    """A loop with timers that run when a test moves the clock. Its own time stands still, as uvloop's does within a callback."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -23,6 +25,9 @@ class Loop:
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def time(self) -> float:
+        return 0.0
+
+    def clock(self) -> float:
         return self.now_s
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -31,9 +36,10 @@ class Loop:
     def call_soon(self, function: Callable[[], None]) -> None:
         self.soon.append(function)
 
-    def call_at(self, at_s: float, function: Callable[[], None]) -> Any:
-        self._timers.append((at_s, function))
-        return Timer(self._timers, (at_s, function))
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
+        timer = (self.now_s + delay_s, function)
+        self._timers.append(timer)
+        return Timer(self._timers, timer)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -71,7 +77,7 @@ class Stream:
 @pytest.fixture
 async def made() -> tuple[Loop, Stream, AsyncConnection]:
     loop, stream = Loop(), Stream()
-    connection = AsyncConnection("h:1", loop)  # type: ignore[arg-type]
+    connection = AsyncConnection("h:1", loop, clock=loop.clock)  # type: ignore[arg-type]
     connection._transport = stream  # type: ignore[assignment]
     return loop, stream, connection
 
@@ -133,3 +139,78 @@ async def test_a_lone_request_leaves_the_next_turn_of_the_loop_nothing_to_do(
     (flush,) = loop.soon
     flush()
     assert [data.count(b"d") for data in stream.written] == [0, 2]
+
+
+async def test_a_call_late_in_a_long_callback_has_all_its_time(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, _, connection = made
+    _, early = connection.request(PULL, (b"",), 3.0)
+    loop.advance(2.5)  # In the same turn of the loop: somebody blocks it.
+    _, late = connection.request(PULL, (b"",), 2.0)
+    loop.advance(1.0)
+    assert early.done()
+    assert not late.done()
+    loop.advance(1.1)
+    with pytest.raises(RequestTimeoutError):
+        await early
+    with pytest.raises(RequestTimeoutError):
+        await late
+
+
+class Foreign(asyncio.BaseTransport):
+    """A transport as no loop has it: what fails in it is no trouble with the server."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+        self.is_aborted = False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        raise self._error
+
+    def write(self, data: bytes) -> None:
+        raise AssertionError
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def connect_by(made: Foreign, grpc_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call in a loop that has transports of its own."""
+    loop = asyncio.get_running_loop()
+
+    async def create_connection(factory: Callable[[], AsyncConnection], *_: object) -> tuple[Foreign, AsyncConnection]:
+        protocol = factory()
+        loop.call_soon(protocol.connection_made, made)
+        await asyncio.sleep(0)
+        return made, protocol
+
+    monkeypatch.setattr(loop, "create_connection", create_connection)
+    transport = AsyncTransport()
+    try:
+        await transport.call(BrokerAddress("broker", grpc_address, "h:1"), PULL, (b"",), 5.0)
+    finally:
+        await transport.close()
+
+
+async def test_a_defect_is_not_taken_for_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = Foreign(AssertionError("no such transport"))
+    async with asyncio.timeout(1.0):  # Less than it tries the remoting port for, before it falls back to gRPC.
+        with pytest.raises(AssertionError, match="no such transport"):
+            await connect_by(foreign, "h:2", monkeypatch)
+    assert foreign.is_aborted
+
+
+async def test_a_connection_that_ends_at_once_is_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = Foreign(ConnectionResetError("reset"))
+    with pytest.raises(ConnectFailedError, match="h:1: reset"):
+        await connect_by(foreign, "", monkeypatch)
+    assert foreign.is_aborted
+
+
+async def test_a_defect_in_the_hello_is_not_another_protocol() -> None:
+    connection = AsyncConnection("h:1", asyncio.get_running_loop())
+    welcome = connection._welcome
+    assert welcome is not None
+    connection.connection_lost(TypeError("unpack"))
+    with pytest.raises(TypeError, match="unpack"):
+        await welcome
