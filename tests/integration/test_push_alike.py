@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from protomq import Admin, Message, Producer
+from protomq import Admin, Message, MessageQueue, Producer
+from protomq.allocation import Average, GroupMember
+from protomq.hooks import Hook
 from protomq.testing import Broker
 from tests.support.push import Push, committed, group_of, send
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -170,3 +173,61 @@ def test_a_stop_while_the_broker_is_gone_ends_in_time_and_what_it_could_not_comm
         assert again.wait(PATIENCE_S)
     assert set(seen.values()) == {2}
     assert committed(broker, group, topic) == 20
+
+
+class Deadly(Average):
+    """Ends whoever computes it, once there are two members."""
+
+    def __init__(self, error: BaseException) -> None:
+        object.__setattr__(self, "error", error)
+
+    def share(
+        self, member: GroupMember, queues: Sequence[MessageQueue], members: Sequence[GroupMember]
+    ) -> list[MessageQueue]:
+        if len(members) > 1:
+            raise self.error  # type: ignore[attr-defined]
+        return super().share(member, queues, members)
+
+
+def test_a_member_whose_polling_dies_leaves_its_queues_to_others(
+    kind: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"dies-{kind}"
+    group = group_of(broker, topic, 20)
+    error = SystemExit(3) if kind == "threads" else asyncio.CancelledError()
+    seen: Counter[bytes] = Counter()
+    one, two = Push(kind, broker), Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=4, read_queues=4)
+        with one(group, topic, lambda _: None, allocation=Deadly(error)) as first:
+            wait_for(lambda: share(admin, group, topic) == [4], PATIENCE_S)
+            with two(group, topic, lambda message: seen.update([message.body])):
+                wait_for(lambda: not first.is_running, PATIENCE_S)
+                wait_for(lambda: share(admin, group, topic) == [4], PATIENCE_S)
+                bodies = send(producer, topic, 40)
+                wait_for(lambda: len(seen) == 40, PATIENCE_S)
+    assert set(seen) == set(bodies)
+    assert f"protomq-push of the push consumer of group {group} has died: the consumer stops" in caplog.messages
+
+
+class Exits(Hook):
+    """As `sys.exit` in a hook."""
+
+    def keeps(self, message: Message) -> bool:
+        raise SystemExit(3)
+
+    before_consume = keeps  # type: ignore[assignment]
+
+
+def test_a_hook_that_exits_costs_no_message(kind: str, broker: Broker) -> None:
+    topic = f"hook-exits-{kind}"
+    group = group_of(broker, topic, 20)
+    seen: Counter[bytes] = Counter()
+    with (
+        Producer(namesrv=broker.namesrv) as producer,
+        Push(kind, broker)(group, topic, lambda message: seen.update([message.body]), hooks=[Exits()]) as consumer,
+    ):
+        bodies = send(producer, topic, 40)
+        wait_for(lambda: len(seen) == 40, PATIENCE_S)
+        assert consumer.is_running
+    assert seen == Counter(bodies)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from ._async_pull_consumer import AsyncPullConsumer
@@ -139,6 +139,9 @@ class AsyncPushConsumer(PushBase):
         self._threads = DaemonThreads("protomq-listener")
         self._watch: LoopWatch | None = None
         self._is_ending = False
+        self._stopping = asyncio.Lock()
+        self._end: asyncio.Task[int] | None = None
+        """The stop that a death has begun."""
         self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
 
     # -- life ------------------------------------------------------------------------------------------------------------
@@ -172,8 +175,8 @@ class AsyncPushConsumer(PushBase):
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
         loop = self._loop
         self._own_tasks = [
-            loop.create_task(self._poll_until_end(), name="protomq-push"),
-            loop.create_task(self._give_back_until_end(), name="protomq-push-back"),
+            loop.create_task(self._until_death(self._poll_until_end()), name="protomq-push"),
+            loop.create_task(self._until_death(self._give_back_until_end()), name="protomq-push-back"),
         ]
 
     async def stop(self, timeout_s: float | None = None) -> int:
@@ -187,10 +190,16 @@ class AsyncPushConsumer(PushBase):
             raise ConfigurationError(
                 "stop() in a listener would wait for itself: call request_stop(), which ends run()"
             )
+        async with self._stopping:
+            return await self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
+
+    async def _stop(self, consumer: AsyncListenedConsumer, timeout_s: float) -> int:
+        if self._is_ending:
+            return 0  # Somebody else has stopped it meanwhile.
         state = self._state
         state.stop()
         try:
-            async with asyncio.timeout(self.options.drain_timeout_s if timeout_s is None else timeout_s):
+            async with asyncio.timeout(timeout_s):
                 while state.is_running() or state.has_backs():
                     self._drained.clear()
                     self._failed.set()
@@ -243,6 +252,7 @@ class AsyncPushConsumer(PushBase):
                 # Not earlier: a second SIGTERM would end the drain without its last commit.
                 for number in handled:
                     loop.remove_signal_handler(number)
+        self._raise_death()
         return left_count
 
     async def __aenter__(self) -> AsyncPushConsumer:
@@ -300,6 +310,21 @@ class AsyncPushConsumer(PushBase):
 
     # -- the tasks -------------------------------------------------------------------------------------------------------
 
+    async def _until_death(self, work: Coroutine[None, None, None]) -> None:
+        """A task. What ends it by itself, such as a SystemExit of an allocation of the program's, ends the consumer."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await work
+        except BaseException as error:
+            if task.cancelling() or isinstance(error, KeyboardInterrupt):
+                raise
+            self._note_death(error, task.get_name())
+            self._pool.discard(task)
+            self._end = asyncio.get_running_loop().create_task(self.stop(), name="protomq-push-end")
+            if isinstance(error, SystemExit):
+                raise  # It ends the loop, as in any task.
+
     async def _poll_until_end(self) -> None:
         assert self._consumer is not None
         assert self._push is not None
@@ -342,7 +367,7 @@ class AsyncPushConsumer(PushBase):
         loop = asyncio.get_running_loop()
         idle_count = self._concurrency - len(self._pool)
         for _ in range(min(self._state.runs_wanted(), idle_count)):
-            task = loop.create_task(self._listen())
+            task = loop.create_task(self._until_death(self._listen()), name="protomq-listener")
             self._pool.add(task)
             task.add_done_callback(self._pool.discard)
 

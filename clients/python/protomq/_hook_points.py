@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -174,7 +176,9 @@ class HookPoints:
     def _keeps(self, hook: Hook, message: Message) -> bool:
         try:
             return bool(hook.keeps(message))
-        except Exception as error:
+        except BaseException as error:
+            if _ends_the_program(error):
+                raise
             self._say(hook, "keeps", error)
             return True
 
@@ -226,16 +230,26 @@ class HookPoints:
     def _tell(self, hook: Hook, name: str, context: Any) -> None:
         try:
             getattr(hook, name)(context)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in a hook ends no thread of ours.
+            if _ends_the_program(error):
+                raise
             self._say(hook, name, error)
 
-    def _say(self, hook: Hook, name: str, error: Exception) -> None:
+    def _say(self, hook: Hook, name: str, error: BaseException) -> None:
         """Once for each method of a hook."""
         if (id(hook), name) not in self._said:
             self._said.add((id(hook), name))
             logger.error(
                 "%s of the hook %r failed; what it looked at goes on (said once)", name, hook, exc_info=error
             )
+
+
+def _ends_the_program(error: BaseException) -> bool:
+    """On the main thread Ctrl-C, and the exit of a signal's handler, may come while a hook runs. Within a loop handlers do not raise."""
+    if not isinstance(error, KeyboardInterrupt | SystemExit) or threading.current_thread() is not threading.main_thread():
+        return False
+    loops = sys.modules.get("asyncio.events")  # It is not loaded for this: that takes as long as all of a producer.
+    return isinstance(error, KeyboardInterrupt) or loops is None or loops._get_running_loop() is None
 
 
 def _wrong_messages(before: Sequence[OutgoingMessage], after: object) -> str:

@@ -19,7 +19,7 @@ from ._push_results import Listener, check_listener
 from ._push_state import PushState
 from ._push_steps import SaidSeldom, Wanted
 from ._trace import Tracer, traced
-from .errors import ConfigurationError, WrongTypeError
+from .errors import ClientError, ConfigurationError, WrongTypeError
 
 logger = logging.getLogger("protomq")
 
@@ -61,6 +61,8 @@ class PushBase:
         self._hooks = HookPoints(options.group, options.hooks)
         self._tracer: Tracer | None = None
         self._rates = Rates()
+        self._death: BaseException | None = None
+        """What a thread or task of the consumer has died of; it stops itself then."""
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
         self._hooks.client_id = connection.hello_client_id()
@@ -84,7 +86,7 @@ class PushBase:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has started, and `stop` has not ended it yet."""
+        """Whether it has started, has not been stopped, and has not stopped by itself: what its threads or tasks died of is logged then."""
         raise NotImplementedError
 
     @property
@@ -191,6 +193,15 @@ class PushBase:
 
     def _checked_concurrency(self, concurrency: int) -> int:
         return check_count("concurrency", concurrency, 1, CONCURRENCY_MAX)
+
+    def _note_death(self, error: BaseException, name: str) -> None:
+        """Nobody must take a consumer for a running one that has lost a thread: it would keep its queues from other members."""
+        logger.critical("%s of the push consumer of group %s has died: the consumer stops", name, self.group, exc_info=error)
+        self._death = self._death or error
+
+    def _raise_death(self) -> None:
+        if self._death is not None:
+            raise ClientError(f"the push consumer of group {self.group} stopped by itself: {self._death!r}") from self._death
 
     def _left_text(self, count: int) -> str:
         return (

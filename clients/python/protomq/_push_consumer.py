@@ -152,6 +152,8 @@ class PushConsumer(PushBase):
         """Whether the consumer's own threads must end."""
         self._is_revoking = False
         self._stop_wanted = threading.Event()
+        self._stopping = threading.RLock()
+        """A signal's handler may call `stop` in the midst of it."""
         self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
 
     # -- life ------------------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ class PushConsumer(PushBase):
             raise
         self._consumer = consumer
         for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread = threading.Thread(target=self._until_death, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
         self.set_concurrency(self._concurrency)
@@ -202,7 +204,13 @@ class PushConsumer(PushBase):
             raise ConfigurationError(
                 "stop() in a listener would wait for itself: call request_stop(), which ends run()"
             )
-        ends_s = time.monotonic() + (self.options.drain_timeout_s if timeout_s is None else timeout_s)
+        with self._stopping:
+            return self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
+
+    def _stop(self, consumer: ListenedConsumer, timeout_s: float) -> int:
+        if self._is_ending:
+            return 0  # Somebody else has stopped it meanwhile.
+        ends_s = time.monotonic() + timeout_s
         with self._lock:
             self._state.stop()
             self._changed.notify_all()
@@ -234,7 +242,7 @@ class PushConsumer(PushBase):
 
     def run(self) -> int:
         """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. Returns what `stop` returns. A second Ctrl-C waits for no
-        listener; a second SIGTERM changes nothing.
+        listener; a second SIGTERM changes nothing. Raises ClientError if the consumer has stopped by itself.
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
@@ -254,6 +262,7 @@ class PushConsumer(PushBase):
                 # Not earlier: a second SIGTERM would end the drain without its last commit.
                 for number, handler in before.items():
                     signal.signal(number, handler)
+        self._raise_death()
         return left_count
 
     def __enter__(self) -> PushConsumer:
@@ -306,7 +315,7 @@ class PushConsumer(PushBase):
             while len(self._pool) < concurrency:
                 self._thread_number += 1
                 name = f"protomq-listener-{self._thread_number}"
-                thread = threading.Thread(target=self._listen_until_end, name=name, daemon=True)
+                thread = threading.Thread(target=self._until_death, args=(self._listen_until_end,), name=name, daemon=True)
                 self._pool.add(thread)
                 new.append(thread)
             self._changed.notify_all()
@@ -328,6 +337,18 @@ class PushConsumer(PushBase):
         return self._consumer.assignment() if self._consumer is not None else ()
 
     # -- the threads -----------------------------------------------------------------------------------------------------
+
+    def _until_death(self, run: Callable[[], None]) -> None:
+        """A thread. What ends it by itself, such as a SystemExit of an allocation of the program's, ends the consumer."""
+        try:
+            run()
+        except BaseException as error:
+            thread = threading.current_thread()
+            self._note_death(error, thread.name)
+            with self._lock:
+                self._pool.discard(thread)
+            # Not here: whoever stops joins this thread.
+            threading.Thread(target=self.stop, name="protomq-push-end", daemon=True).start()
 
     def _poll_until_end(self) -> None:
         assert self._consumer is not None

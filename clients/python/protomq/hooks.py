@@ -10,7 +10,8 @@ A hook has the methods that it needs; the others cost nothing. RocketMQ's models
 EndTransactionHook, RPCHook.
 
 Rules:
-- A hook never breaks the work that it watches: the client logs an error of a hook, once for each method, and goes on.
+- A hook never breaks the work that it watches: the client logs what a hook raises, once for each method, and goes on. Only on the main
+  thread an interrupt goes through, and a SystemExit where no event loop runs.
 - The client calls the methods on the thread, or in the task, that does the work. They are plain functions and must not wait.
 - `before_...` methods are called in the order of the hooks, `after_...` methods in the opposite order, both with the same context.
 - A hook keeps its data about one call in `context.notes`, under its own key.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -373,3 +374,58 @@ def test_without_hooks_of_calls_transports_are_as_they_were() -> None:
     transport.close()
 
 
+class Raising(Hook):
+    """All its methods raise this."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def keeps(self, message: Message) -> bool:
+        raise self._error
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        raise self._error
+
+    def before_send(self, context: SendContext) -> None:
+        raise self._error
+
+
+EXITS = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()]
+
+
+def told(error: BaseException) -> tuple[list[Message], ConsumeContext, SendContext]:
+    points, kept = HookPoints("g", [Raising(error)]), messages(1)
+    return points.kept(kept), points.before_consume(kept), points.before_send("T", [])
+
+
+@pytest.mark.parametrize("error", EXITS, ids=type)
+def test_on_a_thread_of_a_client_a_hook_may_raise_anything(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        kept, consumed, sent = pool.submit(told, error).result(10)
+    assert len(kept) == 1
+    assert consumed.messages == kept
+    assert sent.topic == "T"
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["keeps", "before_consume", "before_send"]
+
+
+@pytest.mark.parametrize("error", EXITS[:2], ids=type)
+def test_on_the_main_thread_an_interrupt_and_an_exit_are_the_programs(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        told(error)
+
+
+@pytest.mark.parametrize("error", EXITS[2:], ids=type)
+def test_on_the_main_thread_all_else_is_the_hooks(error: BaseException) -> None:
+    kept, _, _ = told(error)
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("error", [EXITS[0], *EXITS[2:]], ids=type)
+async def test_in_a_loop_an_exit_is_the_hooks(error: BaseException) -> None:
+    kept, _, _ = told(error)
+    assert len(kept) == 1
+
+
+async def test_in_a_loop_an_interrupt_is_the_programs() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        told(KeyboardInterrupt())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from protomq import AsyncPushConsumer, PushConsumer
+from protomq.errors import ClientError
 
 
 @pytest.fixture
@@ -95,3 +96,83 @@ def test_threads_that_cannot_be_started_are_started_when_there_is_room_again(mon
     consumer.set_concurrency(5)
     assert len(started) == 5
     assert consumer._pool == set(started)
+
+
+DEATHS = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("x")]
+
+
+@pytest.mark.parametrize("error", DEATHS, ids=type)
+@pytest.mark.usefixtures("ended")
+def test_a_thread_that_dies_ends_the_consumer_and_its_run(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, stopped = PushConsumer("g"), threading.Event()
+
+    def die() -> None:
+        raise error
+
+    def stop() -> int:
+        stopped.set()
+        consumer.request_stop()
+        return 0
+
+    monkeypatch.setattr(consumer, "stop", stop)
+    monkeypatch.setattr(
+        consumer, "start", lambda: threading.Thread(target=consumer._until_death, args=(die,), name="protomq-push").start()
+    )
+    with pytest.raises(ClientError, match="the push consumer of group g stopped by itself") as raised:
+        consumer.run()
+    assert raised.value.__cause__ is error
+    assert stopped.wait(10)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+    assert caplog.messages == ["protomq-push of the push consumer of group g has died: the consumer stops"]
+
+
+@pytest.mark.parametrize("error", DEATHS[2:], ids=type)
+@pytest.mark.usefixtures("ended")
+def test_a_task_that_dies_ends_the_consumer_and_its_run(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = AsyncPushConsumer("g")
+    tasks = []
+
+    async def die() -> None:
+        raise error
+
+    async def start() -> None:
+        tasks.append(asyncio.create_task(consumer._until_death(die()), name="protomq-push"))
+
+    async def stop() -> int:
+        consumer.request_stop()
+        return 0
+
+    monkeypatch.setattr(consumer, "stop", stop)
+    monkeypatch.setattr(consumer, "start", start)
+    with pytest.raises(ClientError, match="the push consumer of group g stopped by itself") as raised:
+        asyncio.run(asyncio.wait_for(consumer.run(), 10))
+    assert raised.value.__cause__ is error
+    assert caplog.messages == ["protomq-push of the push consumer of group g has died: the consumer stops"]
+
+
+async def test_a_task_that_is_cancelled_from_outside_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
+    consumer = AsyncPushConsumer("g")
+    task = asyncio.create_task(consumer._until_death(asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    consumer._raise_death()
+    assert not caplog.records
+
+
+async def test_an_interrupt_in_a_task_is_the_programs() -> None:
+    consumer = AsyncPushConsumer("g")
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    work = consumer._until_death(interrupted())
+    consumer._pool.clear()
+    with pytest.raises(KeyboardInterrupt):
+        await work
+    consumer._raise_death()
