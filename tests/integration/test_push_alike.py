@@ -231,3 +231,25 @@ def test_a_hook_that_exits_costs_no_message(kind: str, broker: Broker) -> None:
         wait_for(lambda: len(seen) == 40, PATIENCE_S)
         assert consumer.is_running
     assert seen == Counter(bodies)
+
+
+def test_members_of_which_one_keeps_no_order_are_told(
+    kind: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"order-{kind}"
+    group = group_of(broker, topic, 20)
+    one, two = Push(kind, broker), Push(kind, broker)
+    with (
+        Admin(namesrv=broker.namesrv) as admin,
+        caplog.at_level(logging.WARNING, "protomq"),
+    ):
+        admin.create_topic(topic, write_queues=4, read_queues=4)
+        with one(group, topic, lambda _: None, client_id="in-order", orderly=True), two(group, topic, lambda _: None, client_id="free"):
+            wait_for(lambda: share(admin, group, topic) == [2, 2], PATIENCE_S)
+            wait_for(lambda: len(told(caplog.messages, group)) == 2, PATIENCE_S)  # By each member once.
+    assert all("in-order locks its queues, as orderly consumers do, free does not" in text for text in told(caplog.messages, group))
+    assert told(broker.log_text().splitlines(), group)
+
+
+def told(lines: Sequence[str], group: str) -> list[str]:
+    return [line for line in lines if f"the members of group {group} are not alike" in line]

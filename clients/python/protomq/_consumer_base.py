@@ -116,7 +116,7 @@ class ConsumerBase:
         name = connection.client_id
         if options.instance_name:
             name = f"{socket.gethostname()}@{options.instance_name}"
-        return MembershipState(options.group, name, options.allocation, options.machine_room)
+        return MembershipState(options.group, name, options.allocation, options.machine_room, locks_queues=options.lock_queues)
 
     def __del__(self) -> None:
         member = getattr(self, "_member", None)

@@ -154,8 +154,11 @@ class _Broker:
 class MembershipState:
     """One member of one group."""
 
-    def __init__(self, group: str, client_id: str, allocation: Allocation, machine_room: str = "") -> None:
+    def __init__(
+        self, group: str, client_id: str, allocation: Allocation, machine_room: str = "", *, locks_queues: bool = False
+    ) -> None:
         self.group = group
+        self.locks_queues = locks_queues
         self.allocation = allocation
         self.machine_room = machine_room
         self._wanted_id = client_id
@@ -389,6 +392,7 @@ class MembershipState:
             machine_room=self.machine_room,
             client_version=f"protomq-python {VERSION}",
             member_epoch=self._brokers[broker_name].member_epoch if self.is_named else 0,
+            locks_queues=self.locks_queues,
         )
 
     def answered(self, ticket: MemberTicket, payload: bytes, now_s: float) -> None:

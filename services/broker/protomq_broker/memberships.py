@@ -446,6 +446,12 @@ def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
             continue
         if other.allocation != own.allocation:
             return f"{other.client_id} shares queues out by {other.allocation!r}, {own.client_id} by {own.allocation!r}"
+        if _locks(own) is not None and _locks(other) is not None and _locks(own) != _locks(other):
+            locking, free = (own, other) if own.locks_queues else (other, own)
+            return (
+                f"{locking.client_id} locks its queues, as orderly consumers do, {free.client_id} does not, so what it has of the group's "
+                "queues is in no order"
+            )
         mine, theirs = _filters(own), _filters(other)
         for topic in sorted(mine.keys() | theirs.keys()):
             if topic not in theirs:
@@ -460,6 +466,11 @@ def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
     return ""
 
 
+def _locks(said: GroupMember) -> bool | None:
+    """Clients of earlier versions do not say it."""
+    return said.locks_queues if said.HasField("locks_queues") else None
+
+
 def _filters(said: GroupMember) -> dict[str, str]:
     return {
         topic.topic: topic.filter
@@ -470,7 +481,7 @@ def _filters(said: GroupMember) -> dict[str, str]:
 
 def kind_of(said: GroupMember) -> tuple[object, ...]:
     """What `difference` compares: members of one kind are alike."""
-    return said.allocation, tuple(sorted(_filters(said).items()))
+    return said.allocation, _locks(said), tuple(sorted(_filters(said).items()))
 
 
 def interests(said: GroupMember) -> tuple[object, ...]:

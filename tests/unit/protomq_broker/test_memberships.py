@@ -333,6 +333,20 @@ def test_a_difference_is_named() -> None:
     assert difference(one, [circle]) == "b shares queues out by 'circle', a by 'average'"
 
 
+def test_who_locks_its_queues_differs_from_who_does_not_and_from_nobody_who_does_not_say() -> None:
+    locking, free, silent = member("a"), member("b"), member("c")
+    locking.locks_queues, free.locks_queues = True, False
+    text = "a locks its queues, as orderly consumers do, b does not, so what it has of the group's queues is in no order"
+    assert difference(locking, [silent, free]) == difference(free, [silent, locking]) == text
+    assert difference(silent, [locking, free]) == difference(locking, [silent]) == difference(free, [silent]) == ""
+    known = made()
+    for said in (locking, free):
+        seen(known, said)
+    group = known.find("g")
+    assert group is not None
+    assert not group.are_alike
+
+
 class Members(RuleBasedStateMachine):
     """Whatever members do: owners are those of the members that are there, and no news are kept from anybody."""
 

@@ -31,6 +31,7 @@ class GroupMember(_message.Message):
     MACHINE_ROOM_FIELD_NUMBER: _builtins.int
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCKS_QUEUES_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name, which people read: up to 255 octets."""
     nonce: _builtins.int
@@ -46,6 +47,8 @@ class GroupMember(_message.Message):
     and joins again. Commits name it (CommittingMember), so those of an earlier membership are refused. A HoldMembership of an earlier one, which
     arrives late, is answered `is_unchanged` and changes nothing. 0: its commits do not name it.
     """
+    locks_queues: _builtins.bool
+    """Whether it locks its queues before it consumes them, for order: all members of a group have to do it, or none. Absent: it does not say."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberTopic]:
         """What it consumes; each topic once. None: it consumes nothing here any more, and leaves. That is answered at once; one that is no member is
@@ -62,12 +65,15 @@ class GroupMember(_message.Message):
         machine_room: _builtins.str = ...,
         client_version: _builtins.str = ...,
         member_epoch: _builtins.int = ...,
+        locks_queues: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_locks_queues", b"_locks_queues", "locks_queues", b"locks_queues"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "client_version", b"client_version", "machine_room", b"machine_room", "member_epoch", b"member_epoch", "nonce", b"nonce", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_locks_queues", b"_locks_queues", "allocation", b"allocation", "client_id", b"client_id", "client_version", b"client_version", "locks_queues", b"locks_queues", "machine_room", b"machine_room", "member_epoch", b"member_epoch", "nonce", b"nonce", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__locks_queues: _TypeAlias = _typing.Literal["locks_queues"]  # noqa: Y015
+    _WhichOneofArgType__locks_queues: _TypeAlias = _typing.Literal["_locks_queues", b"_locks_queues"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__locks_queues) -> _WhichOneofReturnType__locks_queues | None: ...
 
 Global___GroupMember: _TypeAlias = GroupMember  # noqa: Y015
 
