@@ -320,3 +320,44 @@ def test_handlers_of_popped_messages_have_hooks_and_a_trace(protomq_server: Brok
     assert sorted(hook.consumed) == [([b"bad"], name, ["not today"]), ([b"good"], name, [None])]
     assert [event.error for event in events(protomq_server, good)] == [""]
     assert [event.error for event in events(protomq_server, bad)] == ["not today"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_spans_traces_and_groups_call_a_client_the_same(protomq_server: Broker, is_async: bool) -> None:
+    topic, group = f"named-{is_async}", f"named-{is_async}"
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    settings: dict[str, Any] = {"namesrv": protomq_server.namesrv, "hooks": [Spans(tracer_provider=provider)], "trace": True}
+    done = threading.Event()
+    members: list[str] = []
+
+    def end(_: Message) -> None:
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            members.extend(member.client_id for member in admin.group_members(group))
+        done.set()
+
+    async def consume(producer: Producer) -> str:
+        consumer = AsyncPushConsumer(group, **settings)
+        consumer.subscribe(topic, end)
+        async with consumer:
+            message_id = producer.send(topic, b"x").message_id
+            await async_wait_for(done.is_set, PATIENCE_S)
+        return message_id
+
+    with Producer("named-desk", **settings) as producer, Producer("named-desk", **settings) as other:
+        if is_async:
+            message_id = asyncio.run(consume(producer))
+        else:
+            consumer = PushConsumer(group, **settings)
+            consumer.subscribe(topic, end)
+            with consumer:
+                message_id = producer.send(topic, b"x").message_id
+                assert done.wait(PATIENCE_S)
+        other.send(f"{topic}-other", b"x")
+    names = {span.name: (span.attributes or {})["messaging.client.id"] for span in exporter.get_finished_spans()}
+    wait_for(lambda: len(events(protomq_server, message_id)) == 2, PATIENCE_S)
+    clients = {event.kind: event.client for event in events(protomq_server, message_id)}
+    assert members == [clients["CONSUMED"]] == [names[f"process {topic}"]]
+    assert clients["SENT"] == names[f"send {topic}"]
+    assert names[f"send {topic}-other"] != clients["SENT"], "two clients of a process are told apart"

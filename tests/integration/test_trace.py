@@ -125,7 +125,7 @@ def test_a_send_that_fails_is_noted_with_its_error_and_a_one_way_send_is_not(
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_trace, "PENDING_MAX", 3)
-    tracer = Tracer("g", Producer)
+    tracer = Tracer("g", lambda: "c", Producer)
     monkeypatch.setattr(tracer, "_begin", lambda: None)
     for number in range(5):
         tracer.note(Noted(_trace.SENT, str(number), "t", "b", 0, number, 0, 0))

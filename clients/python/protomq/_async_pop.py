@@ -9,6 +9,7 @@ from ._async_acks import AckGatherer
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._checks import check_flag, explain_unknown_settings
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._hook_points import HookPoints, check_hooks
 from ._hooked_async_calls import async_transport_with
@@ -69,7 +70,7 @@ class AsyncSimpleConsumer:
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
         )  # fmt: skip
         self._transport = async_transport_with(connection, self._hooks)
-        self._hooks.client_id = connection.hello_client_id()
+        self._hooks.named_by(client_name(connection.client_id))
         if check_flag("trace", trace):
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)

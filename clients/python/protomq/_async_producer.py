@@ -15,6 +15,7 @@ from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import when_of
 from ._forks import call_after_fork
@@ -82,7 +83,7 @@ class AsyncProducer(AsyncLineSender):
                 peer_timeout_s=peer_timeout_s, group=group,
             )  # fmt: skip
             self._transport, namesrv = async_transport_with(connection, self._hooks), connection.namesrv
-        self._hooks.client_id = self._transport.options.hello_client_id()
+        self._hooks.named_by(client_name(self._transport.options.client_id))
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False

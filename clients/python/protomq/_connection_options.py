@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ._client_name import drawn_name
 from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S
 from .errors import ConfigurationError, WrongTypeError
@@ -61,6 +60,6 @@ def connection_of(
                 f"{', '.join(beside)} beside connection would be lost: give them to the ConnectionOptions"
             )
     if group and not connection.client_id:
-        client_id = f"{group}@{socket.gethostname()}@{os.getpid()}"
+        client_id = f"{group}@{drawn_name()}"[:255]
         connection = dataclasses.replace(connection, client_id=client_id)
     return connection

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._checks import check_seconds
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
@@ -75,13 +76,17 @@ class ConsumerBase:
         self._began_s = time.monotonic()
         self.about: Callable[[], About] = partial(About, type(self).__name__, settings_of(options))
         """What it says of itself; a push consumer above it says more."""
+        self.name: Callable[[], str] | None = None
+        """What it is called as a member; None: it is none."""
         if member is not None:
+            state = member.state
+            self.name = lambda: state.key[0]
             member.state.describe = _describes(self)
         self._says_goodbye = False
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
         """Once there is a transport."""
-        self._hooks.client_id = connection.hello_client_id()
+        self._hooks.named_by(self.name or client_name(connection.client_id))
         if self.options.trace:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         if self._hooks.consume:

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ._late_imports import fork_waits
@@ -72,12 +72,12 @@ class HookPoints:
     """The hooks of one client."""
 
     __slots__ = (
-        "_hooks", "_said", "call", "client_id", "consume", "end", "filter", "group", "receive", "send", "settle",
+        "_hooks", "_name", "_said", "call", "consume", "end", "filter", "group", "receive", "send", "settle",
     )  # fmt: skip
 
     def __init__(self, group: str, hooks: Iterable[Hook] = (), client_id: str = "") -> None:
         self.group = group
-        self.client_id = client_id
+        self._name: Callable[[], str] = lambda: client_id
         self._hooks: tuple[Hook, ...] = ()
         self._said: set[tuple[int, str]] = set()
         self.send: tuple[Hook, ...] = ()
@@ -89,6 +89,15 @@ class HookPoints:
         self.call: tuple[Hook, ...] = ()
         for hook in hooks:
             self.add(hook)
+
+    @property
+    def client_id(self) -> str:
+        """What the client is called: the same as a member of a group, in traces and in spans."""
+        return self._name()
+
+    def named_by(self, name: Callable[[], str]) -> None:
+        """From now on the client is called what this returns."""
+        self._name = name
 
     def add(self, hook: Hook) -> None:
         """One more, behind the others. Before the client's first use."""

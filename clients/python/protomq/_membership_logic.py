@@ -31,15 +31,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import secrets
-import socket
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from . import _forks
+from ._client_name import drawn_name
 from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._remoting_hello import VERSION
@@ -199,8 +198,7 @@ class MembershipState:
         """Name and random number; others in a forked child."""
         if self._fork_count != _forks.fork_count:
             self._fork_count = _forks.fork_count
-            drawn = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(4)}"
-            self._client_id, self._nonce = self._wanted_id or drawn, secrets.randbits(63) | 1
+            self._client_id, self._nonce = self._wanted_id or drawn_name(), secrets.randbits(63) | 1
         return self._client_id, self._nonce
 
     def remember_others(self) -> None:

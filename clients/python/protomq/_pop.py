@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from ._checks import check_flag, explain_unknown_settings
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._hook_points import HookPoints, check_hooks
 from ._hooked_calls import transport_with
@@ -89,7 +90,7 @@ class SimpleConsumer:
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
         self._transport = transport_with(connection, self._hooks)
-        self._hooks.client_id = connection.hello_client_id()
+        self._hooks.named_by(client_name(connection.client_id))
         if check_flag("trace", trace):
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)

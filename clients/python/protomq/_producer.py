@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import when_of
 from ._forks import call_after_fork
@@ -103,7 +104,7 @@ class Producer(LineSender):
                 peer_timeout_s=peer_timeout_s, spin=spin, group=group,
             )  # fmt: skip
             self._transport, namesrv = transport_with(connection, self._hooks), connection.namesrv
-        self._hooks.client_id = self._transport.options.hello_client_id()
+        self._hooks.named_by(client_name(self._transport.options.client_id))
         self._routes = Routes(self._transport, namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from ._checks import check_count, check_topic
+from ._client_name import client_name
 from ._connection_options import ConnectionOptions
 from ._describing import About, Rates, settings_of
 from ._filters import checked_filter
@@ -65,7 +66,7 @@ class PushBase:
         """What a thread or task of the consumer has died of; it stops itself then."""
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
-        self._hooks.client_id = connection.hello_client_id()
+        self._hooks.named_by(client_name(connection.client_id))
         if self.options.trace:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
 

@@ -166,6 +166,8 @@ class PushConsumer(PushBase):
             self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
         consumer.about = self._about
+        if consumer.name is not None:
+            self._hooks.named_by(consumer.name)
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import socket
 import threading
 import time
 from collections import deque
@@ -80,9 +78,10 @@ class TraceSender(Protocol):
 class Tracer:
     """The trace of one client. Any thread."""
 
-    def __init__(self, group: str, make_producer: Callable[[], TraceSender]) -> None:
-        """`make_producer`: of a producer with connections of its own, which does not trace."""
+    def __init__(self, group: str, client: Callable[[], str], make_producer: Callable[[], TraceSender]) -> None:
+        """`client`: returns what the client is called. `make_producer`: of a producer with connections of its own, which does not trace."""
         self._group = group
+        self._client = client
         self._make_producer = make_producer
         self._lock = threading.Lock()
         self.dropped_count = 0
@@ -91,7 +90,6 @@ class Tracer:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._client = f"{socket.gethostname()}@{self._pid}@{secrets.token_hex(4)}"
         self._pending: deque[Noted] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -162,7 +160,7 @@ class Tracer:
             batch.events.add(
                 **fields,
                 group=self._group,
-                client=self._client,
+                client=self._client(),
             )
         return batch.SerializeToString()
 
@@ -297,7 +295,7 @@ def traced(
         )
         return Producer(connection=connection, send_timeout_s=CLOSE_TIMEOUT_S, retries=1)
 
-    tracer = Tracer(hooks.group, make_producer)
+    tracer = Tracer(hooks.group, lambda: hooks.client_id, make_producer)
     hooks.add(TraceHook(tracer))
     return tracer
 

@@ -46,7 +46,7 @@ def sender() -> Sender:
 @pytest.fixture
 def tracer(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> Tracer:
     monkeypatch.setattr("protomq._trace.INTERVAL_S", 0.01)
-    return Tracer("g", lambda: sender)
+    return Tracer("g", lambda: "c", lambda: sender)
 
 
 def test_an_error_text_that_is_no_utf_8_is_told_all_the_same(sender: Sender, tracer: Tracer) -> None:
