@@ -31,6 +31,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -162,6 +163,8 @@ class TextCodec(BodyCodec):
     def decode(self, body: bytes, type_: Any) -> Any:
         """See BodyCodec."""
         text = body.decode()
+        if issubclass(type_, Enum):
+            return _member(text, type_)
         return text if type_ is str else type_(text)
 
     def refusal(self, type_: Any, content_type: str, schema: str) -> str:
@@ -251,13 +254,12 @@ class PydanticCodec(BodyCodec):
 
     def decode(self, body: bytes, type_: Any) -> Any:
         """See BodyCodec. Raises ValueError with what is wrong with each field, and without the values: they may be secret."""
-        validate = _validator(type_)
         try:
-            return validate(body)
+            return _validator(type_)(body)
         except sys.modules["pydantic"].ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-            texts = [": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in found]
-            raise ValueError("; ".join(texts)) from error
+            found = error.errors(include_url=False, include_input=False)
+        # Not where it was caught: a trace would have pydantic's own error beside it, with the values.
+        raise ValueError("; ".join(": ".join(filter(None, (".".join(map(str, one["loc"])), _without_value(one)))) for one in found))
 
     def schema(self, type_: Any) -> str:
         """The name of the model, or the title that its configuration has."""
@@ -267,6 +269,22 @@ class PydanticCodec(BodyCodec):
     def refusal(self, type_: Any, content_type: str, schema: str) -> str:
         """See BodyCodec."""
         return _no_json(content_type)
+
+
+def _without_value(found: Mapping[str, Any]) -> str:
+    """What pydantic has against a field. Of its messages only this one has the value in it."""
+    if found["type"] != "union_tag_invalid":
+        return str(found["msg"])
+    return f"{str(found['ctx']['discriminator']).strip(chr(39))} is none of {found['ctx']['expected_tags']}"
+
+
+def _member(text: str, type_: type[Enum]) -> Enum:
+    """The member of an enumeration. Its own error would have the text in it."""
+    try:
+        return type_(text)
+    except ValueError:
+        pass
+    raise ValueError("the text is none of its values")
 
 
 @lru_cache(maxsize=256)

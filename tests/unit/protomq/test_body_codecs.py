@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Literal, TypedDict
 
 import pydantic
@@ -128,6 +130,31 @@ def test_a_schema_error_does_not_tell_the_values() -> None:
     assert "4111" not in str(caught.value)
     assert "https" not in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+Tagged = Annotated[Refund | Payment, pydantic.Discriminator("kind")]
+
+
+@pytest.mark.parametrize(
+    ("type_", "body", "text"),
+    [
+        (Order, b'{"number":"4111-1111"}', "Order: number: Input should be a valid integer"),
+        (Order, b"{4111-1111", "Order: Invalid JSON"),
+        (dict, b"{4111-1111", "dict: Expecting property name"),
+        (Colour, b"4111-1111", "Colour: the text is none of its values"),
+        (Tagged, b'{"kind":"4111-1111"}', "kind is none of 'refund', 'payment'"),
+    ],
+)
+def test_what_a_log_shows_of_a_schema_error_has_no_values_either(type_: Any, body: bytes, text: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        decoded(body, type_)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert text in shown
+    assert "4111" not in shown
 
 
 @pytest.mark.parametrize("content_type", ["Application/JSON; charset=utf-8", "application/vnd.shop.order+json"])
