@@ -84,7 +84,7 @@ _T = TypeVar("_T")
 class Message:
     """A message as it was received."""
 
-    __slots__ = ("_parsed", "_rest", "_tries", "body", "queue", "queue_offset")
+    __slots__ = ("_parsed", "_rest", "_tries", "_tries_error", "body", "queue", "queue_offset")
 
     body: bytes
     """The payload, decompressed.
@@ -103,6 +103,7 @@ class Message:
     # Set when the texts were walked.
     _parsed: tuple[tuple[str, ...], str, Mapping[str, str], str, str]
     _tries: int  # Set by an orderly consumer that tries it again: how often it has by now.
+    _tries_error: str  # With `_tries`: why the last of these failed.
 
     def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """Not for users: `decode_messages` and `Message.from_record` make messages."""
@@ -193,9 +194,18 @@ class Message:
             # A popped message has its number from the hand-out, counted from 1.
             return int(getattr(self.queue, "attempt", 1)) - 1
 
+    def _tried(self, tries: int, error: str) -> None:
+        """An orderly consumer has tried it so often, and is to try it again."""
+        self._tries, self._tries_error = tries, error
+
     @property
     def last_error(self) -> str:
-        """Why its last delivery failed, as its consumer said; "" if it was not sent back."""
+        """Why its last delivery failed, or its last try by an orderly consumer, as the listener said; "" if there was none."""
+        try:
+            if self._tries:
+                return self._tries_error
+        except AttributeError:
+            pass
         transit = self._transit()
         return transit.last_error if transit is not None else ""
 

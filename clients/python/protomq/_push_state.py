@@ -504,7 +504,7 @@ class PushState:
             if not is_spent(options, self.retry_count_max, message, work.attempts):
                 delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
                 work.suspended_until_s = now_s + delay_ms / 1000
-                message._tries = work.attempts
+                message._tried(work.attempts, failure.error)
                 self._put_back(run, (message,))
                 return
             failure = Failure({"error": failure.error, "dead_letter": True})

@@ -99,13 +99,13 @@ def test_batches_have_a_result_for_each_message() -> None:
 
 def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
-    results: list[object] = [Suspend(50), Retry(), Retry()]
-    attempts: list[int] = []
+    results: list[object] = [Suspend(50, "not yet"), Retry(), Retry()]
+    attempts: list[tuple[int, str]] = []
 
     def listen(message: Message) -> object:
         if message.body != b"x":
             return None
-        attempts.append(message.attempt)
+        attempts.append((message.attempt, message.last_error))
         return results.pop(0)
 
     consumer.subscribe("t", listen)
@@ -122,7 +122,7 @@ def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     group.deliver()
     assert [one.message.body for one in group.dead_letters] == [b"x"]
     assert [one.body for one in group.done] == [b"elsewhere", b"behind"]
-    assert attempts == [0, 1, 2]
+    assert attempts == [(0, ""), (1, "not yet"), (2, "")]
 
 
 @pytest.mark.parametrize(("settings", "limits", "tries"), [

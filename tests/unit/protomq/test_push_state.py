@@ -341,6 +341,24 @@ def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_
     assert [back.fields for back in call.backs] == [{"error": "no", "dead_letter": True, "attempt": 3}]
 
 
+def test_an_orderly_message_that_is_tried_again_says_why_its_last_try_failed() -> None:
+    made = state(orderly=True)
+    quick(made)
+    made.offer(Q0, [message(0)])
+    seen = []
+    for now_s, failure in ((0.0, FAILED), (5.0, Failure({}, 10)), (10.0, failure_of_text("later"))):
+        run = made.next_run(now_s)
+        assert run is not None
+        one = run.messages.popleft()
+        seen.append((one.attempt, one.last_error))
+        made.settled(run, [one], [failure], now_s)
+        made.ended(run, now_s)
+    run = made.next_run(20.0)
+    assert run is not None
+    seen.append((run.messages[0].attempt, run.messages[0].last_error))
+    assert seen == [(0, ""), (1, "no"), (2, ""), (3, "later")]
+
+
 def test_an_orderly_message_is_tried_as_often_as_its_group_says_unless_the_consumer_says_so_itself() -> None:
     def tries(limit: int | None, queue: MessageQueue = Q0, origin: str = "", **options: Any) -> int:
         made = state(orderly=True, **options)

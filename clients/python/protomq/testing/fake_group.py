@@ -287,7 +287,7 @@ class FakeGroup:
     def _hold_up(self, one: _Waiting, failure: Failure) -> None:
         """Orderly: its queue waits, and goes on with it."""
         delay_ms = self._consumer.options.suspend_ms if failure.delay_ms is None else failure.delay_ms
-        one.message._tries = one.failures
+        one.message._tried(one.failures, failure.error)
         self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
         self._waiting.append(one)
 
