@@ -37,6 +37,7 @@ from ._pop_steps import (
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, failure_of, judge
 from ._push_steps import SaidSeldom
+from ._retry import CALL
 from ._steps import Steps
 from ._types import PoppedQueue
 from .errors import ConfigurationError, NotFoundError, ProtomqError, StaleReceiptError
@@ -342,7 +343,8 @@ class Handling:
         asked_s = self._clock()
         messages = [hold.message for hold in holds]
         try:
-            stale = yield from self._steps.change_invisible(messages, self.options.invisible_s)
+            # Holds has tries of its own, and other messages come due meanwhile.
+            stale = yield from self._steps.change_invisible(messages, self.options.invisible_s, retries=CALL)
         except StaleReceiptError:
             stale = messages
         except Exception as error:
@@ -395,7 +397,7 @@ class Handling:
         """What was received, and is not handled: the consumer stops. Somebody else may have it at once."""
         text = "the consumer has stopped"
         try:
-            yield from self._steps.change_invisible([hold.message for hold in holds], 0.0, text)
+            yield from self._steps.change_invisible([hold.message for hold in holds], 0.0, text, retries=CALL)
         except ProtomqError as error:
             logger.info("%d messages that nobody has handled come again when their time is up: %r", len(holds), error)
 

@@ -39,7 +39,7 @@ from ._offset_calls import checked_tags
 from ._permitted import nothing_to_read
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps, reply_timeout_s
-from ._retry import CALL, ONCE
+from ._retry import CALL, ONCE, SETTLE, Retries
 from ._route_looks import LOOK_S
 from ._send_back import attempt_fields, error_text, send_back_steps
 from ._steps import Each, ForgetRoute, GetRoute, Steps
@@ -315,7 +315,12 @@ class PopSteps:
         return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def change_invisible(
-        self, messages: Message | Iterable[Message], invisible_s: float, error: str | BaseException = "", retry_level: int | None = None
+        self,
+        messages: Message | Iterable[Message],
+        invisible_s: float,
+        error: str | BaseException = "",
+        retry_level: int | None = None,
+        retries: Retries = SETTLE,
     ) -> Steps[list[Message]]:
         """Holds for another time; those that were not held any more. `error`: why they failed, if they are given back for that."""
         with fork_waits:
@@ -330,6 +335,7 @@ class PopSteps:
                 lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text, retry_level=retry_level),
                 pb.ChangeInvisibleResponse,
                 repeat_is_stale=invisible_ms == 0,
+                retries=retries,
             )
         )
 
@@ -342,7 +348,7 @@ class PopSteps:
         if stale:
             return stale
         fields = {"error": error_text(error), "dead_letter": True, **attempt_fields(message)}
-        yield from send_back_steps(self.group, [message], fields, lambda _: 0, self._request_timeout_s)
+        yield from send_back_steps(self.group, [message], fields, lambda _: 0, self._request_timeout_s, SETTLE, self._clock)
         return (yield from self.ack(message))
 
     def _settle(
@@ -353,13 +359,16 @@ class PopSteps:
         answer_class: type,
         *,
         repeat_is_stale: bool,
+        retries: Retries = SETTLE,
     ) -> Steps[list[Message]]:
         """`repeat_is_stale`: when it is done, nobody holds the messages any more, so the same call is refused."""
         by_topic: dict[tuple[str, str], list[Message]] = {}
         for place, neighbours in groupby(messages, _PLACE):
             by_topic.setdefault(place, []).extend(neighbours)
         steps = [
-            self._settle_at(topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class, repeat_is_stale)
+            self._settle_at(
+                topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class, repeat_is_stale, retries
+            )
             for (topic, broker_name), some in by_topic.items()
             for start in range(0, len(some), SETTLED_COUNT_MAX)
         ]
@@ -377,6 +386,7 @@ class PopSteps:
         make: Callable[[], object],
         answer_class: type,
         repeat_is_stale: bool,
+        retries: Retries,
     ) -> Steps[list[Message]]:
         """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure.
 
@@ -407,7 +417,7 @@ class PopSteps:
                 may_be_done = may_be_done or (repeat_is_stale and not error.definite)
                 raise
 
-        data = yield from retried(attempt, CALL.of_call(deadline_s, self._clock).decide)
+        data = yield from retried(attempt, retries.of_call(deadline_s, self._clock).decide)
         if not data or may_be_done:
             return []
         answer = decoded(data, answer_class.FromString)  # type: ignore[attr-defined]

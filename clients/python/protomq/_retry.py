@@ -7,8 +7,9 @@
     a consumer's calls to a broker        3 (CALL)                                    request_timeout_s          50 ms, or as asked
       commits in `poll`, new queues       1 (ONCE); the next `poll` makes up for it   0.5 s                      -
       the last commit, on close           2 (LAST_COMMIT)                             request_timeout_s          50 ms, or as asked
-    receive, ack, send_back               3 (CALL)                                    the hold and some; or      50 ms, or as asked
+    receive, send_back                    3 (CALL)                                    the hold and some; or      50 ms, or as asked
                                                                                       request_timeout_s
+    ack, nack, change_invisible           any number (SETTLE)                         request_timeout_s          50 ms, doubling to 0.5 s
     the end of a transaction              any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
     a recall                              any number (RECALL)                         send_timeout_s             50 ms, doubling to 0.5 s
     Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
@@ -99,6 +100,8 @@ LAST_COMMIT: Final = Retries(2)
 """Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
 CHANGE: Final = Retries(3, only_definite=True)
 RECALL: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
+SETTLE: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
+"""What was popped: a receipt is good for long, and a broker that restarts is back soon. To give up makes others do the work again."""
 UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
 
 

@@ -16,7 +16,7 @@ from ._decoding import decoded
 from ._delays import checked_delay_s
 from ._late_imports import fork_waits
 from ._message import Message
-from ._retry import CALL
+from ._retry import CALL, Retries
 from ._steps import ForgetRoute, GetRoute, Pause, Steps
 from ._types import DelayLevel, MessageQueue
 from .errors import (
@@ -169,6 +169,8 @@ def send_back_steps(
     fields: Mapping[str, Any],
     incarnation_of: Callable[[MessageQueue], int],
     timeout_s: float,
+    retries: Retries = CALL,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Steps[list[SentBack]]:
     """What became of the messages, in their order. `fields`: of each FailedMessage. The first error ends it: requests before are done."""
     with fork_waits:
@@ -183,7 +185,8 @@ def send_back_steps(
             _methods.SEND_BACK,
             (encode_request(group, failed, incarnation_of),),
             timeout_s,
-            CALL,
+            retries,
+            clock,
         )
         answer = decoded(data, pb.SendBackResponse.FromString)
         for row, result in zip(request.rows, answer.results, strict=True):

@@ -13,6 +13,7 @@ from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
+    ConnectFailedError,
     ConnectionLostError,
     NoRouteError,
     ProtocolError,
@@ -20,6 +21,7 @@ from protomq.errors import (
     TopicNotFoundError,
 )
 from protomq.hooks import Hook
+from protomq.v1.group_service_pb2 import SendBackResponse, SentBack
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
@@ -75,10 +77,14 @@ class Brokers:
                 return self.route
             case Each(several):
                 return [self.run(steps) for steps in several]
-            case Pause() | ForgetRoute():
+            case Pause(seconds):
+                self.clock.now_s += seconds
+            case ForgetRoute():
                 return None
             case CallServer(address, method, payload, _):
                 return self._call(address.broker_name, method, b"".join(payload))
+
+        return None
 
     def _call(self, name: str, method: Any, payload: bytes) -> bytes:
         if method is _methods.ACK:
@@ -89,6 +95,8 @@ class Brokers:
             raise self.failures[name].pop(0)
         if method is _methods.ACK:
             return AckResponse().SerializeToString()
+        if method is _methods.SEND_BACK:
+            return SendBackResponse(results=[SentBack()]).SerializeToString()
         if method is _methods.CHANGE_INVISIBLE:
             return self.change_answer.SerializeToString()
         request = PopRequest.FromString(payload)
@@ -180,6 +188,28 @@ def test_a_broker_that_fails_is_passed_over_and_if_all_do_it_is_said() -> None:
     brokers.route = Route("T")
     with pytest.raises(NoRouteError):
         brokers.receive()
+
+
+@pytest.mark.parametrize("call", ["ack", "nack", "change_invisible", "reject"])
+def test_what_becomes_of_messages_is_told_again_as_long_as_the_call_may_take(call: str) -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x"]
+    (message,) = brokers.receive()
+    tell: dict[str, Any] = {
+        "ack": lambda: brokers.steps.ack([message]),
+        "nack": lambda: brokers.steps.nack([message], 1.0),
+        "change_invisible": lambda: brokers.steps.change_invisible([message], 30.0),
+        "reject": lambda: brokers.steps.reject(message, "no"),
+    }
+    began_s = brokers.clock.now_s
+    brokers.failures["a"] = [ConnectFailedError("away")] * 9
+    assert brokers.run(tell[call]()) == []
+    assert 1.0 < brokers.clock.now_s - began_s < 5.0
+    began_s = brokers.clock.now_s
+    brokers.failures["a"] = [ConnectFailedError("away")] * 99
+    with pytest.raises(ConnectFailedError):
+        brokers.run(tell[call]())
+    assert 4.0 < brokers.clock.now_s - began_s <= 5.0
 
 
 def test_an_ack_whose_answer_was_lost_may_have_been_done() -> None:
