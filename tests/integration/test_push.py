@@ -62,6 +62,32 @@ def test_results_are_done_retry_delay_and_dead_letter(
     assert push.left == 0
 
 
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [({"queue_count_max": 1}, 1), ({"queue_count_max": 7}, 7), ({"count_max": 1}, 1), ({"queue_span_max": 3}, 3)],
+)
+def test_a_bound_of_messages_holds_exactly(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, bound: dict[str, Any], most: int
+) -> None:
+    for number in range(40):
+        key = str(number) if "count_max" in bound else "one"
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key=key)
+    opened: list[int] = []
+    consumers: list[Any] = []
+    told = threading.Event()
+
+    def listen(_: Message) -> None:
+        told.wait(PATIENCE_S)
+        opened.append(consumers[0].counts.open)
+
+    with push(f"{protomq_topic}-bound", protomq_topic, listen, concurrency=1, **bound) as consumer:
+        consumers.append(consumer)
+        told.set()
+        wait_for(lambda: consumer.counts.done == 40, PATIENCE_S)
+    assert len(opened) == 40
+    assert max(opened) == most
+
+
 def test_a_batch_has_one_result_or_one_for_each_message(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
 ) -> None:

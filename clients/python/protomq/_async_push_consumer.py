@@ -163,6 +163,7 @@ class AsyncPushConsumer(PushBase):
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
         pulls.done_behind, pulls.forked = self._state.done_behind, self._state.forget_done
+        pulls.room_of = self._state.room
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = lambda queue: self._state.is_running((queue,))
         try:

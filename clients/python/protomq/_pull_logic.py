@@ -36,7 +36,7 @@ import random
 import secrets
 import socket
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -99,6 +99,17 @@ class PullOptions:
         check_count("hold_ms", self.hold_ms, 0, 60_000)
         check_count("pull_record_count_max", self.record_count_max, 1, 32_768)
         check_count("pull_size_max_bytes", self.size_max_bytes, 1, 16 << 20)
+
+
+class Room(NamedTuple):
+    """How much more somebody takes."""
+
+    messages: int
+    size_bytes: int
+
+
+RoomOf = Callable[[MessageQueue | None], Room]
+"""Of a queue, or of all together."""
 
 
 class Ticket(NamedTuple):
@@ -580,17 +591,31 @@ class PullState:
         return messages
 
     def take_parts(
-        self, count_max: int, *, one_queue: bool = False
+        self, count_max: int, *, one_queue: bool = False, room_of: RoomOf | None = None
     ) -> list[tuple[MessageQueue, list[Message]]]:
-        """The same, by queue. What was decoded before an error is returned; the next call raises it, and its queue is pulled again."""
+        """The same, by queue. What was decoded before an error is returned; the next call raises it, and its queue is pulled again.
+
+        `room_of`: no more is taken than fits; of octets, the last message may be beyond.
+        """
         parts: list[tuple[MessageQueue, list[Message]]] = []
-        left_count = count_max
+        rooms = None if room_of is None else _Rooms(room_of)
+        left_count = count_max if rooms is None else min(count_max, rooms.total.messages)
+        skipped_count = 0
         while self._line and left_count > 0 and not self.is_shut:
             queue = self._line[0]
             state = self._queues[queue]
             waiting = state.waiting[0]
             answer = waiting.answer
             stop = min(waiting.taken + left_count, len(answer.starts))
+            if rooms is not None:
+                stop = rooms.fill(queue, waiting, stop)
+                if stop == waiting.taken:
+                    skipped_count += 1
+                    if skipped_count >= len(self._line):
+                        break
+                    self._line.rotate(-1)
+                    continue
+                skipped_count = 0
             try:
                 part = waiting.messages.part(waiting.taken, stop)
             except ProtocolError:
@@ -767,6 +792,29 @@ def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
             for message in messages
             if isinstance(message, DamagedMessage) or message.tag in tags
         ]
+
+
+class _Rooms:
+    """How much more may be taken in one call."""
+
+    def __init__(self, room_of: RoomOf) -> None:
+        self.total = room_of(None)
+        self._room_of = room_of
+        self._left: dict[MessageQueue, Room] = {}
+
+    def fill(self, queue: MessageQueue, waiting: _Waiting, stop: int) -> int:
+        """Up to where messages of an answer are taken, `stop` at most."""
+        room = self._left.get(queue) or self._room_of(queue)
+        stop = max(min(stop, waiting.taken + room.messages), waiting.taken)
+        size_max_bytes, raw_size_bytes = min(room.size_bytes, self.total.size_bytes), len(waiting.answer.raw)
+        # Seldom: a bound is many answers.
+        if size_max_bytes < raw_size_bytes:
+            sizes = waiting.answer.sizes[waiting.taken : stop]
+            stop = waiting.taken + sum(before < size_max_bytes for before in itertools.accumulate(sizes[:-1], initial=0))
+        # Of octets rather too few are left than too many: the next call knows better.
+        self._left[queue] = Room(room.messages - (stop - waiting.taken), room.size_bytes - raw_size_bytes)
+        self.total = Room(self.total.messages, self.total.size_bytes - raw_size_bytes)
+        return stop
 
 
 def _pass_over(state: _Queue) -> None:

@@ -25,7 +25,7 @@ from .errors import ClientError, ConfigurationError, WrongTypeError
 logger = logging.getLogger("protomq")
 
 TAKE_COUNT_MAX = 256
-"""Messages that are taken at a time; limits are looked at between."""
+"""Messages that are taken at a time."""
 TICK_S = 0.1
 """How often listeners that are at work are looked at."""
 IDLE_TICK_S = 1.0

@@ -22,6 +22,7 @@ from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._message import Message
 from ._pull_consumer import PullConsumer
+from ._pull_logic import Room
 from ._push_base import IDLE_TICK_S, REVOKE_TIMEOUT_S, TAKE_COUNT_MAX, TICK_S, PushBase
 from ._push_options import PushOptions, PushSettings
 from ._push_results import Failure
@@ -175,6 +176,7 @@ class PushConsumer(PushBase):
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
         pulls.done_behind, pulls.forked = self._done_behind, self._forget_done
+        pulls.room_of = self._room
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = self._is_busy
         try:
@@ -495,6 +497,10 @@ class PushConsumer(PushBase):
         assert self._push is not None
         with self._lock:
             return self._push.lowest_open(queue)
+
+    def _room(self, queue: MessageQueue | None) -> Room:
+        with self._lock:
+            return self._state.room(queue)
 
     def _done_behind(self, queue: MessageQueue) -> set[int]:
         with self._lock:

@@ -36,7 +36,7 @@ class PushOptions:
     - `begin`, `resume`, `hold_ms`, `request_timeout_s`, `allocation`, `machine_room`, `instance_name`: as of a pull consumer.
     - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: bounds of one queue. They count its messages here that are not done,
       their bytes, and the offsets from the lowest of them to the last one taken. At a bound the consumer takes no more of it.
-      `count_max`, `size_max_bytes`: the same for all queues together. The consumer checks them before it takes up to 256 messages.
+      `count_max`, `size_max_bytes`: the same for all queues together. The last message taken may be beyond a bound of bytes.
     - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. If `orderly`,
       its queue waits, and the log says so.
     - `commit_interval_s`: between two commits.

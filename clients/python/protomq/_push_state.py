@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ._message import Message
+from ._pull_logic import Room
 from ._push_backs import Back, BackLine
 from ._push_options import PushOptions
 from ._push_results import Failure, Listener, failure_of_text
@@ -187,6 +188,18 @@ class PushState:
         if self._rests() or self._is_full:
             return None
         return self._full
+
+    def room(self, queue: MessageQueue | None) -> Room:
+        """How much more of a queue is to be taken, or of all together. Where offsets have gaps, the span may grow beyond its bound."""
+        options = self.options
+        if queue is None:
+            return Room(options.count_max - self.count, options.size_max_bytes - self.size_bytes)
+        work = self._works.get(queue)
+        if work is None:
+            return Room(min(options.queue_count_max, options.queue_span_max), options.queue_size_max_bytes)
+        span = work.end_offset - work.open_offsets[0] if work.open_offsets else 0
+        count = min(options.queue_count_max - work.count, options.queue_span_max - span)
+        return Room(count, options.queue_size_max_bytes - work.size_bytes)
 
     def has_room_again(self) -> bool:
         """Whether something that was full is so no more since the last time this was asked."""

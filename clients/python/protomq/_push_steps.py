@@ -26,9 +26,10 @@ from ._filters import NO_FILTER, MessageFilter
 from ._group_looks import LOOK_TIMEOUT_S, GroupLooks
 from ._late_imports import fork_waits
 from ._local_offsets import LocalOffsets, StoredOffset, in_runs, instance_here, of_runs
+from ._message import Message
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
-from ._pull_logic import PullOptions, PullState, Ticket
+from ._pull_logic import PullOptions, PullState, RoomOf, Ticket
 from ._push_backs import BackCall
 from ._push_options import PushOptions
 from ._push_results import Listener
@@ -95,6 +96,13 @@ class ListenedPulls(PullState):
         """Broadcast: what is done behind the lowest that is open."""
         self.forked: Callable[[MessageQueue], None] = lambda _: None
         """Other messages may stand at offsets of the queue that have not come yet."""
+        self.room_of: RoomOf | None = None
+
+    def take_parts(
+        self, count_max: int, *, one_queue: bool = False, room_of: RoomOf | None = None
+    ) -> list[tuple[MessageQueue, list[Message]]]:
+        """See PullState.take_parts; no more than the consumer's bounds leave room for."""
+        return super().take_parts(count_max, one_queue=one_queue, room_of=room_of or self.room_of)
 
     def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
         """See PullState.answered."""

@@ -15,6 +15,7 @@ from protomq._pull_logic import (
     READ_PAUSE_MAX_S,
     PullOptions,
     PullState,
+    Room,
     Ticket,
 )
 from protomq._types import MessageQueue
@@ -458,6 +459,33 @@ def test_a_record_that_does_not_decode_takes_nothing_from_other_queues_and_is_pu
     assert Q1 not in made.due(BACKOFF_MAX_S - 0.1)
     made.answered(pull(made, Q1, BACKOFF_MAX_S), found(0, 4), 4.0)
     assert bodies(made) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "total", "taken"),
+    [
+        ({Q0: Room(1, 1 << 20), Q1: Room(2, 1 << 20)}, Room(9, 1 << 20), {Q0: [0], Q1: [0, 1]}),
+        ({Q0: Room(0, 1 << 20), Q1: Room(5, 1 << 20)}, Room(9, 1 << 20), {Q1: [0, 1, 2, 3, 4]}),
+        ({Q0: Room(9, 1 << 20), Q1: Room(9, 1 << 20)}, Room(5, 1 << 20), {Q0: [0, 1, 2, 3], Q1: [0]}),
+        ({Q0: Room(9, 1), Q1: Room(9, 300)}, Room(9, 1 << 20), {Q0: [0], Q1: [0, 1, 2]}),
+        ({Q0: Room(9, 1 << 20), Q1: Room(9, 1 << 20)}, Room(9, 1), {Q0: [0]}),
+        ({Q0: Room(-1, -1), Q1: Room(0, 0)}, Room(9, 1), {}),
+    ],
+)
+def test_no_more_is_taken_than_there_is_room_for(
+    rooms: dict[MessageQueue, Room], total: Room, taken: dict[MessageQueue, list[int]]
+) -> None:
+    made = state(Q0, Q1)
+    for queue in (Q0, Q1):
+        made.answered(pull(made, queue), found(0, 4), 0.0)
+        made.answered(pull(made, queue), found(4, 4), 0.0)
+    parts = made.take_parts(100, room_of=lambda queue: total if queue is None else rooms[queue])
+    found_offsets: dict[MessageQueue, list[int]] = {}
+    for queue, part in parts:
+        found_offsets.setdefault(queue, []).extend(message.queue_offset for message in part)
+    assert found_offsets == taken
+    rest = [message for _, part in made.take_parts(100) for message in part]
+    assert len(rest) == 16 - sum(map(len, taken.values()))
 
 
 def test_a_queue_with_a_record_that_does_not_decode_can_be_left() -> None:

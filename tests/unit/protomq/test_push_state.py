@@ -111,6 +111,21 @@ def test_what_was_done_before_is_forgotten_with_its_queue_or_its_log(forget: Cal
     assert made.count == 2
 
 
+def test_there_is_room_for_what_the_bounds_leave() -> None:
+    made = state(queue_count_max=10, queue_span_max=8, queue_size_max_bytes=1000, count_max=12, size_max_bytes=1500)
+    assert (made.room(Q0), made.room(None)) == ((8, 1000), (12, 1500))
+    made.offer(Q0, messages(0, 3))
+    made.offer(Q1, messages(0, 4, Q1))
+    size_bytes = messages(0, 1)[0].size_bytes
+    assert made.room(Q0) == (5, 1000 - 3 * size_bytes)
+    assert made.room(None) == (5, 1500 - 7 * size_bytes)
+    slow, *others = [made.next_run(0.0, 3) for _ in range(3)]
+    for run in others:
+        finish(made, run)
+    assert made.room(Q0)[0] + made.room(Q1)[0] == 5 + 5
+    finish(made, slow)
+
+
 def test_fast_listeners_get_long_runs_and_slow_ones_share_them_out() -> None:
     made = state()
     quick(made)
