@@ -251,6 +251,46 @@ def test_orderly_queues_go_on_with_the_message_that_failed(
     assert len(seen) == 63
 
 
+def test_orderly_batches_are_of_one_queue_and_go_on_with_the_message_that_failed(
+    push: Push, protomq_server: Broker, protomq_producer: Producer, protomq_topic: str
+) -> None:
+    group = f"g-{protomq_topic}"
+    for number in range(60):
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key=f"k{number % 3}")
+    seen: dict[int, list[int]] = {}
+    done: dict[int, list[int]] = {}
+    sizes: list[int] = []
+    failures: list[object] = [Suspend(10), Retry(error="again")]
+    raised = [25, 25]
+
+    def listen(batch: list[Message]) -> object:
+        numbers = [int(message.body) for message in batch]
+        sizes.append(len(batch))
+        (queue_id,) = {message.queue_id for message in batch}
+        seen.setdefault(queue_id, []).append(numbers[0])
+        if raised and raised[0] in numbers:
+            raise RuntimeError(str(raised.pop()))
+        results: list[object] = [Reject("never") if number == 31 else None for number in numbers]
+        if failures and 10 in numbers:
+            results[numbers.index(10)] = failures.pop(0)
+        held_up = next((i for i, result in enumerate(results) if isinstance(result, Suspend | Retry)), len(numbers))
+        done.setdefault(queue_id, []).extend(numbers[:held_up])
+        return results
+
+    with push(group, protomq_topic, listen, orderly=True, suspend_ms=10, batch_size=8) as consumer:
+        wait_for(lambda: consumer.counts.done == 60, PATIENCE_S)
+    assert dead_letters(protomq_server, group, 1) == {b"31": "never"}
+    assert sorted(number for numbers in done.values() for number in numbers) == list(range(60)), "each once, in its last delivery"
+    for numbers in (*done.values(), *seen.values()):
+        for key in range(3):
+            of_key = [number for number in numbers if number % 3 == key]
+            assert of_key == sorted(of_key)
+    assert 1 < max(sizes) <= 8
+    assert not raised
+    assert not failures
+    assert committed(protomq_server, group, protomq_topic) == 60
+
+
 def test_an_orderly_queue_goes_on_after_the_milliseconds_that_its_listener_says(
     push: Push, protomq_topic: str, protomq_producer: Producer
 ) -> None:

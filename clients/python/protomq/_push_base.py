@@ -16,7 +16,7 @@ from ._hook_points import HookPoints
 from ._hooked_consuming import hooked_listener
 from ._offset_calls import checked_tags
 from ._push_options import CONCURRENCY_MAX, PushOptions
-from ._push_results import Listener, check_listener
+from ._push_results import Listener
 from ._push_state import PushState
 from ._push_steps import SaidSeldom, Wanted
 from ._trace import Tracer, traced
@@ -154,6 +154,7 @@ class PushBase:
         batch_size: int | None = None,
     ) -> None:
         """Gives messages of a topic to `listener`, a function or a coroutine function, one a call; `batch_size`: in lists up to that long.
+        Of an orderly consumer, a list is of one queue, in order.
 
         A type hint says what it takes: the message, or the value in its body, `order: Order` (see `protomq.body_codecs`); with a second
         argument `message: Message` both.
@@ -172,7 +173,6 @@ class PushBase:
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)
         made = Listener.of(listener, batch_size)
-        check_listener(made, self.options.orderly)
         made = hooked_listener(made, self._hooks)
         self._listeners[topic] = made
         self._wanted[topic] = Wanted(topic, made, checked, filter_)

@@ -28,8 +28,8 @@ class PushOptions:
 
     - `group`: whose messages these are.
     - `concurrency`: how many messages are with listeners at a time: threads, or tasks; `set_concurrency` changes it. 1 to 1,024.
-    - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue. The member has its queues to itself,
-      by locks at their brokers. Not with `broadcast`.
+    - `orderly`: each queue one message or batch at a time, in order; a message that fails holds up its queue. The member has its queues to
+      itself, by locks at their brokers. Not with `broadcast`.
     - `broadcast`: each member gets all messages. Nothing is given back: what fails is dropped, and logged. Offsets are in a file.
     - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
       group on one machine apart.

@@ -22,7 +22,7 @@ from ._checks import check_count, is_coroutine_function, is_generator_function, 
 from ._send_back import delay_fields, error_text, said_by
 from ._typed_listeners import typed_call
 from ._types import Delay
-from .errors import ConfigurationError, SchemaError, WrongTypeError
+from .errors import SchemaError, WrongTypeError
 
 BATCH_SIZE_MAX: Final = 1024
 """RocketMQ's largest consumeMessageBatchMaxSize."""
@@ -182,11 +182,3 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
 def _short(value: object) -> str:
     text = said_by(repr, value)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def check_listener(listener: Listener, orderly: bool) -> None:
-    """Raises ConfigurationError for what does not go together."""
-    if orderly and listener.batch_size is not None and listener.batch_size > 1:
-        raise ConfigurationError(
-            f"{listener.name}: an orderly consumer gives its listeners one message at a time; leave batch_size out"
-        )

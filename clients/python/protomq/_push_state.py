@@ -16,7 +16,7 @@ Rules:
 - A queue is full when it reaches its bound of messages, bytes or span of offsets. It is full until a quarter of that has gone. So is
   the consumer. What is full is not taken from.
 - Orderly: one run of a queue at a time, of which nothing is taken away. A failure ends the run; the queue waits, and goes on with the same
-  message.
+  message. Of a batch, what stands behind that message comes again, too, whatever was said of it.
 - A queue that is dropped is forgotten at once: what its runs say later counts no more.
 
 Calls come one at a time: threads hold a lock for them. Only a run's `messages`, `done` and `current` are touched without it, by its owner.
@@ -70,8 +70,6 @@ class Work:
     is_busy: bool = False
     """Orderly: a run of it is under way."""
     suspended_until_s: float = 0.0
-    attempts: int = 0
-    """Orderly: how often its first message has failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -271,6 +269,9 @@ class PushState:
     ) -> None:
         """What a listener said of messages of its run: a failure each, or None where it is done."""
         run.current = None
+        if self.options.orderly:
+            self._settle_in_order(run, messages, failures, now_s)
+            return
         failed: list[tuple[Message, Failure]] = []
         for message, failure in zip(messages, failures, strict=True):
             if any(message is one for one in run.taken_away):
@@ -281,7 +282,34 @@ class PushState:
                 failed.append((message, failure))
         self._collect(run)
         for message, failure in failed:
-            self._fail(run, message, failure, now_s)
+            self._fail(run, message, failure)
+
+    def _settle_in_order(
+        self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None], now_s: float
+    ) -> None:
+        """From the first message on that is to be tried again, all wait."""
+        options = self.options
+        again: list[Message] = []
+        for message, failure in zip(messages, failures, strict=True):
+            if failure is not None and not failure.is_dead_letter:
+                tries = message.own_tries + 1
+                if not is_spent(options, self.retry_count_max, message, tries):
+                    message._tried(tries, failure.error)
+                    if not again:
+                        delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+                        run.work.suspended_until_s = now_s + delay_ms / 1000
+                    again.append(message)
+                    continue
+                failure = Failure({"error": failure.error, "dead_letter": True})
+            if again:
+                again.append(message)
+            elif failure is None:
+                run.done.append(message)
+            else:
+                self._fail(run, message, failure)
+        self._collect(run)
+        if again:
+            self._put_back(run, again)
 
     def ended(self, run: Run, now_s: float) -> None:
         """The run's owner has nothing of it any more."""
@@ -326,7 +354,7 @@ class PushState:
                     f"{run.listener.name} was not done with it after {self.options.consume_timeout_s:g} s"
                 )
                 for message in messages:
-                    self._fail(run, message, failure, now_s)
+                    self._fail(run, message, failure)
         return found
 
     # -- what was given back ---------------------------------------------------------------------------------------------
@@ -478,8 +506,6 @@ class PushState:
         work = run.work
         if self._works.get(work.queue) is work:
             self._finish(work, messages)
-        if self.options.orderly:
-            work.attempts = 0
 
     def _finish(self, work: Work, messages: Sequence[Message]) -> None:
         size_bytes = _size_of(messages)
@@ -508,21 +534,11 @@ class PushState:
             del self._done_before[work.queue]
         return [message for message, offset in zip(messages, offsets, strict=True) if offset not in done]
 
-    def _fail(self, run: Run, message: Message, failure: Failure, now_s: float) -> None:
-        work, options = run.work, self.options
+    def _fail(self, run: Run, message: Message, failure: Failure) -> None:
+        work = run.work
         if self._works.get(work.queue) is not work:
             return  # The queue has gone.
-        if options.orderly and not failure.is_dead_letter:
-            work.attempts += 1
-            if not is_spent(options, self.retry_count_max, message, work.attempts):
-                delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
-                work.suspended_until_s = now_s + delay_ms / 1000
-                message._tried(work.attempts, failure.error)
-                self._put_back(run, (message,))
-                return
-            failure = Failure({"error": failure.error, "dead_letter": True})
-        work.attempts = 0
-        if options.broadcast:
+        if self.options.broadcast:
             self.dropped_count += 1
             self._finish(work, (message,))
         else:

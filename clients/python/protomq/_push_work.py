@@ -35,7 +35,10 @@ class Worker:
         if listener.batch_size is not None:
             while batch := _next_batch(messages, listener.batch_size):
                 run.current = batch
-                self._say(run, batch, self._outcome(listener, call, batch, len(batch)))
+                outcome = self._outcome(listener, call, batch, len(batch))
+                self._say(run, batch, outcome)
+                if run.is_orderly and outcome is not None and _is_held_up(outcome):
+                    return
             return
         while True:
             try:

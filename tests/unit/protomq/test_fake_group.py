@@ -97,6 +97,36 @@ def test_batches_have_a_result_for_each_message() -> None:
     assert len(group.dead_letters) == 5
 
 
+def test_an_orderly_batch_is_of_one_queue_and_waits_at_its_first_message_that_fails() -> None:
+    consumer = PushConsumer("g", orderly=True, suspend_ms=100)
+    seen: list[list[str]] = []
+    results: list[object] = [[None, Reject("no"), Suspend(50), None], None, RuntimeError("all"), None]
+
+    def listen(batch: list[Message]) -> object:
+        seen.append([f"{message.body.decode()}.{message.attempt}" for message in batch])
+        match results.pop(0):
+            case RuntimeError() as error:
+                raise error
+            case result:
+                return result
+
+    consumer.subscribe("t", listen, batch_size=4)
+    group = FakeGroup(consumer)
+    for number in range(5):
+        group.send("t", b"a%d" % number)
+        if number < 2:
+            group.send("t", b"b%d" % number, queue_id=1)
+    group.deliver()
+    assert ([one.body for one in group.done], group.next_due_in_s) == ([b"a0", b"b0", b"b1"], 0.05)
+    group.advance(0.05)
+    group.deliver()
+    group.advance(0.1)
+    group.deliver()
+    assert seen == [["a0.0", "a1.0", "a2.0", "a3.0"], ["b0.0", "b1.0"], ["a2.1", "a3.0", "a4.0"], ["a2.2", "a3.1", "a4.1"]]
+    assert [one.body for one in group.done] == [b"a0", b"b0", b"b1", b"a2", b"a3", b"a4"]
+    assert [one.message.body for one in group.dead_letters] == [b"a1"]
+
+
 def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
     results: list[object] = [Suspend(50, "not yet"), Retry(), Retry()]

@@ -91,7 +91,6 @@ def test_what_cannot_be_shown_is_told_all_the_same() -> None:
         (lambda: PushConsumer("g").subscribe(["t"], print), "topic is a str"),  # type: ignore[arg-type]
         (lambda: PushConsumer("g").on("t", tags=5)(print), "tags is a list of str"),  # type: ignore[arg-type]
         (lambda: PushConsumer("g").on("t", tags=["a"], sql="a = 1")(print), "sql"),
-        (lambda: PushConsumer("g", orderly=True).subscribe("t", print, batch_size=2), "one message at a time"),
         (lambda: PushConsumer("g").unsubscribe("t"), "has no listener"),
         (lambda: PushConsumer("g").start(), "nothing to consume"),
         (lambda: PushConsumer("g").set_concurrency(0), "concurrency"),

@@ -338,6 +338,41 @@ def test_an_orderly_message_is_a_dead_letter_when_its_attempts_are_spent_or_when
     ]
 
 
+def test_an_orderly_batch_goes_on_with_its_first_message_that_failed_whatever_was_said_behind_it() -> None:
+    made = state(4, orderly=True, suspend_ms=500, attempts_max=3)
+    quick(made)
+    made.offer(Q0, messages(0, 7))
+
+    def settle(now_s: float, failures: dict[int, Failure]) -> list[int]:
+        run = made.next_run(now_s)
+        assert run is not None
+        batch = [run.messages.popleft() for _ in range(4)]
+        made.settled(run, batch, [failures.get(one.queue_offset) for one in batch], now_s)
+        assert not run.messages
+        made.ended(run, now_s)
+        return [one.queue_offset for one in batch]
+
+    assert settle(0.0, {1: DEAD, 2: Failure({"error": "e"}, 2000), 3: FAILED}) == [0, 1, 2, 3]
+    assert (made.lowest_open(Q0), made.next_run(1.9)) == (1, None)
+    call = made.backs.begin(1.0)
+    assert call is not None
+    assert [back.message.queue_offset for back in call.backs] == [1]
+    made.backs.done(call, 1.0)
+    made.given_back(call.backs)
+    assert settle(2.0, {4: FAILED, 2: FAILED}) == [2, 3, 4, 5], "3 was done, and comes again behind 2"
+    assert made.lowest_open(Q0) == 2
+    assert settle(4.0, dict.fromkeys(range(2, 6), FAILED)) == [2, 3, 4, 5]
+    call = made.backs.begin(4.0)
+    assert call is not None
+    assert [(one.message.queue_offset, one.fields["attempt"]) for one in call.backs] == [(2, 2)]
+    assert made.next_run(4.4) is None
+    run = made.next_run(4.5)
+    assert run is not None
+    assert [(one.queue_offset, one.attempt) for one in run.messages] == [(3, 2), (4, 2), (5, 1), (6, 0)]
+    finish(made, run)
+    assert made.count == 1
+
+
 def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_what_gives_it_back() -> None:
     made = state(orderly=True)
     quick(made)

@@ -234,6 +234,7 @@ class FakeGroup:
         """What one call of a listener gets; messages that nobody wants are left out."""
         batch: list[_Waiting] = []
         topic = ""
+        is_orderly = self._consumer.options.orderly
         for one in self._in_order():
             if self._due_ms(one) > self.clock.monotonic_ms():
                 break
@@ -243,6 +244,8 @@ class FakeGroup:
                 continue
             if batch and (topic != wanted.topic or len(batch) >= (wanted.listener.batch_size or 1)):
                 break
+            if batch and is_orderly and one.message.queue != batch[0].message.queue:
+                continue
             topic = wanted.topic
             self._waiting.remove(one)
             batch.append(one)
@@ -269,27 +272,41 @@ class FakeGroup:
     def _ended(
         self, batch: Sequence[_Waiting], run: Run, failed: Sequence[tuple[Message, Failure]], comes_again: bool
     ) -> None:
+        if self._consumer.options.orderly:
+            failed, held_up = self._held_up(batch, failed)
+            run.done = deque(message for message in run.done if not any(one.message is message for one in held_up))
+        else:
+            held_up = []
         self.done += run.done
-        held_up: list[_Waiting] = []
-        for message, failure in failed:
-            one = next(one for one in batch if one.message is message)
-            if self._consumer.options.orderly and not failure.is_dead_letter:
-                one.failures += 1
-                if not is_spent(self._consumer.options, self._retry_count_max, message, one.failures):
-                    self._hold_up(one, failure)
-                    held_up.append(one)
-                    continue
-                failure = Failure({"error": failure.error, "dead_letter": True})
-            if comes_again:
+        if comes_again:
+            for message, failure in failed:
                 self._give_back(message, failure)
         self._uncommitted += [one for one in batch if one not in held_up]
 
-    def _hold_up(self, one: _Waiting, failure: Failure) -> None:
-        """Orderly: its queue waits, and goes on with it."""
-        delay_ms = self._consumer.options.suspend_ms if failure.delay_ms is None else failure.delay_ms
-        one.message._tried(one.failures, failure.error)
-        self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
-        self._waiting.append(one)
+    def _held_up(
+        self, batch: Sequence[_Waiting], failed: Sequence[tuple[Message, Failure]]
+    ) -> tuple[list[tuple[Message, Failure]], list[_Waiting]]:
+        """Orderly: the dead letters; and what comes again: the first message that is to be tried again, and all behind it."""
+        dead: list[tuple[Message, Failure]] = []
+        held_up: list[_Waiting] = []
+        for one in batch:
+            failure = next((failure for message, failure in failed if message is one.message), None)
+            if failure is not None and not failure.is_dead_letter:
+                if not is_spent(self._consumer.options, self._retry_count_max, one.message, one.failures + 1):
+                    one.failures += 1
+                    one.message._tried(one.failures, failure.error)
+                    if not held_up:
+                        delay_ms = self._consumer.options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+                        self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
+                    held_up.append(one)
+                    continue
+                failure = Failure({"error": failure.error, "dead_letter": True})
+            if held_up:
+                held_up.append(one)
+            elif failure is not None:
+                dead.append((one.message, failure))
+        self._waiting += held_up
+        return dead, held_up
 
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1
