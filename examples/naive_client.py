@@ -2,11 +2,13 @@
 
     python examples/naive_client.py [HOST:PORT]
 
-The broker fills in what is missing. The same goes for any language that protoc generates code for.
+HOST:PORT is the gRPC port; PROTOMQ_NAMESRV_ADDR if it is not given. The broker fills in what is missing.
+The same goes for any language that protoc generates code for.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import grpc
@@ -23,7 +25,7 @@ TOPIC = "naive"
 
 
 def main() -> None:
-    address = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:8081"
+    address = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
     with grpc.insecure_channel(address) as channel:
         sender = send_service_pb2_grpc.SendServiceStub(channel)
         records = [

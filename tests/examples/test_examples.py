@@ -225,9 +225,11 @@ def test_seek_by_time(protomq_server: Broker) -> None:
 
 
 def test_naive_client(protomq_server: Broker) -> None:
+    named = run_example(protomq_server, "naive_client.py", PROTOMQ_NAMESRV_ADDR=protomq_server.grpc_address).splitlines()
     lines = run_example(protomq_server, "naive_client.py", protomq_server.grpc_address).splitlines()
-    assert lines[0] == "sent 3 to queue 0 from offset 0"
-    assert lines[1:] == [f"offset {n}: message {n} (key key-{n})" for n in range(3)]
+    assert [named[0], lines[0]] == ["sent 3 to queue 0 from offset 0", "sent 3 to queue 0 from offset 3"]
+    for first, printed in ((0, named), (3, lines)):
+        assert printed[1:] == [f"offset {first + n}: message {n} (key key-{n})" for n in range(3)]
 
 
 def test_decode_segment(tmp_path: Path) -> None:

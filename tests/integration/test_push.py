@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -249,6 +250,16 @@ def test_orderly_queues_go_on_with_the_message_that_failed(
         assert order == sorted(order)
     assert Counter(body for _, body in seen)[b"10"] == 4
     assert len(seen) == 63
+
+
+def test_in_a_forked_child_a_consumer_does_not_run(push: Push, protomq_topic: str) -> None:
+    with push(f"g-{protomq_topic}", protomq_topic, lambda _: None) as consumer:
+        assert consumer.is_running
+        child = os.fork()
+        if child == 0:
+            os._exit(int(consumer.is_running))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert consumer.is_running
 
 
 def test_orderly_batches_are_of_one_queue_and_go_on_with_the_message_that_failed(

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from protomq import Producer
+from protomq.errors import SequenceExpiredError
 from protomq.testing import Broker, BrokerStartError, FakeClock, FaultProxy
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -159,6 +161,22 @@ def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() 
     assert not directory.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
+
+
+@pytest.mark.parametrize("keeps_data", [True, False])
+def test_a_broker_that_was_stopped_comes_back_on_its_ports_so_that_its_clients_find_it(tmp_path: Path, keeps_data: bool) -> None:
+    with Broker(data_dir=tmp_path if keeps_data else None) as broker:
+        addresses = [broker.namesrv, broker.grpc_address, broker.remoting_address]
+        with Producer(namesrv=broker.namesrv, send_timeout_s=PATIENCE_S) as producer:
+            producer.send("T", b"one", sharding_key="k")
+            assert broker.stop() == 0
+            assert broker.restart() is broker
+            assert [broker.namesrv, broker.grpc_address, broker.remoting_address] == addresses
+            if not keeps_data:
+                # It is another broker then, which knows less than the producer.
+                with pytest.raises(SequenceExpiredError):
+                    producer.send("T", b"two", sharding_key="k")
+            assert producer.send("T", b"two", sharding_key="k").queue_offset == int(keeps_data)
 
 
 def test_a_broker_waits_for_a_port_that_somebody_else_has_for_a_moment() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
+from . import _forks
 from ._async_pull_consumer import AsyncPullConsumer
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
@@ -173,7 +174,7 @@ class AsyncPushConsumer(PushBase):
             self._push = None
             await consumer.close(commit=False)
             raise
-        self._consumer = consumer
+        self._consumer, self._fork_count = consumer, _forks.fork_count
         self._loop = asyncio.get_running_loop()
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
         loop = self._loop
@@ -305,7 +306,7 @@ class AsyncPushConsumer(PushBase):
     @property
     def is_running(self) -> bool:
         """See PushBase.is_running."""
-        return self._consumer is not None and not self._is_ending
+        return self._consumer is not None and not self._is_ending and self._fork_count == _forks.fork_count
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
+from . import _forks
 from ._checks import check_count, check_topic
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions
@@ -64,6 +65,8 @@ class PushBase:
         self._rates = Rates()
         self._death: BaseException | None = None
         """What a thread or task of the consumer has died of; it stops itself then."""
+        self._fork_count = _forks.fork_count
+        """Where it was made, then where it was started: threads and tasks stay behind in a fork."""
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
         self._hooks.named_by(client_name(connection.client_id))
@@ -87,7 +90,10 @@ class PushBase:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has started, has not been stopped, and has not stopped by itself: what its threads or tasks died of is logged then."""
+        """Whether it has started here, has not been stopped, and has not stopped by itself: what its threads or tasks died of is logged then.
+
+        In a child that was forked since, it has not started.
+        """
         raise NotImplementedError
 
     @property

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
+from . import _forks
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._message import Message
@@ -186,7 +187,7 @@ class PushConsumer(PushBase):
             self._push = None
             consumer.close(commit=False)
             raise
-        self._consumer = consumer
+        self._consumer, self._fork_count = consumer, _forks.fork_count
         for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
             thread = threading.Thread(target=self._until_death, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
@@ -334,7 +335,7 @@ class PushConsumer(PushBase):
     @property
     def is_running(self) -> bool:
         """See PushBase.is_running."""
-        return self._consumer is not None and not self._is_ending
+        return self._consumer is not None and not self._is_ending and self._fork_count == _forks.fork_count
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""

@@ -3,8 +3,8 @@
 Rules:
 - Free ports, a temporary folder: any number of them run side by side (pytest-xdist).
 - Started means ready: the child prints one line, `ready grpc=HOST:PORT remoting=HOST:PORT namesrv=HOST:PORT data=DIR`.
-- `kill` is SIGKILL; `restart` starts again with the same data on the same ports. What is left over is killed when the
-  object goes away or the test process ends.
+- `kill` is SIGKILL; `restart` starts again with the same data on the same ports. After `stop` the ports are the same; a temporary folder is
+  gone. What is left over is killed when the object goes away or the test process ends.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: weakref.finalize[[int], Broker] | None = None
         self._addresses: dict[str, str] = {}
+        self._ports: dict[str, str] = {}
+        """Those that it has, or had last."""
 
     # -- addresses -----------------------------------------------------------------------------------------------------
 
@@ -135,13 +137,10 @@ class Broker:
 
     def _start_once(self) -> Broker:
         # After a restart clients shall find it where it was.
-        ports = {
-            name: self._addresses.get(name, ":0").rpartition(":")[2]
-            for name in ("grpc", "remoting")
-        }
+        ports = self._ports
         command = [
             sys.executable, "-m", "protomq", "--data-dir", str(self.data_dir / "store"),
-            "--port", ports["grpc"], "--remoting-port", ports["remoting"], *self._arguments,
+            "--port", ports.get("grpc", "0"), "--remoting-port", ports.get("remoting", "0"), *self._arguments,
         ]  # fmt: skip
         with open(self._log_path(), "ab") as log:
             log_start = log.tell()
@@ -168,15 +167,18 @@ class Broker:
             code = self._process.poll()
             self._end(signal.SIGKILL)
             written = self._log_path().read_bytes()[log_start:].decode(errors="replace")
-            is_taken = bool(self._addresses) and " is taken; " in written
+            is_taken = bool(ports) and " is taken; " in written
             failed = "ended at its start" if ended else f"did not become ready within {self._start_timeout_s:.0f} s"
             raise (_PortTakenError if is_taken else BrokerStartError)(
                 f"`{' '.join(command)}` {failed} (exit code {code}, printed {line!r}):\n{self.log_text()[-4000:]}"
             ) from None
+        self._ports = {name: self._addresses[name].rpartition(":")[2] for name in ("grpc", "remoting")}
         return self
 
     def stop(self) -> int:
-        """Stops it gracefully and removes the temporary folder; the exit code."""
+        """Stops it gracefully and removes the temporary folder; the exit code. A later start has the same ports, and is empty unless a
+        `data_dir` was given.
+        """
         code = self._end(signal.SIGTERM)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -189,7 +191,7 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def restart(self) -> Broker:
-        """Stops it gracefully if it runs, and starts it with the same data on the same ports."""
+        """Stops it gracefully if it runs, and starts it with the same data on the same ports. See `stop` for one that was stopped."""
         self._end(signal.SIGTERM)
         return self.start()
 
