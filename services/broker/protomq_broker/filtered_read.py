@@ -66,9 +66,10 @@ class PieceSize:
     """How many records a filter is asked about at once, by what the pieces before took.
 
     A filter has a cost for each piece, and one for each record. If a smaller piece takes hardly less time, most of the time is a fixed
-    cost. Then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large. The
-first piece has the fewest records that pay, since the cost of a record is not known yet. A piece that takes PIECE_WORST_S says that these
-records cost more than most: then no number is too small.
+    cost. Then the size goes back, and stays unless a piece takes PIECE_WORST_S. A busy machine makes that cost several times as large.
+
+    The first piece has the fewest records that pay, since the cost of a record is not known yet. A piece that takes PIECE_WORST_S says that
+    these records cost more than most: then no number is too small.
 
     Attributes: count: of the next piece.
     """

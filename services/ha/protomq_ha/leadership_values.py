@@ -96,9 +96,10 @@ class OwnLog(NamedTuple):
     """What a member knows of its log when it is to follow another master.
 
     Attributes:
-    end: where it ends; epoch: with which it ends.
-    confirmed: what is written down as confirmed.
-    has_led: this member wrote some of it as the leader.
+        end: where it ends.
+        epoch: with which it ends.
+        confirmed: up to where it is confirmed, as is written down.
+        has_led: this member wrote some of it as the leader.
     """
 
     end: int
