@@ -295,6 +295,8 @@ class SimBroker:
         self.world.at(delay_ms, self.reply, fetch, fetch.written, life=(self, self.life))
 
     def reply(self, fetch: Fetch, position: int) -> None:
+        if self.machine.role not in (Role.LEADING, Role.HANDING_OVER) or fetch.epoch != self.machine.epoch:
+            return  # A broker that leads no more has ended the sessions of its slaves.
         entries = self.disk.log[position : position + BLOCK]
         arguments = (fetch.session, position, entries, self.clock_ms(), self.confirmed)
         self.world.send(self, fetch.slave, fetch.slave.take_entries, *arguments)
