@@ -451,7 +451,8 @@ class AsyncPullConsumer(ConsumerBase):
         """One pull from request to answer."""
         steps = self._steps
         address = self._known_address(ticket.queue) or await self._run(steps.address_for(ticket))
-        if address is not None:
+        # The queue may have gone while its broker was looked up.
+        if address is not None and self._state.is_under_way(ticket):
             try:
                 request = self._state.encode_request(ticket)
                 answer = await self._transport.call(

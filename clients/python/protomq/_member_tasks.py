@@ -1,5 +1,7 @@
 """The calls by which a consumer is a member of its group, from tasks of the event loop on which it was first used.
 
+While that loop is blocked, a thread makes them (`_member_stand_in.py`).
+
 The change of queues itself is the consumer's, inside `poll`: `on_news` says that there is one.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +19,7 @@ from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
 from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
 from ._member_search import MemberSearch
+from ._member_stand_in import MemberStandIn
 from ._membership_logic import MembershipState, MemberTicket
 from ._types import BrokerAddress
 from .errors import ConnectionLostError, ProtomqError
@@ -33,29 +37,39 @@ class MemberTasks:
         self.state = state
         self._routes = routes
         self._search = MemberSearch(state, routes)
-        self.lock = contextlib.nullcontext()
+        self.lock = threading.RLock()
         self._transport = transport
         self._on_news = on_news
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._stand_in: MemberStandIn | None = None
 
     def poke(self) -> None:
         """See MemberDriver."""
         if self._closed:
             return
         loop, now_s = asyncio.get_running_loop(), time.monotonic()
-        for topic in self._search.take_due(now_s):
+        if self._stand_in is None:
+            stand_in = MemberStandIn(self.state, self.lock, self._transport.options, self._stood_in)
+            stand_in.start(loop)
+            self._stand_in = stand_in
+        with self.lock:
+            searched = self._search.take_due(now_s)
+            due = [self.state.begin(name, now_s) for name in self.state.due(now_s)]
+            wait_s = min(self.state.next_due_in_s(now_s), self._search.next_due_in_s())
+        for topic in searched:
             assert self._routes is not None
             self._routes.look_up_behind(topic)
-        for name in self.state.due(now_s):
-            task = loop.create_task(self._call(*self.state.begin(name, now_s)))
+        if due:
+            self._stand_in.look()
+        for call in due:
+            task = loop.create_task(self._call(*call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if self._timer is not None:
             self._timer.cancel()
-        wait_s = min(self.state.next_due_in_s(now_s), self._search.next_due_in_s())
         self._timer = loop.call_later(wait_s, self.poke) if wait_s < LOOK_MAX_S else None
 
     async def wait_known(self, timeout_s: float) -> None:
@@ -74,7 +88,10 @@ class MemberTasks:
     async def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._closed and not is_so():
+                while not self._closed:
+                    with self.lock:
+                        if is_so():
+                            return
                     self._changed.clear()
                     await self._changed.wait()
 
@@ -82,7 +99,9 @@ class MemberTasks:
         """Says to all brokers that the member goes; who does not hear it finds out. Then there are no tasks any more."""
         self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for address, request in self.state.leave_requests():
+        with self.lock:
+            requests = self.state.leave_requests()
+        for address, request in requests:
             with contextlib.suppress(ProtomqError):
                 await self._transport.call(
                     address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S
@@ -91,6 +110,8 @@ class MemberTasks:
     def abandon(self) -> None:
         """Nobody wants it any more; does not wait."""
         self._closed = True
+        if self._stand_in is not None:
+            self._stand_in.close()
         self._changed.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -110,9 +131,19 @@ class MemberTasks:
         except Exception as error:
             logger.exception("a call of a member of group %s failed, it makes it again", self.state.group)
             result = ConnectionLostError(f"{address.broker_name}: {error!r}")
-        before = self.state.news
-        take_outcome(self.state, ticket, result)
+        with self.lock:
+            before = self.state.news
+            take_outcome(self.state, ticket, result)
+            has_news = self.state.news != before
         self._changed.set()
-        if self.state.news != before:
+        if self._stand_in is not None:
+            self._stand_in.look()
+        if has_news:
             self._on_news()
+        self.poke()
+
+    def _stood_in(self) -> None:
+        """The loop runs again: others have made its calls."""
+        self._changed.set()
+        self._on_news()
         self.poke()

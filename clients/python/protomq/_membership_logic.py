@@ -64,6 +64,8 @@ HOLD_PART: Final = 0.6
 """Of the time after which a broker gives a member up: for how long a call is held at most."""
 EXPIRY_PART: Final = 0.9
 """Of that time: when the member itself counts as given up."""
+OVERDUE_PART: Final = 0.7
+"""Of that time: when a call is overdue. Whoever makes the calls may be blocked, so somebody else does."""
 CALL_MARGIN_S: Final = 5.0
 CLAIM_HOLD_MS: Final = 1
 """Not 0: who does not hold a call and dies is missed late."""
@@ -301,8 +303,26 @@ class MembershipState:
         ]
         return max(min(pauses, default=float("inf")), 0.0)
 
-    def begin(self, broker_name: str, now_s: float) -> tuple[MemberTicket, BrokerAddress, bytes, float]:
-        """A call to the broker: whose outcome it will be, where it goes, the request, and how long it may take."""
+    def overdue_in_s(self, now_s: float) -> float:
+        """Until a call is overdue: 0 if one is now."""
+        dues_s = [broker.sent_s + broker.expiry_s * OVERDUE_PART for broker in self._brokers.values() if broker.version]
+        return max(min(dues_s, default=float("inf")) - now_s, 0.0)
+
+    def shortest_expiry_s(self) -> float:
+        """The shortest time after which a broker gives the member up."""
+        return min((broker.expiry_s for broker in self._brokers.values()), default=float("inf"))
+
+    def call_anew(self, now_s: float = math.inf) -> None:
+        """Brokers whose calls are overdue by then are called, whatever is under way: nobody takes those answers now."""
+        for broker in self._brokers.values():
+            if broker.version and broker.sent_s + broker.expiry_s * OVERDUE_PART <= now_s:
+                broker.is_told = False
+
+    def begin(self, broker_name: str, now_s: float, *, describes: bool = True) -> tuple[MemberTicket, BrokerAddress, bytes, float]:
+        """A call to the broker: whose outcome it will be, where it goes, the request, and how long it may take.
+
+        `describes`: it answers how the member stands, if somebody has asked.
+        """
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
 
@@ -331,7 +351,7 @@ class MembershipState:
             broker_start=broker.start,
             claims_only=bool(open_claims) and not needs_list,
         )
-        if broker.question is not None:
+        if broker.question is not None and describes:
             self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
         return ticket, broker.address, request.SerializeToString(), hold_s + CALL_MARGIN_S

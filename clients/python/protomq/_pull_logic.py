@@ -435,6 +435,11 @@ class PullState:
         state.in_flight = True
         return Ticket(queue, state.generation, state.pull_offset)
 
+    def is_under_way(self, ticket: Ticket) -> bool:
+        """Whether the outcome of the pull still counts: its queue may have gone, or be pulled elsewhere."""
+        state = self._queues.get(ticket.queue)
+        return state is not None and state.generation == ticket.generation and state.in_flight
+
     def encode_request(self, ticket: Ticket) -> bytes:
         """The encoded PullRequest of a ticket."""
         from .v1 import pull_service_pb2
@@ -701,9 +706,9 @@ class PullState:
 
     def _ended(self, ticket: Ticket, now_s: float) -> _Queue | None:
         """The queue of a ticket that still counts."""
-        state = self._queues.get(ticket.queue)
-        if state is None or state.generation != ticket.generation or not state.in_flight:
+        if not self.is_under_way(ticket):
             return None
+        state = self._queues[ticket.queue]
         state.in_flight = False
         return state
 

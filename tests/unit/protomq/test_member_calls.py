@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 
-from protomq import _member_thread
+from protomq import MessageQueue, _member_stand_in, _member_thread
 from protomq._async_transport import AsyncTransport
 from protomq._member_tasks import MemberTasks
 from protomq._member_thread import MemberThread
@@ -221,6 +222,61 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(
     member.poke()
     wait_for(lambda: calls.is_known, PATIENCE_S, pause_s=0.001)
     member.abandon()
+
+
+def test_a_thread_makes_the_calls_of_a_loop_that_is_blocked_and_the_loop_goes_on_when_it_runs(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member is given up after a second; its loop is blocked until a thread has called four times, for longer than that."""
+    expiry_s = 1.0
+
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            requests.append(b"".join(payload))
+            if len(requests) != 1:
+                await asyncio.sleep(3600)
+            return brief(requests[0])
+
+    def brief(request: bytes) -> bytes:
+        answer = pb.HoldMembershipResponse.FromString(accepted(request))
+        answer.expiry_ms = int(expiry_s * 1000)
+        return answer.SerializeToString()
+
+    def send(self: FakeCalls, _: BrokerAddress, ticket: Any, payload: bytes, __: float) -> None:
+        stood_in.append(pb.HoldMembershipRequest.FromString(payload).member)
+        if len(stood_in) == 1:
+            self._ended.append(Outcome(ticket, brief(payload)))
+        elif len(stood_in) == 4:
+            is_kept.set()
+
+    async def run() -> None:
+        state = member.state
+        member.poke()
+        await async_wait_for(lambda: len(requests) == 2, PATIENCE_S)
+        began_s = time.monotonic()
+        with member.lock:
+            state.claim([MessageQueue("T", "a", 0)])
+        asked_count = len(requests)
+        assert is_kept.wait(PATIENCE_S), "nobody calls while the loop is blocked"
+        assert time.monotonic() - began_s > expiry_s
+        with member.lock:
+            state.check_expiry(time.monotonic())
+            assert state.take_lost() == set()
+            assert state.stands("a", time.monotonic())
+        assert [[topic.queue_ids for topic in said.topics] for said in stood_in] == [[[0]]] * 4
+        assert len({said.member_epoch for said in stood_in}) == 1
+        await async_wait_for(lambda: len(requests) > asked_count, PATIENCE_S)
+        member.abandon()
+
+    monkeypatch.setattr(_member_stand_in, "PullMultiplexer", FakeCalls)
+    monkeypatch.setattr(FakeCalls, "send", send)
+    requests: list[bytes] = []
+    stood_in: list[pb.GroupMember] = []
+    is_kept = threading.Event()
+    member = MemberTasks(member_state(), Transport(), lambda: None)
+    asyncio.run(run())
 
 
 @FAILURES

@@ -1,0 +1,132 @@
+"""Makes the calls of a membership while the event loop that makes them is blocked: by a listener, or a program, that does not wait.
+
+    MemberTasks ── its loop runs ──▶ calls
+                   no call for 0.7 of the time after which a broker gives it up, and the loop gives no sign of life ──▶ a thread calls
+                   the loop runs again ──▶ it calls anew, and the thread rests
+
+So a member is not given up for what its program does, as with a thread (`_member_thread.py`): its queues, its locks and what it has done stay
+its own. Else a message whose listener blocks for longer would come again for ever. The change of queues waits for the loop all the same.
+
+The thread's connections stay open for the next time: a broker takes a member for gone when the connection of its last call closes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from . import _methods
+from ._member_driver import take_outcome
+from ._membership_logic import MembershipState
+from ._pull_multiplexer import PullMultiplexer
+from ._transport import SyncTransport
+from ._transport_options import TransportOptions
+
+logger = logging.getLogger("protomq")
+
+ANSWER_PART: Final = 0.05
+"""Of the time after which a broker gives a member up: for how long a loop may take to give a sign of life."""
+ANSWER_MAX_S: Final = 1.0
+WAIT_S: Final = 0.25
+"""For which an answer is waited for before the loop is looked at."""
+ANSWER_MAX_BYTES: Final = 16 << 20
+
+
+class MemberStandIn:
+    """Of one member. `start` and `close` come from its loop."""
+
+    def __init__(
+        self, state: MembershipState, lock: AbstractContextManager[Any], options: TransportOptions, on_answer: Callable[[], None]
+    ) -> None:
+        """`on_answer`: called in the loop, when it runs again."""
+        self._state = state
+        self._lock = lock
+        self._options = options
+        self._on_answer = on_answer
+        self._closed = threading.Event()
+        self._woken = threading.Event()
+        self._transport: SyncTransport | None = None
+        self._calls: PullMultiplexer | None = None
+
+    def start(self, loop: AbstractEventLoop) -> None:
+        """Watches the loop until `close`. Raises RuntimeError where no thread can be started."""
+        threading.Thread(target=self._watch, args=(loop,), name="protomq-member-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the thread; does not wait."""
+        self._closed.set()
+        self._woken.set()
+
+    def look(self) -> None:
+        """Calls were made, or answered: another one may be overdue first."""
+        self._woken.set()
+
+    def _watch(self, loop: AbstractEventLoop) -> None:
+        try:
+            while not self._closed.is_set():
+                with self._lock:
+                    wait_s = self._state.overdue_in_s(time.monotonic())
+                    answer_s = min(self._state.shortest_expiry_s() * ANSWER_PART, ANSWER_MAX_S)
+                if wait_s > 0:
+                    self._woken.wait(min(wait_s, threading.TIMEOUT_MAX))
+                    self._woken.clear()
+                    continue
+                runs = threading.Event()
+                loop.call_soon_threadsafe(runs.set)
+                if not runs.wait(answer_s):
+                    self._stand_in(loop, runs)
+                else:  # It is the broker that is slow.
+                    self._closed.wait(answer_s)
+        except RuntimeError:
+            return  # The loop is closed.
+        finally:
+            if self._calls is not None:
+                self._calls.close()
+            if self._transport is not None:
+                self._transport.close()
+
+    def _stand_in(self, loop: AbstractEventLoop, runs: threading.Event) -> None:
+        """Makes the calls until the loop runs."""
+        logger.warning(
+            "the event loop of a member of group %s is blocked: a thread makes its calls, so that it keeps its queues", self._state.group
+        )
+        try:
+            while not (runs.is_set() or self._closed.is_set()):
+                self._call(loop)
+        except RuntimeError:
+            raise
+        except Exception:
+            logger.exception("the calls of a member of group %s failed", self._state.group)
+            self._calls = None
+            self._closed.wait(ANSWER_MAX_S)
+        with self._lock:
+            self._state.call_anew()
+        loop.call_soon_threadsafe(self._on_answer)
+
+    def _call(self, loop: AbstractEventLoop) -> None:
+        if self._calls is None:
+            self._transport = self._transport or SyncTransport(self._options)
+            self._calls = PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
+        calls, state = self._calls, self._state
+        with self._lock:
+            if self._closed.is_set():
+                return
+            now_s = time.monotonic()
+            state.call_anew(now_s)
+            # Only the loop can say how the member stands.
+            due = [state.begin(name, now_s, describes=False) for name in state.due(now_s)]
+            wait_s = state.next_due_in_s(now_s)
+        for ticket, address, request, timeout_s in due:
+            calls.send(address, ticket, request, timeout_s)
+        for ticket, result in calls.wait(min(wait_s, WAIT_S), ANSWER_MAX_BYTES):
+            with self._lock:
+                before = state.news
+                take_outcome(state, ticket, result)
+                has_news = state.news != before
+            if has_news:
+                loop.call_soon_threadsafe(self._on_answer)

@@ -1,0 +1,49 @@
+"""Pulls of coroutines, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protomq import AsyncPullConsumer, MessageQueue
+from protomq._steps import Steps
+from protomq._types import BrokerAddress
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def test_a_queue_that_goes_while_its_broker_is_looked_up_is_not_pulled_and_no_broker_is_blamed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[object] = []
+
+    async def call(*arguments: object) -> bytes:
+        called.append(arguments)
+        return b""
+
+    async def pull() -> None:
+        consumer = AsyncPullConsumer()
+        state = consumer._state
+        state.assign([QUEUE], {})
+        state.start_all([QUEUE], {}, {QUEUE: 0})
+
+        run = consumer._run
+
+        async def look_up(steps: Steps[Any]) -> Any:
+            if QUEUE not in state.queues:
+                return await run(steps)
+            steps.close()
+            state.drop([QUEUE])
+            return BrokerAddress("a", "a:1", "a:2")
+
+        monkeypatch.setattr(consumer, "_run", look_up)
+        monkeypatch.setattr(consumer._transport, "call", call)
+        await consumer._pull(state.begin(QUEUE))
+        monkeypatch.undo()
+        await consumer.close()
+
+    asyncio.run(pull())
+    assert not called
+    assert not caplog.messages
