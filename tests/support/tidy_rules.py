@@ -113,6 +113,7 @@ THREADS: Final = {
     "protomq._async_steps": "a function that blocks",
     "protomq._daemon_threads": "functions that may never return",
     "protomq._loop_watch": "what blocks an event loop",
+    "protomq._member_stand_in": "the calls of members whose event loop is blocked",
     "protomq._send_lines": "lines and their senders",
     "protomq._end_lines": "goes on in the place of a caller that was interrupted",
     "protomq._member_thread": "the calls of a member of a group",

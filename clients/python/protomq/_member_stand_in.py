@@ -2,10 +2,11 @@
 
     MemberTasks ── its loop runs ──▶ calls
                    no call for 0.7 of the time after which a broker gives it up, and the loop gives no sign of life ──▶ a thread calls
-                   the loop runs again ──▶ it calls anew, and the thread rests
+                   the loop runs again ──▶ it calls again, and the thread rests
 
-So a member is not given up for what its program does, as with a thread (`_member_thread.py`): its queues, its locks and what it has done stay
-its own. Else a message whose listener blocks for longer would come again for ever. The change of queues waits for the loop all the same.
+So a member is not given up for what its program does, as with a thread (`_member_thread.py`). Its queues, its locks and what it has done
+stay its own. Else a message whose listener blocks for longer would come again for ever.
+The change of queues waits for the loop all the same.
 
 The thread's connections stay open for the next time: a broker takes a member for gone when the connection of its last call closes.
 """
