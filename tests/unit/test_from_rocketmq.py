@@ -32,6 +32,13 @@ ALLOCATIONS = re.findall(r"`([A-Z]\w+)\((?:\.\.\.)?\)`", PAGE)
 KAFKA_SETTINGS = re.findall(r"`((?:store|ha|member)[._][\w.]+|auto_create_topics|default_queues)`", KAFKA)
 
 
+LINES = (Path(__file__).with_name("rocketmq_client_settings.txt")).read_text().splitlines()
+JAVA_SETTINGS = [(line.split(" ", 2)[0], line.split(" ", 2)[1], line.split(" ", 2)[2]) for line in LINES if not line.startswith("#")]
+OTHER_UNITS = {"maxMessageSize", "backPressureForAsyncSendSize", "maxCacheMessageSizeInBytes", "pullBatchSizeInBytes"}
+"""The page has them in MiB or KiB."""
+MODULES = {("protomq", "allocation"), ("protomq", "errors"), ("protomq", "otel")}
+
+
 JAVA_CLASSES = """
     DefaultMQProducer TransactionMQProducer TransactionListener RequestCallback Message MessageExt SendResult SendStatus
     DefaultMQPushConsumer MessageListenerConcurrently MessageListenerOrderly MessageModel MessageSelector OffsetStore
@@ -40,11 +47,16 @@ JAVA_CLASSES = """
     AllocateMessageQueueByConfig AllocateMessageQueueByMachineRoom AllocateMachineRoomNearby AllocateMessageQueueConsistentHash
     DefaultLitePullConsumer MessageQueueListener TopicMessageQueueChangeListener MQPullConsumerScheduleService PullTaskCallback
     SimpleConsumer PushConsumer MessageListener DefaultMQAdminExt ClientConfig
-    SendMessageHook ConsumeMessageHook FilterMessageHook EndTransactionHook RPCHook
+    SendMessageHook ConsumeMessageHook FilterMessageHook EndTransactionHook RPCHook CheckForbiddenHook
+    MessageQueueSelector SelectMessageQueueByHash SelectMessageQueueByRandom SelectMessageQueueByMachineRoom LocalTransactionState
+    TransactionSendResult SendCallback TransactionCheckListener TraceDispatcher AsyncTraceDispatcher AclClientRPCHook
+    SendMessageOpenTracingHookImpl ConsumeMessageOpenTracingHookImpl EndTransactionOpenTracingHookImpl
+    ConsumeConcurrentlyContext ConsumeOrderlyContext DefaultMQPullConsumer MQClientException MQBrokerException RequestTimeoutException
+    ClientConfiguration SessionCredentialsProvider FilterExpression MessageView TransactionChecker TransactionResolution SendReceipt
 """
 JAVA_CALLS = """
     registerMessageListener suspend resume updateCorePoolSize instanceName namesrvAddr sendMessageBack fetchPublishMessageQueues
-    fetchMessageQueues
+    fetchMessageQueues subscribe unsubscribe shutdown start recallMessage sendMessageInTransaction
 """
 JAVA_DEFAULTS = """
     sendMsgTimeout retryTimesWhenSendFailed retryTimesWhenSendAsyncFailed retryAnotherBrokerWhenNotStoreOK compressMsgBodyOverHowmuch
@@ -65,6 +77,30 @@ def test_what_the_java_client_has_stands_on_the_left(part: str, names: list[str]
     rows = [row for row in PAGE.split(part)[1].split("\n## ")[0].splitlines() if row.startswith("| ")]
     left = set(re.findall(r"\w+", " ".join(re.split(r"(?<!\\)\|", row)[1] for row in rows)))
     assert not [name for name in names if name not in left]
+
+
+def words_of_rows(column: int) -> list[list[str]]:
+    rows = [re.split(r"(?<!\\)\|", row) for row in PAGE.splitlines() if row.startswith("| ")]
+    return [re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", row[column])) for row in rows]
+
+
+def test_no_setting_of_the_java_clients_is_missing() -> None:
+    left = {word for words in words_of_rows(1) for word in words}
+    missing = [f"{owner}.{name}" for owner, name, _ in JAVA_SETTINGS if name not in left]
+    assert len(JAVA_SETTINGS) > 100
+    assert not missing
+
+
+def test_the_numbers_of_the_java_clients_are_theirs() -> None:
+    rows = list(zip(words_of_rows(1), words_of_rows(2), strict=True))
+    wrong = [
+        f"{owner}.{name} is {default}"
+        for owner, name, default in JAVA_SETTINGS
+        if re.fullmatch(r"\d+", default)
+        and name not in OTHER_UNITS
+        and not any(name in left and default in middle for left, middle in rows)
+    ]
+    assert not wrong
 
 
 @pytest.mark.parametrize(("owner", "setting", "value"), [*DEFAULTS, *KAFKA_DEFAULTS])
@@ -92,7 +128,7 @@ def test_an_allocation_is_there(name: str) -> None:
 @pytest.mark.parametrize(("owner", "method"), [*METHODS, *KAFKA_METHODS])
 def test_a_method_is_there(owner: str, method: str) -> None:
     if owner not in OURS:
-        assert (owner, method) in {("consumerOffset", "json"), ("protomq", "allocation")}, f"{owner} is no class of protomq"
+        assert (owner, method) in {("consumerOffset", "json"), *MODULES}, f"{owner} is no class of protomq"
         return
     member = getattr(protomq, owner)
     assert hasattr(member, method) or method in getattr(member, "__annotations__", {})
