@@ -114,7 +114,7 @@ def describe_member(
         return _report(found[0])
     if silent:
         raise RequestTimeoutError(
-            f"{client_id} did not answer within {wait_ms / 1000:g} s. It is stopped, its event loop is blocked, or its version "
+            f"{client_id} did not answer within {wait_ms / 1000:.3g} s. It is stopped, its event loop is blocked, or its version "
             "does not know the question",
             metadata={"consumer_group": group, "client_id": client_id},
         )

@@ -715,8 +715,8 @@ class MembershipState:
     def _tell_difference(self, broker_name: str, difference: str) -> None:
         if difference:
             self._tell(
-                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}. The members that consume a "
-                "topic share it, so nobody gets what their filters leave out"
+                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}. Topics, filters and "
+                "settings have to be the same in all members: else messages come to nobody, or twice"
             )
 
     def _tell(self, text: str) -> None:

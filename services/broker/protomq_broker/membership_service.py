@@ -475,8 +475,8 @@ class MembershipService:
         text = "" if group.are_alike else difference(said, group.said())
         if text and self._said.is_due((name, text)):
             log.warning(
-                "the members of group %s are not alike: %s. The members that consume a topic share it, so nobody gets what their "
-                "filters leave out",
+                "the members of group %s are not alike: %s. Topics, filters and settings have to be the same in all members: else "
+                "messages come to nobody, or twice",
                 name, text,
             )  # fmt: skip
 

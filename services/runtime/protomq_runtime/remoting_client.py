@@ -161,7 +161,7 @@ class RemotingClient:
             if answer is not None:
                 return answer
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.address} did not answer within {timeout_s:g} s")
+                raise TimeoutError(f"{self.address} did not answer within {timeout_s:.3g} s")
             if until_woken:
                 raise self._woken()
 

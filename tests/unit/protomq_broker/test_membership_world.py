@@ -454,6 +454,8 @@ def test_other_subscriptions_and_strategies_are_told_on_both_sides(
     assert any(both[0] in text and "says broker a" in text for text in told)
     assert any(both[1] in text and "says broker a" in text for text in told)
     assert any("of group g are not alike" in text and "says broker" not in text for text in told)
+    alike = [text for text in told if "not alike" in text]
+    assert all("have to be the same in all members" in text for text in alike), "it may be filters, or how queues are shared out"
 
 
 def test_a_broker_that_knows_no_groups_gives_everybody_everything() -> None:
