@@ -1,9 +1,9 @@
 """Reads a SendBackRequest whose messages are alike, without an object for each of them. Pure.
 
-    run     neighbours in one queue whose encodings differ in nothing but queue offset and id
-    alike   a few runs, perhaps of several queues, that failed in the same way
+    run     messages side by side whose encodings have one size, and differ in nothing but queue, queue offset and id
+    alike   a few runs that failed in the same way
 
-That is what a consumer sends that gives back what it has polled, or has gathered. The first message of a run is parsed, and the others are
+That is what a consumer sends that gives back what it has polled, or some of it. The first message of a run is parsed, and the others are
 compared with it. Of any other request, and of one that is wrong, `read_alike` says nothing: `send_backs.py` reads it message by message,
 and says what is wrong.
 """
@@ -11,15 +11,14 @@ and says what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq.wire.record import MESSAGE_ID_LENGTH
-from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, VARINT_SIZE_MAX_BYTES, read_varint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +31,8 @@ RUNS_MIN: Final = 4
 """With more runs than these, short ones are given up before the rest is looked at."""
 _OFFSET_SIZE_MAX_BYTES: Final = 9
 """Of the offset as a varint; a tenth octet has a negative number."""
+_QUEUE_ID_SIZE_MAX_BYTES: Final = 4
+"""Of a queue as a varint. Of more, a parser may drop some bits."""
 
 
 def _tag_of(message: type[FailedMessage] | type[SendBackRequest], field: str, wire_type: int) -> int:
@@ -54,17 +55,23 @@ _WEIGHTS: Final = np.int64(1) << np.arange(0, 7 * _OFFSET_SIZE_MAX_BYTES, 7, dty
 
 
 class AlikeRun(NamedTuple):
-    """Neighbours in one queue.
+    """Messages of one topic.
 
     Attributes:
-        first: the first of them; the others stand behind that one in its queue.
-        message_count: how many there are.
+        first: the first of them. The others differ from it in queue, offset and id.
+        queue_ids, queue_offsets: where each was pulled.
         ids: their ids in octets, one behind the other; b"" if they are not given.
     """
 
     first: FailedMessage
-    message_count: int
+    queue_ids: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
     ids: bytes
+
+    @property
+    def message_count(self) -> int:
+        """How many there are."""
+        return len(self.queue_offsets)
 
 
 class AlikeFailures(NamedTuple):
@@ -116,7 +123,7 @@ def _read(payload: bytes) -> AlikeFailures | None:
             return None
     rest = len(payload) - at
     has_request_id = rest == _REQUEST_ID_SIZE_BYTES and payload[at] == _REQUEST_ID_TAG
-    if count < ALIKE_MIN * len(runs) or not runs or (rest and not has_request_id) or _overlap(runs):
+    if count < ALIKE_MIN * len(runs) or not runs or (rest and not has_request_id) or _names_twice(runs):
         return None
     ((said, _),) = told
     return AlikeFailures(group, has_request_id, runs, said)
@@ -134,58 +141,74 @@ def _read_run(payload: bytes, start: int) -> tuple[AlikeRun, bytes, int] | None:
     # Only of what a parser writes again as it stands, each field stands where `_places_of` has looked.
     if places is None or first.SerializeToString() != encoded:
         return None
-    offset_start, offset_end, id_start, id_end = places
+    queue_start, queue_end, offset_start, offset_end, id_start, id_end = places
     rows = np.frombuffer(payload, np.uint8, count * stride, start).reshape(count, stride)
-    offsets = (rows[:, offset_start:offset_end] & 0x7F) @ _WEIGHTS[: offset_end - offset_start]
-    count = _count_same(offsets - first.queue_offset, np.arange(count))
-    shared = rows[:count].copy()
+    shared = rows.copy()
+    shared[:, queue_start:queue_end] &= 0x80
     shared[:, offset_start:offset_end] &= 0x80
     shared[:, id_start:id_end] = 0
     if shared.tobytes() != shared[0].tobytes() * count:
-        count = _count_same(shared, shared[0])
-    ids = bytes.fromhex(rows[:count, id_start:id_end].tobytes().decode("ascii"))
+        count = int((shared != shared[0]).any(axis=1).argmax())
+        rows = rows[:count]
+    ids = bytes.fromhex(rows[:, id_start:id_end].tobytes().decode("ascii"))
     if len(ids) * 2 != count * (id_end - id_start):
         return None
-    return AlikeRun(first, count, ids), payload[start + id_end : start + stride], start + count * stride
+    queue_ids, queue_offsets = _numbers(rows[:, queue_start:queue_end]), _numbers(rows[:, offset_start:offset_end])
+    run = AlikeRun(first, queue_ids, queue_offsets, ids)
+    return run, payload[start + id_end : start + stride], start + count * stride
 
 
-def _count_same(rows: NDArray[Any], others: NDArray[Any]) -> int:
-    """How many rows are the same as the others up to the first that is not."""
-    differs = rows != others
-    if differs.ndim > 1:
-        differs = differs.any(axis=1)
-    first = int(differs.argmax())
-    return first if differs[first] else len(rows)
+def _numbers(varints: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The values of varints of one size, a row for each; 0 if they have no octets."""
+    found: NDArray[np.int64] = (varints & 0x7F) @ _WEIGHTS[: varints.shape[1]]
+    return found
 
 
-def _overlap(runs: Sequence[AlikeRun]) -> bool:
-    """Whether a message is in two of them."""
-    if len(runs) == 1:
-        return False
-    spans = sorted((run.first.topic, run.first.queue_id, run.first.queue_offset, run.message_count) for run in runs)
-    return any(
-        one[:2] == other[:2] and one[2] + one[3] > other[2] for one, other in pairwise(spans)
-    )
+def _names_twice(runs: Sequence[AlikeRun]) -> bool:
+    """Whether a message is in them twice."""
+    for topic in {run.first.topic for run in runs}:
+        ours = [run for run in runs if run.first.topic == topic]
+        queue_ids = np.concatenate([run.queue_ids for run in ours])
+        offsets = np.concatenate([run.queue_offsets for run in ours])
+        if not _rise(queue_ids, offsets):
+            order = np.lexsort((offsets, queue_ids))
+            if not _rise(queue_ids[order], offsets[order]):
+                return True
+    return False
 
 
-def _places_of(message: bytes, base: int) -> tuple[int, int, int, int] | None:
-    """Where the offset begins and ends, and the id, in a FailedMessage at `base`. None if it has no offset, or an id that cannot be one."""
+def _rise(queue_ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> bool:
+    """Whether each place is behind the one before."""
+    is_behind = offsets[1:] > offsets[:-1]
+    if queue_ids[0] != queue_ids[-1] or np.count_nonzero(queue_ids != queue_ids[0]):
+        steps = queue_ids[1:] - queue_ids[:-1]
+        is_behind = (steps > 0) | ((steps == 0) & is_behind)
+    return np.count_nonzero(is_behind) == len(is_behind)
+
+
+def _places_of(message: bytes, base: int) -> tuple[int, int, int, int, int, int] | None:
+    """Where queue, offset and id begin and end in a FailedMessage at `base`; what is left out begins and ends at one place. None if it has
+    an id that cannot be one.
+    """
     at = 0
     if message[at] == _TOPIC_TAG:
         size, at = read_varint(message, at + 1, LENGTH_SIZE_MAX_BYTES)
         at += size
-    if message[at] == _QUEUE_ID_TAG:
-        _, at = read_varint(message, at + 1)
-    if message[at] != _OFFSET_TAG:
-        return None
-    offset_start = at + 1
-    _, offset_end = read_varint(message, offset_start, _OFFSET_SIZE_MAX_BYTES)
-    at = offset_end
-    if at < len(message) and message[at] == _INCARNATION_TAG:
-        _, at = read_varint(message, at + 1)
+    queue_start, at = _varint_at(message, at, _QUEUE_ID_TAG, _QUEUE_ID_SIZE_MAX_BYTES)
+    queue_end = at
+    offset_start, at = _varint_at(message, at, _OFFSET_TAG, _OFFSET_SIZE_MAX_BYTES)
+    offset_end = at
+    _, at = _varint_at(message, at, _INCARNATION_TAG, VARINT_SIZE_MAX_BYTES)
     id_start = id_end = at
     if at < len(message) and message[at] == _ID_TAG:
         id_start, id_end = at + 2, at + 2 + MESSAGE_ID_LENGTH
         if message[at + 1] != MESSAGE_ID_LENGTH:
             return None
-    return base + offset_start, base + offset_end, base + id_start, base + id_end
+    return base + queue_start, base + queue_end, base + offset_start, base + offset_end, base + id_start, base + id_end
+
+
+def _varint_at(message: bytes, at: int, tag: int, size_max_bytes: int) -> tuple[int, int]:
+    """Where the value of a field begins and ends, if it stands at `at`; if not, both are `at`."""
+    if at >= len(message) or message[at] != tag:
+        return at, at
+    return at + 1, read_varint(message, at + 1, size_max_bytes)[1]

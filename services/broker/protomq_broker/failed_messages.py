@@ -1,11 +1,16 @@
-"""Finds messages by where they were pulled, and makes the copies of those that failed."""
+"""Finds messages by where they were pulled, and makes the copies of those that failed.
+
+All messages of a request are looked up together, by arrays: entries of queues, then the log from its lowest position on. Each record says
+which message it is. If that fails for one of them, they are looked up one by one, which says what is wrong.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +24,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.log.move_alike import attempt_of_all, rows_of
-from .store.log.record_arrays import opaque, windows
+from .store.log.record_arrays import opaque, topic_field_of, windows
 from .store.queues.reading import ReadResult, ReadStatus
 from .topic_access import check_incarnation, check_read_queue, readable_topic
 
@@ -43,6 +48,8 @@ _ID_PLACES: Final = np.array(
     ]
 )
 """The octets of a trailer in the order of a message id."""
+TOGETHER_MIN: Final = 3
+"""Fewer messages are looked up faster one by one."""
 READ_SIZE_BYTES: Final = 1 << 20
 """Size of one read of neighbouring messages."""
 
@@ -70,6 +77,11 @@ class FoundMessages:
         """Size of all record fields."""
         return int(self.sizes.sum())
 
+    def as_asked(self, numbers: Sequence[int]) -> FoundMessages:
+        """In the order of their numbers in the request. `numbers`: of each."""
+        rows = np.argsort(numbers)
+        return FoundMessages(self.data, self.starts[rows], self.sizes[rows], [self.attempts[row] for row in rows.tolist()])
+
 
 class RetryPlan(NamedTuple):
     """What becomes of a message.
@@ -93,6 +105,10 @@ def find_messages(
 
     Raises ServiceError, StoreError.
     """
+    if len(messages) >= TOGETHER_MIN:
+        known = _find_together(store, messages, places)
+        if known is not None:
+            return known
     topics: dict[str, TopicConfig] = {}
     count = len(messages)
     starts, sizes, attempts = [0] * count, [0] * count, [0] * count
@@ -122,6 +138,35 @@ def find_messages(
     return found, [(topic.name, topic.incarnation) for topic in topics.values()]
 
 
+def _find_together(
+    store: Store, messages: Sequence[FailedMessage], places: Sequence[Place]
+) -> tuple[FoundMessages, list[tuple[str, int]]] | None:
+    """As `find_messages`. None if they have to be looked up one by one."""
+    rows: dict[str, list[int]] = {}
+    for number, (topic, _, _) in enumerate(places):
+        rows.setdefault(topic, []).append(number)
+    wanted = [
+        _Wanted(
+            topic,
+            {messages[number].topic_incarnation for number in numbers},
+            np.array([places[number][1] for number in numbers], np.int64),
+            np.array([places[number][2] for number in numbers], np.int64),
+        )
+        for topic, numbers in rows.items()
+    ]
+    try:
+        known = _look_up(store, wanted)
+    except Exception:  # said by the other way
+        return None
+    if known is None:
+        return None
+    found, topics = known
+    order = [number for numbers in rows.values() for number in numbers]
+    for number, end in zip(order, (found.starts + found.sizes).tolist(), strict=True):
+        _check_id(number, messages[number], found.data, end)
+    return found.as_asked(order) if len(rows) > 1 else found, topics
+
+
 def find_alike(
     store: Store, runs: Sequence[AlikeRun]
 ) -> tuple[FoundMessages, list[tuple[str, int]]] | None:
@@ -130,45 +175,117 @@ def find_alike(
 
     Raises ServiceError, StoreError.
     """
-    topics: dict[str, TopicConfig] = {}
-    parts, starts, sizes = [], [], []
-    base = 0
-    for each in runs:
-        first, count = each.first, each.message_count
-        topic = topics.get(first.topic)
-        if topic is None:
-            topic = topics[first.topic] = readable_topic(store, first.topic)
-        check_read_queue(topic, first.queue_id)
-        check_incarnation(topic, first.topic_incarnation)
-        result = store.read(first.topic, first.queue_id, first.queue_offset, count, READ_SIZE_BYTES)
-        if (
-            result.status is not ReadStatus.FOUND
-            or result.first_offset != first.queue_offset
-            or result.record_count != count
-            or result.queue_offsets is not None
-        ):
+    by_topic: dict[str, list[AlikeRun]] = {}
+    for run in runs:
+        by_topic.setdefault(run.first.topic, []).append(run)
+    wanted = [
+        _Wanted(
+            topic,
+            {run.first.topic_incarnation for run in ours},
+            np.concatenate([run.queue_ids for run in ours]),
+            np.concatenate([run.queue_offsets for run in ours]),
+        )
+        for topic, ours in by_topic.items()
+    ]
+    ids = b"".join([run.ids for ours in by_topic.values() for run in ours])
+    known = _look_up(store, wanted, ids)
+    if known is None or len(wanted) == 1:
+        return known
+    found, topics = known
+    numbers = iter(range(len(found.starts)))
+    of_runs = [(run.first.topic, list(islice(numbers, run.message_count))) for run in runs]
+    return found.as_asked([number for topic in by_topic for name, rows in of_runs if name == topic for number in rows]), topics
+
+
+class _Wanted(NamedTuple):
+    """Messages of one topic, by queue and offset. `incarnations`: in which the topic is meant."""
+
+    topic: str
+    incarnations: set[int]
+    queue_ids: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
+
+
+def _look_up(
+    store: Store, wanted: Sequence[_Wanted], ids: bytes = b""
+) -> tuple[FoundMessages, list[tuple[str, int]]] | None:
+    """The messages, and the topics with their incarnations. `ids`: in octets, if they are to be these. None, or any error, if the messages
+    have to be looked up one by one.
+    """
+    topics = [readable_topic(store, each.topic) for each in wanted]
+    parts = []
+    for topic, each in zip(topics, wanted, strict=True):
+        for incarnation in each.incarnations:
+            check_incarnation(topic, incarnation)
+        for queue_id in (int(each.queue_ids.min()), int(each.queue_ids.max())):
+            check_read_queue(topic, queue_id)
+        part = _entries_of(store, each)
+        if part is None:
             return None
-        parts.append(result.octets())
-        starts.append(result.starts + np.int64(base))
-        sizes.append(result.sizes)
-        base += len(parts[-1])
-    data = b"".join(parts)
-    found = FoundMessages(data, np.concatenate(starts), np.concatenate(sizes).astype(np.int64), [])
-    ends = found.starts + found.sizes
-    trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[ends - layout.FIXED_TRAILER_SIZE_BYTES]
-    octets = trailers.view(np.uint8).reshape(len(ends), layout.FIXED_TRAILER_SIZE_BYTES)
-    ids = b"".join([each.ids for each in runs])
-    if ids and octets[:, _ID_PLACES].tobytes() != ids:
+        parts.append(part)
+    entries = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    positions, sizes = entries["position"].astype(np.int64), entries["size"].astype(np.int64)
+    if not np.count_nonzero(positions[1:] < positions[:-1]):
+        data, starts, is_sound = store.read_records(positions, sizes)
+    else:
+        order = positions.argsort()
+        data, found_starts, is_sound = store.read_records(positions[order], sizes[order])
+        starts = np.empty_like(found_starts)
+        starts[order] = found_starts
+    if np.count_nonzero(is_sound) < len(is_sound):
         return None
-    found.attempts = [0] * len(ends)
-    moved = np.flatnonzero(trailers.view(FIXED_TRAILER_DTYPE)["flags"] & layout.FLAG_TRANSIT)
+    ends = starts + sizes
+    octets = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[ends - layout.FIXED_TRAILER_SIZE_BYTES]
+    trailers = octets.view(FIXED_TRAILER_DTYPE)
+    if not _are_those(data, ends, trailers, positions, wanted):
+        return None
+    if ids and octets.view(np.uint8).reshape(len(ends), -1)[:, _ID_PLACES].tobytes() != ids:
+        return None
+    attempts = [0] * len(ends)
+    moved = np.flatnonzero(trailers["flags"] & layout.FLAG_TRANSIT)
     if len(moved):
-        rows = rows_of(data, found.starts, found.sizes)
+        rows = rows_of(data, starts, sizes)
         attempt = None if rows is None else attempt_of_all(rows)
         for row in moved.tolist():
-            start = int(found.starts[row])
-            found.attempts[row] = _attempt_of(data, start, int(ends[row])) if attempt is None else attempt
-    return found, [(topic.name, topic.incarnation) for topic in topics.values()]
+            attempts[row] = _attempt_of(data, int(starts[row]), int(ends[row])) if attempt is None else attempt
+    return FoundMessages(data, starts, sizes, attempts), [(topic.name, topic.incarnation) for topic in topics]
+
+
+def _entries_of(store: Store, wanted: _Wanted) -> NDArray[Any] | None:
+    """The entries of the messages in their queues; None if one of them cannot be read."""
+    _, _, queue_ids, offsets = wanted
+    if not np.count_nonzero(queue_ids != queue_ids[0]) and not np.count_nonzero(offsets[1:] < offsets[:-1]):
+        return store.entries_at(wanted.topic, int(queue_ids[0]), offsets)
+    order = np.lexsort((offsets, queue_ids))
+    queue_ids, offsets = queue_ids[order], offsets[order]
+    bounds = [0, *(np.flatnonzero(queue_ids[1:] != queue_ids[:-1]) + 1).tolist(), len(offsets)]
+    parts = []
+    for first, last in pairwise(bounds):
+        part = store.entries_at(wanted.topic, int(queue_ids[first]), offsets[first:last])
+        if part is None:
+            return None
+        parts.append(part)
+    entries = np.empty(len(offsets), parts[0].dtype)
+    entries[order] = np.concatenate(parts)
+    return entries
+
+
+def _are_those(
+    data: bytes, ends: NDArray[np.int64], trailers: NDArray[Any], positions: NDArray[np.int64], wanted: Sequence[_Wanted]
+) -> bool:
+    """Whether the records are the messages to which the entries of the queues should lead."""
+    row = 0
+    for topic, _, queue_ids, offsets in wanted:
+        rows = slice(row, row := row + len(offsets))
+        name = topic_field_of(topic.encode())
+        names = windows(data, opaque(len(name)))[ends[rows] - layout.FIXED_TRAILER_SIZE_BYTES - len(name)]
+        if (
+            names.tobytes() != name * len(offsets)
+            or np.count_nonzero(trailers["queue_id"][rows] != queue_ids)
+            or np.count_nonzero(trailers["queue_offset"][rows] != offsets.view(np.uint64))
+        ):
+            return False
+    return not np.count_nonzero(trailers["physical_offset"] != positions.view(np.uint64))
 
 
 def copies_for(

@@ -18,6 +18,7 @@ from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker import failed_messages, send_backs
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -203,6 +204,68 @@ def test_runs_of_messages_go_back_as_single_ones_do() -> None:
     assert {result.dead_letter for result in answers[-2].results} == {True}
     counts = runs.send_backs.counts
     assert (counts.retried, counts.dead, counts.repeated) == (53, 52, 5)
+
+
+def sent_back_here_and_there(world: RetryWorld, errors: Callable[[int], str]) -> list[bytes]:
+    """What comes of a few messages of several queues and topics, which fail twice."""
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=1, retry_delays_ms=(5,)))
+    world.store.topics.create(TopicConfig("other", 1, 1))
+    for topic, queue_id in ((TOPIC, 0), (TOPIC, 1), ("other", 0)):
+        world.send(*(b"%03d" % number for number in range(100)), topic=topic, queue_id=queue_id)
+        world.send(b"of another size", topic=topic, queue_id=queue_id)
+    chosen = [*world.read(TOPIC)[0::7], *world.read(TOPIC, 1)[90::-9], *world.read("other")[99:95:-1], world.read(TOPIC)[-1]]
+    for turn in range(2):
+        messages = [failed(each, error=errors(number)) for number, each in enumerate(chosen)]
+        results = world.send_back(messages, request_id=turn + 1).results
+        assert [(result.attempt, result.dead_letter) for result in results] == [(turn + 1, bool(turn))] * len(chosen)
+        world.deliver(5)
+        chosen = world.retries()[2::3]
+    return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())]
+
+
+@pytest.mark.parametrize("errors", [lambda number: "why", lambda number: f"why {number}"])
+def test_messages_that_are_no_neighbours_go_back_by_arrays_as_single_ones_do(errors: Callable[[int], str]) -> None:
+    world = RetryWorld()
+    with mock.patch.object(failed_messages, "_read", side_effect=AssertionError("looked up one by one")):
+        by_arrays = sent_back_here_and_there(world, errors)
+    with (
+        mock.patch.object(send_backs, "read_alike", return_value=None),
+        mock.patch.object(failed_messages, "TOGETHER_MIN", 1 << 30),
+    ):
+        one_by_one = sent_back_here_and_there(RetryWorld(), errors)
+    assert by_arrays == one_by_one
+    assert len(by_arrays) == 31 + 10
+
+
+@pytest.mark.parametrize("error", ["why", None])
+def test_an_entry_that_leads_to_another_message_is_not_believed(error: str | None) -> None:
+    world = RetryWorld()
+    world.send(*(b"%03d" % number for number in range(20)))
+    world.send(*(b"%03d" % number for number in range(20)), queue_id=1)
+    real = world.store.entries_at
+
+    def misled(topic: str, queue_id: int, queue_offsets: Any) -> Any:
+        return real(topic, 1 - queue_id, queue_offsets)
+
+    chosen = world.read(TOPIC)[3:15:2]
+    backs = [failed(each, message_id="", error=error or f"of {number}") for number, each in enumerate(chosen)]
+    with mock.patch.object(world.store, "entries_at", side_effect=misled) as asked:
+        assert len(world.send_back(backs).results) == 6
+    assert asked.called
+    world.deliver(10_000)
+    assert [(copy.body, copy.transit.origin_queue_id) for copy in world.retries()] == [(each.body, 0) for each in chosen]
+
+
+def test_of_messages_that_are_no_neighbours_one_that_is_gone_is_told() -> None:
+    world = RetryWorld()
+    world.send(*(b"%03d" % number for number in range(20)))
+    chosen = [failed(each) for each in world.read(TOPIC)[3:15:2]]
+    gone = FailedMessage(topic=TOPIC, queue_offset=20, message_id="0" * 40)
+    error = refusal(lambda: world.send_back([*chosen, gone]))
+    assert (error.reason, error.metadata["queue_offset"]) == ("OFFSET_OUT_OF_RANGE", "20")
+    other = FailedMessage(topic=TOPIC, queue_offset=19, message_id="0" * 40)
+    error = refusal(lambda: world.send_back([*chosen, other]))
+    assert "is not that of the message at topic/0@19" in error.message
 
 
 @pytest.mark.parametrize(

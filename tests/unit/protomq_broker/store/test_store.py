@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ from protomq_broker.store.errors import (
 )
 from protomq_broker.store.files.disk import DiskUsage, write_file_atomically
 from protomq_broker.store.files.side_files import write_json_file
+from protomq_broker.store.queues import log_reader
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadStatus
@@ -86,6 +89,23 @@ def test_the_four_statuses() -> None:
     assert (beyond.status, beyond.next_offset) == (ReadStatus.OFFSET_ILLEGAL, 2)
     other = store.read("topic", 0, 0, 10, 1 << 20, frozenset({tag_code_of("y")}))
     assert (other.status, other.next_offset) == (ReadStatus.NO_MATCHED_MSG, 2)
+
+
+@pytest.mark.parametrize("span_max", [4096, 3])
+def test_entries_of_messages_that_are_no_neighbours_lead_to_their_records(span_max: int) -> None:
+    store = open_store(SimDisk())
+    for number in range(40):
+        store.append([make_request([b"%02d" % number], queue_id=3), make_request([b"other"], queue_id=number % 3)])
+    offsets = np.array([4, 9, 9, 30, 39])
+    with mock.patch.object(log_reader, "SCAN_CHUNK_COUNT", span_max):
+        entries = store.entries_at("topic", 3, offsets)
+        assert entries is not None
+        data, starts, is_sound = store.read_records(entries["position"].astype(np.int64), entries["size"].astype(np.int64))
+        assert is_sound.all()
+        fields = [data[start : start + size] for start, size in zip(starts, entries["size"], strict=True)]
+        assert [RecordBatch.FromString(field).records[0].body for field in fields] == [b"%02d" % offset for offset in offsets]
+        for queue_id, wanted in ((3, [4, 40]), (3, [-1, 4]), (9, [0, 1])):
+            assert store.entries_at("topic", queue_id, np.array(wanted)) is None
 
 
 @pytest.mark.slow

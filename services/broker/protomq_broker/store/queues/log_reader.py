@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
 from .quarantine import Quarantine
 from .reading import LogRegion, ReadResult, ReadStatus
-from .selection import NO_TAGS, Selection, likely_count, select
+from .selection import ENTRY, NO_TAGS, Selection, likely_count, select
 
 SCAN_CHUNK_COUNT: Final = 4096
 SCAN_COUNT_MAX: Final = 65_536
@@ -156,6 +156,28 @@ class LogReader:
         if damage is not None:
             self._quarantine.add(damage)
         return damage is None
+
+    def entries_at(
+        self, topic: str, queue_id: int, queue_offsets: NDArray[np.int64]
+    ) -> NDArray[Any] | None:
+        """The entries of messages of a queue, whose offsets do not fall; None if one of them cannot be read.
+
+        `read_records` says whether their records hold, and the records say whether they are those messages.
+        """
+        queue = self._queues.find(topic, queue_id)
+        first, last = int(queue_offsets[0]), int(queue_offsets[-1])
+        start, end = self.queue_range(topic, queue_id)
+        if queue is None or first < start or last >= end:
+            return None
+        count = last - first + 1
+        if count > SCAN_CHUNK_COUNT:
+            found = np.array([queue.entry(offset) for offset in queue_offsets.tolist()], ENTRY)
+        else:
+            entries = queue.entries(first, count)
+            if len(entries) < count:
+                return None
+            found = entries[queue_offsets - first]  # a copy: entries may be a view
+        return found if found["size"].all() else None
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Returns (first offset of the queue that is stored, one past the last readable offset)."""
