@@ -368,9 +368,11 @@ class LogReader:
                 is_sound &= (positions + sizes <= damage.start_position) | (
                     positions >= damage.end_position
                 )
-            at, lengths = positions[is_sound], sizes[is_sound]
+            holds = np.count_nonzero(is_sound) == len(is_sound)
+            at, lengths = (positions, sizes) if holds else (positions[is_sound], sizes[is_sound])
             breaks = at[1:] - (at[:-1] + lengths[:-1]) > _GAP_SIZE_MAX_BYTES
-            breaks |= at[1:] // segment_size != at[:-1] // segment_size
+            if len(at) and int(at[0]) // segment_size != int(at[-1]) // segment_size:
+                breaks |= at[1:] // segment_size != at[:-1] // segment_size
             bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(at)] if len(at) else [0]
             spans = [(int(at[first]), int(at[last - 1] + lengths[last - 1] - at[first])) for first, last in pairwise(bounds)]
             damage_found = self._checked.find_damage(spans)
@@ -391,6 +393,8 @@ class LogReader:
             found[first:last] = at[first:last] - start + end
             parts.append(data)
             end += size_bytes
+        if holds:
+            return b"".join(parts), found, is_sound
         starts[is_sound] = found
         return b"".join(parts), starts, is_sound
 
