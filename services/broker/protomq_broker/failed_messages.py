@@ -50,6 +50,8 @@ _ID_PLACES: Final = np.array(
 """The octets of a trailer in the order of a message id."""
 TOGETHER_MIN: Final = 3
 """Fewer messages are looked up faster one by one."""
+TOGETHER_SIZE_MAX_BYTES: Final = 8 << 20
+"""Most bytes of messages that are looked up together. A request may name more, but is refused then."""
 READ_SIZE_BYTES: Final = 1 << 20
 """Size of one read of neighbouring messages."""
 
@@ -225,6 +227,8 @@ def _look_up(
         parts.append(part)
     entries = parts[0] if len(parts) == 1 else np.concatenate(parts)
     positions, sizes = entries["position"].astype(np.int64), entries["size"].astype(np.int64)
+    if int(sizes.sum()) > TOGETHER_SIZE_MAX_BYTES:
+        return None
     if not np.count_nonzero(positions[1:] < positions[:-1]):
         data, starts, is_sound = store.read_records(positions, sizes)
     else:
