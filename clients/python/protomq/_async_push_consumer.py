@@ -321,7 +321,8 @@ class AsyncPushConsumer(PushBase):
         try:
             await work
         except BaseException as error:
-            if task.cancelling() or isinstance(error, KeyboardInterrupt):
+            # GeneratorExit: its loop was closed before, so nothing can be stopped any more.
+            if task.cancelling() or isinstance(error, KeyboardInterrupt | GeneratorExit):
                 raise
             self._note_death(error, task.get_name())
             self._pool.discard(task)

@@ -810,7 +810,9 @@ class _Rooms:
     def fill(self, queue: MessageQueue, waiting: _Waiting, stop: int) -> int:
         """Up to where messages of an answer are taken, `stop` at most."""
         room = self._left.get(queue) or self._room_of(queue)
-        stop = max(min(stop, waiting.taken + room.messages), waiting.taken)
+        stop = min(stop, waiting.taken + room.messages)
+        if stop <= waiting.taken:
+            return waiting.taken
         size_max_bytes, raw_size_bytes = min(room.size_bytes, self.total.size_bytes), len(waiting.answer.raw)
         # Seldom: a bound is many answers.
         if size_max_bytes < raw_size_bytes:

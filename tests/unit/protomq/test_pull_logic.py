@@ -461,6 +461,9 @@ def test_a_record_that_does_not_decode_takes_nothing_from_other_queues_and_is_pu
     assert bodies(made) == [b"0", b"1", b"2", b"3"]
 
 
+ONE_ANSWER_BYTES = len(found(0, 4))
+
+
 @pytest.mark.parametrize(
     ("rooms", "total", "taken"),
     [
@@ -470,6 +473,9 @@ def test_a_record_that_does_not_decode_takes_nothing_from_other_queues_and_is_pu
         ({Q0: Room(9, 1), Q1: Room(9, 300)}, Room(9, 1 << 20), {Q0: [0], Q1: [0, 1, 2]}),
         ({Q0: Room(9, 1 << 20), Q1: Room(9, 1 << 20)}, Room(9, 1), {Q0: [0]}),
         ({Q0: Room(-1, -1), Q1: Room(0, 0)}, Room(9, 1), {}),
+        # Of messages there is no room left, of octets there is a little.
+        ({Q0: Room(0, 1), Q1: Room(-1, 1)}, Room(9, 1 << 20), {}),
+        ({Q0: Room(4, ONE_ANSWER_BYTES + 1), Q1: Room(0, 1)}, Room(9, 1 << 20), {Q0: [0, 1, 2, 3]}),
     ],
 )
 def test_no_more_is_taken_than_there_is_room_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -163,6 +164,21 @@ async def test_a_task_that_is_cancelled_from_outside_has_not_died(caplog: pytest
         await task
     consumer._raise_death()
     assert not caplog.records
+
+
+def test_a_task_whose_loop_was_closed_before_its_end_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
+    async def begin() -> None:
+        asyncio.create_task(consumer._until_death(asyncio.sleep(60)))
+        await asyncio.sleep(0)
+
+    consumer = AsyncPushConsumer("g")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    del loop
+    gc.collect()
+    consumer._raise_death()
+    assert not [record for record in caplog.records if record.name == "protomq"]
 
 
 async def test_an_interrupt_in_a_task_is_the_programs() -> None:
