@@ -90,9 +90,9 @@ class PushBase:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has started here, and nobody has stopped it, nor it itself: what its threads or tasks died of is logged then.
+        """Whether it has started here, has not been stopped, and has not stopped by itself.
 
-        In a child that was forked since, it has not started.
+        The log says what it died of, if it stopped by itself. In a child that was forked since, it has not started.
         """
         raise NotImplementedError
 

@@ -167,15 +167,12 @@ async def test_a_task_that_is_cancelled_from_outside_has_not_died(caplog: pytest
 
 
 def test_a_task_whose_loop_was_closed_before_its_end_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
-    async def begin() -> None:
-        asyncio.create_task(consumer._until_death(asyncio.sleep(60)))
-        await asyncio.sleep(0)
-
     consumer = AsyncPushConsumer("g")
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(begin())
+    task = loop.create_task(consumer._until_death(asyncio.sleep(60)))
+    loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    del loop
+    del loop, task
     gc.collect()
     consumer._raise_death()
     assert not [record for record in caplog.records if record.name == "protomq"]
