@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,22 +34,32 @@ logger = logging.getLogger("protomq")
 ANSWER_PART: Final = 0.05
 """Of the time after which a broker gives a member up: for how long a loop may take to give a sign of life."""
 ANSWER_MAX_S: Final = 1.0
+RESTART_S: Final = 1.0
+"""After a defect of ours, or for want of threads or descriptors."""
 WAIT_S: Final = 0.25
 """For which an answer is waited for before the loop is looked at."""
 ANSWER_MAX_BYTES: Final = 16 << 20
 
 
+class _LoopGoneError(Exception):
+    """The loop is closed, or nobody has it any more."""
+
+
 class MemberStandIn:
-    """Of one member. `start` and `close` come from its loop."""
+    """Of one member. `start` and `close` come from its loop.
+
+    It keeps neither the loop nor the member: whoever drops both without a close is no member for ever.
+    """
 
     def __init__(
         self, state: MembershipState, lock: AbstractContextManager[Any], options: TransportOptions, on_answer: Callable[[], None]
     ) -> None:
-        """`on_answer`: called in the loop, when it runs again."""
+        """`on_answer`: a method, called in the loop when it runs again."""
         self._state = state
         self._lock = lock
         self._options = options
-        self._on_answer = on_answer
+        self._on_answer = weakref.WeakMethod(on_answer)
+        self._loop: weakref.ref[AbstractEventLoop] | None = None
         self._closed = threading.Event()
         self._woken = threading.Event()
         self._transport: SyncTransport | None = None
@@ -56,7 +67,8 @@ class MemberStandIn:
 
     def start(self, loop: AbstractEventLoop) -> None:
         """Watches the loop until `close`. Raises RuntimeError where no thread can be started."""
-        threading.Thread(target=self._watch, args=(loop,), name="protomq-member-watch", daemon=True).start()
+        self._loop = weakref.ref(loop)
+        threading.Thread(target=self._watch, name="protomq-member-watch", daemon=True).start()
 
     def close(self) -> None:
         """Ends the thread; does not wait."""
@@ -67,7 +79,7 @@ class MemberStandIn:
         """Calls were made, or answered: another one may be overdue first."""
         self._woken.set()
 
-    def _watch(self, loop: AbstractEventLoop) -> None:
+    def _watch(self) -> None:
         try:
             while not self._closed.is_set():
                 with self._lock:
@@ -78,38 +90,65 @@ class MemberStandIn:
                     self._woken.clear()
                     continue
                 runs = threading.Event()
-                loop.call_soon_threadsafe(runs.set)
+                self._post(runs.set)
                 if not runs.wait(answer_s):
-                    self._stand_in(loop, runs)
+                    self._stand_in(runs)
                 else:  # It is the broker that is slow.
                     self._closed.wait(answer_s)
-        except RuntimeError:
-            return  # The loop is closed.
+        except _LoopGoneError:
+            return
         finally:
-            if self._calls is not None:
-                self._calls.close()
+            self._close_calls()
             if self._transport is not None:
                 self._transport.close()
 
-    def _stand_in(self, loop: AbstractEventLoop, runs: threading.Event) -> None:
+    def _found_loop(self) -> AbstractEventLoop:
+        """Raises _LoopGoneError."""
+        loop = self._loop() if self._loop is not None else None
+        if loop is None or loop.is_closed():
+            raise _LoopGoneError
+        return loop
+
+    def _post(self, call: Callable[[], object]) -> None:
+        """The loop is to call it. Raises _LoopGoneError."""
+        try:
+            self._found_loop().call_soon_threadsafe(call)
+        except RuntimeError:  # It is closed.
+            raise _LoopGoneError from None
+
+    def _post_answer(self) -> None:
+        on_answer = self._on_answer()
+        if on_answer is not None:
+            self._post(on_answer)
+
+    def _stand_in(self, runs: threading.Event) -> None:
         """Makes the calls until the loop runs."""
         logger.warning(
             "the event loop of a member of group %s is blocked: a thread makes its calls, so that it keeps its queues", self._state.group
         )
-        try:
-            while not (runs.is_set() or self._closed.is_set()):
-                self._call(loop)
-        except RuntimeError:
-            raise
-        except Exception:
-            logger.exception("the calls of a member of group %s failed", self._state.group)
-            self._calls = None
-            self._closed.wait(ANSWER_MAX_S)
+        while not (runs.is_set() or self._closed.is_set()):
+            # A loop that is closed drops what it was to call.
+            self._found_loop()
+            try:
+                self._call()
+            except _LoopGoneError:
+                raise
+            except Exception:
+                logger.exception("the calls of a member of group %s failed, it makes them again", self._state.group)
+                self._close_calls()
+                with self._lock:
+                    self._state.lose_calls(time.monotonic())
+                self._closed.wait(RESTART_S)
         with self._lock:
             self._state.call_anew()
-        loop.call_soon_threadsafe(self._on_answer)
+        self._post_answer()
 
-    def _call(self, loop: AbstractEventLoop) -> None:
+    def _close_calls(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
+    def _call(self) -> None:
         if self._calls is None:
             self._transport = self._transport or SyncTransport(self._options)
             self._calls = PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
@@ -130,4 +169,4 @@ class MemberStandIn:
                 take_outcome(state, ticket, result)
                 has_news = state.news != before
             if has_news:
-                loop.call_soon_threadsafe(self._on_answer)
+                self._post_answer()

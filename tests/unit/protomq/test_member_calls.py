@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from protomq import MessageQueue, _member_stand_in, _member_thread
 from protomq._async_transport import AsyncTransport
+from protomq._member_stand_in import MemberStandIn
 from protomq._member_tasks import MemberTasks
 from protomq._member_thread import MemberThread
 from protomq._membership_logic import CLAIM_HOLD_MS, MembershipState
 from protomq._pull_multiplexer import Outcome, PullMultiplexer
 from protomq._remoting_sync import PipelinedConnection
 from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.allocation import Average
 from protomq.errors import ConnectFailedError
@@ -224,8 +228,9 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(
     member.abandon()
 
 
+@pytest.mark.parametrize("refusals", [(), (RuntimeError("can't start new thread"), OSError(errno.EMFILE, "x"))], ids=["", "raises"])
 def test_a_thread_makes_the_calls_of_a_loop_that_is_blocked_and_the_loop_goes_on_when_it_runs(
-    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch, refusals: tuple[Exception, ...]
 ) -> None:
     """The member is given up after a second; its loop is blocked until a thread has called four times, for longer than that."""
     expiry_s = 1.0
@@ -245,6 +250,8 @@ def test_a_thread_makes_the_calls_of_a_loop_that_is_blocked_and_the_loop_goes_on
         return answer.SerializeToString()
 
     def send(self: FakeCalls, _: BrokerAddress, ticket: Any, payload: bytes, __: float) -> None:
+        if to_raise:
+            raise to_raise.popleft()
         stood_in.append(pb.HoldMembershipRequest.FromString(payload).member)
         if len(stood_in) == 1:
             self._ended.append(Outcome(ticket, brief(payload)))
@@ -271,12 +278,66 @@ def test_a_thread_makes_the_calls_of_a_loop_that_is_blocked_and_the_loop_goes_on
         member.abandon()
 
     monkeypatch.setattr(_member_stand_in, "PullMultiplexer", FakeCalls)
+    monkeypatch.setattr(_member_stand_in, "RESTART_S", 0.01)
     monkeypatch.setattr(FakeCalls, "send", send)
+    to_raise = deque(refusals)
     requests: list[bytes] = []
     stood_in: list[pb.GroupMember] = []
     is_kept = threading.Event()
     member = MemberTasks(member_state(), Transport(), lambda: None)
     asyncio.run(run())
+
+
+def test_a_thread_makes_no_calls_of_a_loop_that_is_closed_before_it_runs_again(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            if member.state.is_known_everywhere():
+                is_held.set()
+                await asyncio.sleep(3600)
+            answer = pb.HoldMembershipResponse.FromString(accepted(b"".join(payload)))
+            answer.expiry_ms = 500
+            return answer.SerializeToString()
+
+    async def run() -> None:
+        member.poke()
+        await is_held.wait()
+        assert stands_in.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    is_held, stands_in, has_ended = asyncio.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(_member_stand_in, "PullMultiplexer", FakeCalls)
+    monkeypatch.setattr(FakeCalls, "send", lambda *_: stands_in.set())
+    monkeypatch.setattr(FakeCalls, "close", lambda _: has_ended.set())
+    member = MemberTasks(member_state(), Transport(), lambda: None)
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(run())
+    loop.close()
+    assert has_ended.wait(PATIENCE_S)
+    for task in member._tasks:
+        cast(Coroutine[Any, Any, None], task.get_coro()).close()
+    member._tasks.clear()
+
+
+def test_a_loop_and_a_member_that_nobody_has_any_more_are_not_kept_by_the_thread_that_watches() -> None:
+    class Loop:
+        pass
+
+    class Member:
+        def news(self) -> None: ...
+
+    loop, member = Loop(), Member()
+    gone: list[Callable[[], object]] = [weakref.ref(loop), weakref.ref(member)]
+    watch = MemberStandIn(member_state(), threading.RLock(), TransportOptions(), member.news)
+    watch.start(cast(asyncio.AbstractEventLoop, loop))
+    del loop, member
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    watch.close()
 
 
 @FAILURES
