@@ -187,10 +187,11 @@ class AsyncPushConsumer(PushBase):
         """See PushConsumer.stop. A coroutine that is not done in time is cancelled."""
         consumer = self._consumer
         self._stop_wanted.set()
-        if consumer is None or self._is_ending:
+        task = asyncio.current_task()
+        if consumer is None or (self._is_ending and (not self._stopping.locked() or task in self._pool or task in self._own_tasks)):
             return 0
         self._check_loop()
-        if asyncio.current_task() in self._pool:
+        if task in self._pool:
             raise ConfigurationError(
                 "stop() in a listener would wait for itself: call request_stop(), which ends run()"
             )

@@ -72,7 +72,7 @@ class Producer(LineSender):
     - `namesrv`: host:port[;host:port], a sequence of addresses, or a URL that lists them; None: PROTOMQ_NAMESRV_ADDR, else
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share.
-    - `client_id`: the name that the servers' operators see; "" for one made of group, host and process.
+    - `client_id`: the name that the servers' operators see; "" for one made of group, host, process and a random number.
     - `peer_timeout_s`: a server that answers nothing for this time, not even probes, counts as gone. At least 3; over gRPC at least 20,
       unless the servers' `connections.peer_timeout_ms` is as low.
     - `spin`: a blocking call polls for its answer for up to 0.2 ms before it sleeps, if that has helped lately.

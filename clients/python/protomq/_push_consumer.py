@@ -203,9 +203,10 @@ class PushConsumer(PushBase):
         """
         consumer = self._consumer
         self._stop_wanted.set()
-        if consumer is None or self._is_ending:
+        thread = threading.current_thread()
+        if consumer is None or (self._is_ending and (thread in self._pool or thread in self._threads)):
             return 0
-        if threading.current_thread() in self._pool:
+        if thread in self._pool:
             raise ConfigurationError(
                 "stop() in a listener would wait for itself: call request_stop(), which ends run()"
             )

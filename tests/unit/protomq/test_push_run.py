@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -189,3 +190,55 @@ async def test_an_interrupt_in_a_task_is_the_programs() -> None:
     with pytest.raises(KeyboardInterrupt):
         await work
     consumer._raise_death()
+
+
+def test_who_stops_waits_for_a_stop_that_is_under_way() -> None:
+    """Else a program ends before its last commit, as `run` does when a thread has died."""
+
+    class Closing:
+        def wakeup(self) -> None: ...
+
+        def close(self) -> None:
+            is_closing.set()
+            may_close.wait(10)
+            ended.append("closed")
+
+    def stop() -> None:
+        consumer.stop()
+        ended.append("stopped")
+
+    consumer, ended = PushConsumer("g"), list[str]()
+    is_closing, may_close = threading.Event(), threading.Event()
+    consumer._consumer = cast(Any, Closing())
+    threads = [threading.Thread(target=stop) for _ in range(2)]
+    threads[0].start()
+    assert is_closing.wait(10)
+    threads[1].start()
+    threads[1].join(0.1)
+    may_close.set()
+    for thread in threads:
+        thread.join(10)
+    assert ended == ["closed", "stopped", "stopped"]
+
+
+async def test_who_stops_waits_for_tasks_that_stop() -> None:
+    class Closing:
+        async def close(self) -> None:
+            is_closing.set()
+            await may_close.wait()
+            ended.append("closed")
+
+    async def stop() -> None:
+        await consumer.stop()
+        ended.append("stopped")
+
+    consumer, ended = AsyncPushConsumer("g"), list[str]()
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+    consumer._consumer, consumer._loop = cast(Any, Closing()), asyncio.get_running_loop()
+    tasks = [asyncio.create_task(stop())]
+    await is_closing.wait()
+    tasks.append(asyncio.create_task(stop()))
+    await asyncio.sleep(0)
+    may_close.set()
+    await asyncio.gather(*tasks)
+    assert ended == ["closed", "stopped", "stopped"]
