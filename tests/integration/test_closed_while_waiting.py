@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from protomq import AsyncProducer, AsyncSimpleConsumer, Producer, SimpleConsumer
+from protomq._requests import LISTEN_TIMEOUT_S
 from protomq.errors import ClosedError
 from protomq.hooks import CallContext, Hook
 from protomq.testing import Broker
@@ -29,12 +30,14 @@ Transport = Literal["remoting", "grpc"]
 class Waits(Hook):
     """Says when a call of this name is about to wait."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, held_s: float = AT_ONCE_S) -> None:
+        """`held_s`: calls that are held have more time than that, others have less."""
         self._name = name
+        self._held_s = held_s
         self.began = threading.Event()
 
     def before_call(self, context: CallContext) -> None:
-        if context.method.endswith(self._name) and context.timeout_s > AT_ONCE_S:
+        if context.method.endswith(self._name) and context.timeout_s > self._held_s:
             self.began.set()
 
 
@@ -68,7 +71,7 @@ def test_a_receive_ends(protomq_server: Broker, protomq_topic: str, transport: T
 
 @BOTH
 def test_a_request_ends(protomq_server: Broker, protomq_topic: str, transport: Transport) -> None:
-    hook = Waits("/WaitForReplies")
+    hook = Waits("/WaitForReplies", LISTEN_TIMEOUT_S)
     producer = Producer(namesrv=protomq_server.namesrv, transport=transport, hooks=[hook])
     error = outcome_of(lambda: producer.request(protomq_topic, b"x", timeout_s=HOLD_S), hook, producer.close)
     assert isinstance(error, ClosedError)
@@ -98,7 +101,7 @@ def test_a_receive_of_a_coroutine_ends(protomq_server: Broker, protomq_topic: st
 @BOTH
 def test_a_request_of_a_coroutine_ends(protomq_server: Broker, protomq_topic: str, transport: Transport) -> None:
     async def run() -> BaseException | None:
-        hook = Waits("/WaitForReplies")
+        hook = Waits("/WaitForReplies", LISTEN_TIMEOUT_S)
         producer = AsyncProducer(namesrv=protomq_server.namesrv, transport=transport, hooks=[hook])
         return await async_outcome_of(producer.request(protomq_topic, b"x", timeout_s=HOLD_S), hook, producer.close)
 

@@ -9,18 +9,17 @@ from contextlib import suppress
 
 from ._async_steps import AsyncDriver
 from ._outgoing import SendResult
-from ._permitted import nothing_to_write
 from ._requests import (
     Reply,
     ReplyInbox,
-    brokers_for,
     check_request,
     follow_steps,
+    listen_steps,
     no_reply,
     seconds_left,
 )
 from ._types import Route
-from .errors import ClosedError, ProtomqError, TransportError
+from .errors import ClosedError, ProtomqError
 
 logger = logging.getLogger("protomq.producer")
 
@@ -71,20 +70,14 @@ class AsyncRequestCalls:
 
     async def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
         """An inbox at a broker that knows of it."""
-        trouble: ProtomqError = nothing_to_write(route)
-        for broker_name in brokers_for(route, self._inboxes):
-            if self._closed:
-                raise ClosedError("the producer is closed")
-            if broker_name in self._tasks:
-                return self._inboxes[broker_name]
-            inbox = self._inboxes.setdefault(broker_name, ReplyInbox(route.topic, broker_name))
-            try:
-                await self._driver.run(inbox.wait_steps(0.0, seconds_left(deadline_s)))
-            except TransportError as error:  # That broker is away: another one has the topic, too.
-                trouble = error
-            else:
-                return inbox
-        raise trouble
+        return await self._driver.run(listen_steps(route, self._inboxes, self._inbox_at, deadline_s))
+
+    def _inbox_at(self, topic: str, broker_name: str) -> tuple[ReplyInbox, bool]:
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        inbox = self._inboxes.setdefault(broker_name, ReplyInbox(topic, broker_name))
+        inbox.topic = topic
+        return inbox, broker_name in self._tasks
 
     def _follow(self, inbox: ReplyInbox) -> None:
         if inbox.broker_name not in self._tasks and not self._closed:

@@ -26,7 +26,8 @@ from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
 from ._outgoing import SendResult
-from ._retry import ONCE, UNTIL_THE_END
+from ._permitted import nothing_to_write
+from ._retry import BACKOFF_MAX_S, LISTEN, ONCE, UNTIL_THE_END, attempt_timeout, is_away
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route
 from .body_codecs import decode_body, encode_body
@@ -36,6 +37,7 @@ from .errors import (
     ConfigurationError,
     ProtomqError,
     RequestTimeoutError,
+    TopicNotFoundError,
     WrongTypeError,
 )
 
@@ -56,11 +58,13 @@ ANSWER_MARGIN_S: Final = 0.1
 """So long before the end of a call's time a broker answers it, or in the last quarter."""
 EXPIRED_PART: Final = 0.95
 """Of the time that a broker waits: whoever is refused later is not refused at once."""
-HOLD_S: Final = 15.0
-HOLD_MARGIN_S: Final = 5.0
+HOLD_S: Final = 5.0
+HOLD_MARGIN_S: Final = 2.0
+"""Together less than CALLER_WAIT_S: a caller whose master is silent, since it is stopped or cut off, comes to the next one in time."""
 ROUTE_TIMEOUT_S: Final = 3.0
+LISTEN_TIMEOUT_S: Final = 3.0
+"""For a call that is not held."""
 PAUSE_MIN_S: Final = 0.05
-PAUSE_MAX_S: Final = 1.0
 DONE_MAX: Final = 4_096
 """Calls that are over and remembered: a reply that comes again is no stranger."""
 
@@ -185,7 +189,7 @@ class ReplyInbox:
 
     def __init__(self, topic: str, broker_name: str) -> None:
         self.topic = topic
-        """One that the broker has: its route leads there."""
+        """One that the broker has, of the last request: its route leads there."""
         self.broker_name = broker_name
         self.caller_id = ""
         self._open: dict[str, Outcome] = {}
@@ -280,6 +284,51 @@ class ReplyInbox:
         return True
 
 
+def listen_steps(
+    route: Route,
+    inboxes: Mapping[str, ReplyInbox],
+    inbox_at: Callable[[str, str], tuple[ReplyInbox, bool]],
+    deadline_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Steps[ReplyInbox]:
+    """An inbox at a broker that knows of it. While that is away, or another master is elected, it is looked for until the deadline.
+
+    `inboxes`: those that there are. `inbox_at`: of a topic and a broker: its inbox, and whether a held call follows it.
+    """
+    retries = LISTEN.of_call(deadline_s, clock)
+    while True:
+        trouble = nothing_to_write(route)
+        is_waited_for = bool(route.leaderless_brokers)
+        for broker_name in brokers_for(route, inboxes):
+            inbox, is_followed = inbox_at(route.topic, broker_name)
+            if is_followed:
+                return inbox
+            timeout_s = min(attempt_timeout(deadline_s - clock()), LISTEN_TIMEOUT_S)
+            try:
+                yield from inbox.wait_steps(0.0, timeout_s)
+            except ProtomqError as error:
+                if _is_unknown_topic(error):
+                    raise
+                # Another broker has the topic, too; or this one is back soon.
+                trouble, is_waited_for = error, True
+            else:
+                return inbox
+        yield ForgetRoute(route.topic)
+        pause_s = retries.decide(trouble) if is_waited_for else None
+        if pause_s is None:
+            raise trouble
+        yield Pause(pause_s)
+        try:
+            route = yield GetRoute(route.topic, max(min(deadline_s - clock(), ROUTE_TIMEOUT_S), 0.001))
+        except ProtomqError as error:
+            if not error.retriable or _is_unknown_topic(error):
+                raise
+
+
+def _is_unknown_topic(error: ProtomqError) -> bool:
+    return isinstance(error, TopicNotFoundError) and not is_away(error)
+
+
 def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
     """Holds a call at the broker as long as `goes_on`; over restarts and cuts."""
     pause_s = PAUSE_MIN_S
@@ -291,10 +340,11 @@ def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
             if goes_on():
                 inbox.renew()
         except ProtomqError as error:
-            if error.stale_route:
+            # A master that is stopped or cut off is silent: meanwhile another one may lead.
+            if error.stale_route or isinstance(error, RequestTimeoutError):
                 yield ForgetRoute(inbox.topic)
             yield Pause(max(pause_s, (error.retry_delay_ms or 0) / 1000))
-            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+            pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
 
 def check_request(properties: Mapping[str, str] | None) -> None:

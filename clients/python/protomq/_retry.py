@@ -14,6 +14,8 @@
     a recall                              any number (RECALL)                         send_timeout_s             50 ms, doubling to 0.5 s
     Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
     `Calls` (Spark, the command line)     any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
+    a caller of requests makes itself     any number (LISTEN)                     the request's time-out     50 ms, doubling to 0.5 s
+      known to a broker
     a send                                see below                                   send_timeout_s             10 ms, doubling to 0.5 s
     a pull                                any number: `poll` goes on for ever         the hold and 5 s each      0.1 s, doubling to 3 s
 
@@ -100,6 +102,7 @@ LAST_COMMIT: Final = Retries(2)
 """Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
 CHANGE: Final = Retries(3, only_definite=True)
 RECALL: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
+LISTEN: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 SETTLE: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 """What was popped: a receipt is good for long, and a broker that restarts is back soon. To give up makes others do the work again."""
 UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from protomq import _methods
 from protomq._message import Message
 from protomq._requests import (
+    CALLER_WAIT_S,
     HOLD_S,
     PAUSE_MIN_S,
     Reply,
@@ -18,20 +19,25 @@ from protomq._requests import (
     brokers_for,
     check_request,
     follow_steps,
+    listen_steps,
     queue_at,
     reply_steps,
     reply_timeout_s,
     reply_to_of,
 )
-from protomq._steps import CallServer, ForgetRoute, GetRoute, Pause
+from protomq._steps import CallServer, Effect, ForgetRoute, GetRoute, Pause
 from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.body_codecs import CONTENT_TYPE
 from protomq.errors import (
     CallerGoneError,
     ConfigurationError,
     ConnectionLostError,
+    NoRouteError,
+    NotMasterError,
+    ProtomqError,
     RequestTimeoutError,
     SchemaError,
+    TopicNotFoundError,
     WrongTypeError,
 )
 from protomq.v1 import reply_service_pb2 as pb
@@ -96,6 +102,107 @@ def test_what_was_received_is_said_again_after_a_call_that_failed() -> None:
     pause = next(steps)
     assert pause == Pause(PAUSE_MIN_S)
     assert list(told(next_call(steps)).received_reply_ids) == [1]
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("cut"), RequestTimeoutError("silent"), NotMasterError("a slave")])
+def test_a_held_call_that_finds_no_master_has_the_route_looked_up_again(error: ProtomqError) -> None:
+    inbox = ReplyInbox("t", "b")
+    begun(inbox)
+    steps = follow_steps(inbox, lambda: inbox.is_needed)
+    call = next_call(steps)
+    assert call.timeout_s < CALLER_WAIT_S, "a broker waits that long for a caller that has not come yet"
+    assert steps.throw(error) == ForgetRoute("t")
+    assert next(steps) == Pause(PAUSE_MIN_S)
+
+
+class Listening:
+    """A caller that makes itself known, by a clock that the test moves. Attribute: inboxes, by broker."""
+
+    def __init__(self, route: Route, timeout_s: float, followed: Collection[str] = ()) -> None:
+        self.now_s = 0.0
+        self.inboxes: dict[str, ReplyInbox] = {}
+        self._followed = followed
+        self.steps = listen_steps(route, self.inboxes, self._inbox_at, timeout_s, lambda: self.now_s)
+
+    def _inbox_at(self, topic: str, broker_name: str) -> tuple[ReplyInbox, bool]:
+        inbox = self.inboxes.setdefault(broker_name, ReplyInbox(topic, broker_name))
+        return inbox, broker_name in self._followed
+
+    def failed(self, error: ProtomqError) -> None:
+        """The call, or the look-up: what comes next is another look-up, after a pause."""
+        self.paused(self.steps.throw(error))
+
+    def paused(self, effect: Effect) -> None:
+        """By this effect the route is forgotten."""
+        assert effect == ForgetRoute("t")
+        pause = next(self.steps)
+        assert isinstance(pause, Pause)
+        self.now_s += pause.seconds
+        assert isinstance(next(self.steps), GetRoute)
+
+    def found(self, answer: bytes) -> ReplyInbox:
+        """What the steps return."""
+        with pytest.raises(StopIteration) as ended:
+            self.steps.send(answer)
+        inbox: ReplyInbox = ended.value.value
+        return inbox
+
+
+SLAVES = Route("t", (), (QUEUE,), {"b": ADDRESS}, (), leaderless_brokers=("b",), is_write_permitted=False)
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("cut"), RequestTimeoutError("silent"), NotMasterError("a slave")])
+def test_a_caller_that_finds_no_master_looks_for_the_next_one(error: ProtomqError) -> None:
+    listening = Listening(ROUTE, 20.0)
+    assert told(next_call(listening.steps)).hold_ms == 0
+    listening.failed(error)
+    # Meanwhile the name server knows slaves only.
+    listening.paused(listening.steps.send(SLAVES))
+    assert isinstance(listening.steps.send(ROUTE), GetRoute)
+    call = listening.steps.send(ROUTE)
+    assert isinstance(call, CallServer)
+    assert call.timeout_s <= 3.0, "a silent one leaves time for the next"
+    assert listening.found(answer()) is listening.inboxes["b"]
+
+
+def test_a_caller_looks_for_a_master_until_its_time_is_over() -> None:
+    listening = Listening(ROUTE, 2.0)
+    next_call(listening.steps)
+    with pytest.raises(ConnectionLostError, match="cut"):  # noqa: PT012 - any of the tries may be the last.
+        while True:
+            assert listening.steps.throw(ConnectionLostError("cut")) == ForgetRoute("t")
+            pause = next(listening.steps)
+            assert isinstance(pause, Pause)
+            listening.now_s += pause.seconds
+            next(listening.steps)
+            assert isinstance(listening.steps.send(ROUTE), GetRoute)
+            listening.steps.send(ROUTE)
+    assert 1.4 < listening.now_s < 2.0
+
+
+def test_a_caller_does_not_wait_for_a_topic_that_is_not_there() -> None:
+    listening = Listening(ROUTE, 20.0)
+    next_call(listening.steps)
+    with pytest.raises(TopicNotFoundError):
+        listening.steps.throw(TopicNotFoundError("deleted"))
+    listening = Listening(Route("t", (), (), {}, ()), 20.0)
+    assert next(listening.steps) == ForgetRoute("t")
+    with pytest.raises(NoRouteError, match="no queue that can be written"):
+        next(listening.steps)
+
+
+def test_a_caller_goes_to_another_broker_at_once_and_makes_itself_known_to_none_twice() -> None:
+    route = Route("t", (), (), {"b": ADDRESS, "c": ADDRESS}, ("b", "c"))
+    listening = Listening(route, 20.0)
+    assert isinstance(next(listening.steps), GetRoute)
+    assert isinstance(listening.steps.send(route), CallServer)
+    first = next(iter(listening.inboxes))
+    assert isinstance(listening.steps.throw(ConnectionLostError("cut")), GetRoute)
+    assert isinstance(listening.steps.send(route), CallServer)
+    assert listening.found(answer()).broker_name != first
+    followed = Listening(ROUTE, 20.0, followed=["b"])
+    with pytest.raises(StopIteration):
+        next(followed.steps)
 
 
 def test_a_call_that_ended_gets_nothing_any_more() -> None:
