@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 
-from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from protomq import Admin, AsyncProducer, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from protomq.errors import PartialResultError
 from tests.support.cli import jsonl, run
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
@@ -19,6 +23,7 @@ from tests.support.wasm_modules import LATE
 
 LEASE_S = 3.0
 QUEUE = MessageQueue(TOPIC, NAME, 0)
+ANSWERED = (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE)
 
 
 def send(namesrv: str, *bodies: bytes) -> set[SendStatus]:
@@ -128,6 +133,47 @@ def test_a_master_that_is_told_to_stop_hands_over_first(
     old.start()
     assert cluster.wait_leading(3) is new
     assert not producer.failures
+
+
+def test_producers_do_not_wait_for_a_master_that_is_silent(cluster: ElectedCluster) -> None:
+    """Its connections stay open. Once another one leads, sends go there, however long their time-out; what they repeat is stored once."""
+    old = cluster.wait_leading()
+    before = len(cluster.bodies())
+
+    def from_thread(transport: Literal["auto", "grpc"]) -> float:
+        with Producer(namesrv=cluster.namesrv, send_timeout_s=30, transport=transport) as producer:
+            producer.send(TOPIC, b"first", queue=QUEUE)
+            stopped.wait()
+            began_s = time.monotonic()
+            assert producer.send(TOPIC, b"thread " + transport.encode(), queue=QUEUE).status in ANSWERED
+            return time.monotonic() - began_s
+
+    async def from_coroutine(transport: Literal["auto", "grpc"]) -> float:
+        async with AsyncProducer(namesrv=cluster.namesrv, send_timeout_s=30, transport=transport) as producer:
+            await producer.send(TOPIC, b"first", queue=QUEUE)
+            await asyncio.to_thread(stopped.wait)
+            began_s = time.monotonic()
+            result = await producer.send(TOPIC, b"coroutine " + transport.encode(), queue=QUEUE)
+            assert result.status in ANSWERED
+            return time.monotonic() - began_s
+
+    stopped = threading.Barrier(5, action=lambda: old.process.send_signal(signal.SIGSTOP))
+    try:
+        with ThreadPoolExecutor() as threads:
+            waits = [threads.submit(from_thread, "auto"), threads.submit(from_thread, "grpc")]
+            waits += [threads.submit(asyncio.run, from_coroutine("auto")), threads.submit(asyncio.run, from_coroutine("grpc"))]
+            stopped.wait()
+            waits_s = [wait.result() for wait in waits]
+    finally:
+        old.process.send_signal(signal.SIGCONT)
+    print("first answers after", [f"{wait_s:.2f} s" for wait_s in waits_s])
+    # The lease runs for 3 s. Half of the time-out is 15 s.
+    assert max(waits_s) < 10
+    assert cluster.wait_leading(3) is not old
+    bodies = cluster.bodies()[before:]
+    assert sorted(body for body in bodies if body != b"first") == sorted(
+        kind + way for kind in (b"thread ", b"coroutine ") for way in (b"auto", b"grpc")
+    )
 
 
 @pytest.mark.long

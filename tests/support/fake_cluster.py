@@ -42,6 +42,7 @@ from protomq.v1.route_service_pb2 import (
     Route,
 )
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
+from protomq.v1.topic_pb2 import Permission
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,10 @@ class FakeCluster:
 
     def _broker(self, name: str) -> Broker:
         broker_id = int(name in self.leaderless)
+        # A slave takes no sends, and says so.
+        permission = Permission.PERMISSION_READ if broker_id else Permission.PERMISSION_READ_WRITE
         return Broker(
-            broker_name=name, broker_id=broker_id, grpc_address=f"{name}:1", remoting_address=f"{name}:2"
+            broker_name=name, broker_id=broker_id, permission=permission, grpc_address=f"{name}:1", remoting_address=f"{name}:2"
         )
 
     def _answer_route(self, topic: str) -> bytes:

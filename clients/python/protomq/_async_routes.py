@@ -56,7 +56,7 @@ class AsyncRoutes(RouteBook):
         return route
 
     def look_up_behind(self, topic: str) -> None:
-        """See Routes.look_up_behind."""
+        """See RouteBook.look_up_behind."""
         self.invalidate(topic, may_be_old=True)
         _ = self._start_look_up(topic)
 

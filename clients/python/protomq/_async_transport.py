@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._late_imports import fork_waits, load_needed_modules
-from ._methods import REPEATABLE
+from ._methods import REPEATABLE, WATCHED
 from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
-from ._transport_options import TransportOptions
+from ._transport_options import (
+    SILENT_LOOK_S,
+    SILENT_S,
+    WATCHED_CONNECT_S,
+    TransportOptions,
+    given_up,
+    was_silent,
+)
 from ._types import BrokerAddress, MethodInfo
 from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
 
@@ -32,6 +40,9 @@ _LINKS_OF_PARENTS: list[object] = []
 
 class AsyncTransport:
     """Calls from coroutines: pipelined on one connection per server and lane."""
+
+    is_replaced: Callable[[BrokerAddress], bool] | None = None
+    """See SyncTransport.is_replaced."""
 
     def __init__(self, options: TransportOptions | None = None) -> None:
         load_needed_modules()
@@ -69,12 +80,14 @@ class AsyncTransport:
         ):
             may_reopen = False
             started_s = time.monotonic()
-            connection = await self._connect(address, method.lane, timeout_s)
+            is_watched = self.is_replaced is not None and method.method_id in WATCHED
+            connection = await self._connect(address, method.lane, timeout_s, is_watched=is_watched)
             timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
             if connection is None:
-                return await self._grpc_link(address.grpc_address).call(
+                calling = self._grpc_link(address.grpc_address).call(
                     method, payload, timeout_s, one_way
                 )
+                return await (self._watched(address, method, calling) if is_watched else calling)
         if connection.writable is not None:
             timeout_s = await _wait_until_writable(connection, timeout_s)
         if one_way:
@@ -144,27 +157,48 @@ class AsyncTransport:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _watched(
+        self, address: BrokerAddress, method: MethodInfo, calling: Coroutine[Any, Any, bytes]
+    ) -> bytes:
+        """The outcome of a call over gRPC, which is given up where its server is silent, and another one has its name."""
+        assert self.is_replaced is not None
+        task, wait_s = asyncio.get_running_loop().create_task(calling), SILENT_S
+        try:
+            while True:
+                done, _ = await asyncio.wait((task,), timeout=wait_s)
+                if done:
+                    return task.result()
+                if self.is_replaced(address):
+                    raise given_up(address.grpc_address, method)
+                wait_s = SILENT_LOOK_S
+        finally:
+            task.cancel()
+
     async def _connect(
-        self, address: BrokerAddress, lane: int, timeout_s: float
+        self, address: BrokerAddress, lane: int, timeout_s: float, *, is_watched: bool = False
     ) -> AsyncConnection | None:
-        """The connection to use; None: gRPC is to be used."""
+        """The connection to use; None: gRPC is to be used. `is_watched`: see SyncTransport.is_replaced."""
         if self._closed:
             raise ClosedError("the transport is closed")
         self._bind_to_loop()
         refused: ConnectFailedError | None = None
         deadline_s = time.monotonic() + timeout_s
+        connect_timeout_s = self.options.connect_timeout_s
+        if is_watched:
+            connect_timeout_s = min(connect_timeout_s, WATCHED_CONNECT_S)
         if self._choice.try_remoting(address, time.monotonic()):
             if not address.remoting_address:
                 raise ConnectFailedError(
                     f"broker {address.broker_name!r} advertises no remoting port"
                 )
             try:
-                limit_s = self._choice.connect_timeout_s(
-                    address, timeout_s, self.options.connect_timeout_s
-                )
+                limit_s = self._choice.connect_timeout_s(address, timeout_s, connect_timeout_s)
                 connection = await self._open_once(address, lane, limit_s)
             except ConnectFailedError as error:
                 if not self._choice.may_fall_back(address):
+                    raise
+                if is_watched and self._kinds.get(address) == "remoting" and was_silent(error):
+                    # It was reached here before. Most likely the machine is gone, not the port.
                     raise
                 refused = error
             else:
@@ -174,7 +208,8 @@ class AsyncTransport:
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
         if address.grpc_address not in self._grpc_links:
-            await _probe(address.grpc_address, max(deadline_s - time.monotonic(), 0.001))
+            left_s = max(deadline_s - time.monotonic(), 0.001)
+            await _probe(address.grpc_address, min(left_s, connect_timeout_s) if is_watched else left_s)
         if refused is not None:
             self._choice.fell_back(address, refused, time.monotonic())
         self._kinds[address] = "grpc"
@@ -212,6 +247,7 @@ class AsyncTransport:
             self.options.hello_client_id(),
             self.options.connect_timeout_s,
             self.options.peer_timeout_s,
+            None if self.is_replaced is None else partial(self.is_replaced, address),
         )
         if self._closed:
             connection.close()

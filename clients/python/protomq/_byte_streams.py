@@ -37,8 +37,8 @@ class BlockingStream(Protocol):
         """For selectors."""
         ...
 
-    def set_timeout(self, timeout_ms: int) -> None:
-        """How long a single wait may last from now on; at least 1."""
+    def set_timeout(self, timeout_ms: int, receive_ms: int | None = None) -> None:
+        """How long a single wait may last from now on, and one to receive where that differs; at least 1."""
         ...
 
     def send(self, parts: Sequence[bytes]) -> None:
@@ -85,10 +85,12 @@ class TcpStream:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def set_timeout(self, timeout_ms: int) -> None:
+    def set_timeout(self, timeout_ms: int, receive_ms: int | None = None) -> None:
         value = _TIMEVAL.pack(*divmod(timeout_ms * 1000, 1_000_000))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        if receive_ms is not None:
+            value = _TIMEVAL.pack(*divmod(receive_ms * 1000, 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
 
     def send(self, parts: Sequence[bytes]) -> None:
         if len(parts) > _SENDMSG_PARTS_MAX:

@@ -10,13 +10,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ._transport_options import SILENT_LOOK_S, SILENT_S, given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -66,7 +67,12 @@ class GrpcLink:
         self._one_way_calls: set[Any] = set()
 
     def call(
-        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+        self,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> bytes:
         """See SyncTransport.call."""
         stub = self.method(method)
@@ -77,12 +83,32 @@ class GrpcLink:
             future.add_done_callback(self._one_way_calls.discard)
             return b""
         try:
+            if is_replaced is not None:
+                return self._call_watched(stub, request, method, timeout_s, is_replaced)
             answer: bytes = stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_of_rpc(error, self._address, method) from None
         except ValueError as error:  # "Cannot invoke RPC on closed channel!"
             raise ConnectionLostError(f"{self._address}: {error}") from None
         return answer
+
+    def _call_watched(
+        self, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
+    ) -> bytes:
+        future, wait_s = stub.future(request, timeout=timeout_s), SILENT_S
+        try:
+            while True:
+                try:
+                    answer: bytes = future.result(wait_s)
+                    return answer
+                except grpc.FutureTimeoutError:
+                    if is_replaced():
+                        raise given_up(self._address, method) from None
+                    wait_s = SILENT_LOOK_S
+        except grpc.FutureCancelledError:
+            raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
+        finally:
+            future.cancel()  # Where it has not ended.
 
     def method(self, method: MethodInfo) -> Any:
         """The callable of a method: bytes in, bytes out."""

@@ -104,6 +104,9 @@ DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LA
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)
 
+WATCHED: Final = frozenset((SEND.method_id,))
+"""Calls that end early where their server is silent, and another one has taken its name: see `SyncTransport.is_replaced`."""
+
 REPEATABLE: Final = frozenset(
     method.method_id
     for method in (

@@ -9,6 +9,11 @@ from .wire.topics import rules_of
 
 def nothing_to_write(route: Route) -> ProtomqError:
     """The error of a send for which the route has no queue."""
+    if route.leaderless_brokers and rules_of(route.topic).send:
+        # Slaves take no sends, so the name server calls the topic read-only.
+        names = ", ".join(route.leaderless_brokers)
+        text = f"topic {route.topic!r} cannot be written now: no master of {names} is registered, only slaves are"
+        return NoRouteError(text, metadata={"topic": route.topic, "broker_name": names})
     if route.is_write_permitted:
         return NoRouteError(f"topic {route.topic!r} has no queue that can be written", metadata={"topic": route.topic})
     return not_permitted(route.topic, "written")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from ._byte_streams import set_socket_options
+from ._methods import WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -25,6 +26,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
+from ._transport_options import SILENT_LOOK_S, SILENT_S, given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -56,8 +58,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> None:
+        """`is_replaced`: see `SyncTransport.is_replaced`."""
         self._address = address
+        self._is_replaced = is_replaced
         self._peer_timeout_s = peer_timeout_s
         self._loop = loop
         # Not the loop's: uvloop's stands still as long as a callback runs, and a call made late in it would be late at once.
@@ -93,11 +98,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         client_id: str,
         timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> AsyncConnection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
         loop = asyncio.get_running_loop()
         host, port = split_address(address)
-        connection = cls(address, loop, peer_timeout_s)
+        connection = cls(address, loop, peer_timeout_s, is_replaced=is_replaced)
         welcome = connection._welcome
         assert welcome is not None
         try:
@@ -130,8 +136,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._pending[request_id] = (future, deadline_s, now_s, method)
         # A lone call does not wait for company; the next ones of this turn go together.
         self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0, at_once=idle)
-        if deadline_s < self._timer_at_s:
-            self._set_timer(deadline_s)
+        look_s = deadline_s
+        if self._is_replaced is not None and timeout_s > SILENT_S and method.method_id in WATCHED:
+            look_s = now_s + SILENT_S
+        if look_s < self._timer_at_s:
+            self._set_timer(look_s)
         return request_id, future
 
     def request_one_way(
@@ -231,10 +240,27 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 )
         self._timer = None
         self._timer_at_s = float("inf")
+        look_s = self._give_up_if_replaced(now_s)
         if self._pending:
-            self._set_timer(min(deadline_s for _, deadline_s, _, _ in self._pending.values()))
+            self._set_timer(min(look_s, *(deadline_s for _, deadline_s, _, _ in self._pending.values())))
         elif not self.usable and not self.closed:
             self.close()
+
+    def _give_up_if_replaced(self, now_s: float) -> float:
+        """Ends watched calls without an answer where another broker has taken this one's name; when to look again."""
+        if self._is_replaced is None:
+            return float("inf")
+        watched = [item for item in self._pending.items() if item[1][3].method_id in WATCHED]
+        # A timer may come a moment early.
+        silent = [item for item in watched if item[1][2] + SILENT_S <= now_s + 0.01]
+        if silent and self._is_replaced():
+            for request_id, (future, _, sent_at_s, method) in silent:
+                del self._pending[request_id]
+                self.usable = self.usable and self._read_at_s >= sent_at_s
+                if not future.done():
+                    future.set_exception(given_up(self._address, method))
+            watched = [item for item in watched if item[0] in self._pending]
+        return min((max(item[1][2] + SILENT_S, now_s + SILENT_LOOK_S) for item in watched), default=float("inf"))
 
     # -- asyncio.BufferedProtocol --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
@@ -25,7 +25,13 @@ from ._remoting_hello import (
     error_of_answer,
 )
 from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
-from ._transport_options import TransportOptions
+from ._transport_options import (
+    SILENT_LOOK_S,
+    SILENT_S,
+    WATCHED_CONNECT_S,
+    TransportOptions,
+    given_up,
+)
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -126,7 +132,7 @@ class Connection:
     """One stream after its hello. One thread at a time; every error but a ServerError leaves it unusable."""
 
     __slots__ = (
-        "_address", "_buffer", "_request_id", "_spinning", "_stream", "_timeout_ms", "last_used_s",
+        "_address", "_buffer", "_receive_ms", "_request_id", "_spinning", "_stream", "_timeout_ms", "last_used_s",
     )  # fmt: skip
 
     def __init__(self, stream: BlockingStream, address: str, spin: bool = True) -> None:
@@ -135,6 +141,7 @@ class Connection:
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._request_id = 0
         self._timeout_ms = 0
+        self._receive_ms: int | None = None
         self._spinning = Spinning(cores() if spin else 1)
         self.last_used_s = 0.0
 
@@ -152,16 +159,22 @@ class Connection:
         return cls(connect(address, lane, client_id, timeout_s, peer_timeout_s), address, spin)
 
     def exchange(
-        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+        self,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> tuple[int, bytes]:
-        """(status, payload of the answer); (0, b"") for a one-way call.
+        """(status, payload of the answer); (0, b"") for a one-way call. `is_replaced`: asked while the server is silent.
 
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError: then the connection must be closed.
         """
         timeout_ms = int(timeout_s * 1000.0) or 1
         # The kernel's limit is set again only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
-        if not timeout_ms <= self._timeout_ms <= timeout_ms + 125:
-            self._set_timeout(timeout_ms)
+        receive_ms = None if is_replaced is None or timeout_s <= SILENT_S else int(SILENT_S * 1000)
+        if not timeout_ms <= self._timeout_ms <= timeout_ms + 125 or receive_ms != self._receive_ms:
+            self._set_timeout(timeout_ms, receive_ms)
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
         size = 0
         for part in payload:
@@ -178,6 +191,9 @@ class Connection:
             self._stream.send((header, *payload))
             if one_way:
                 return 0, b""
+            if receive_ms is not None:
+                assert is_replaced is not None
+                return self._read_watched(request_id, method, timeout_s, is_replaced)
             return self._read_answer(request_id, method.method_id in _BIG_ANSWERS, timeout_s)
         except BlockingIOError:
             raise RequestTimeoutError(
@@ -188,11 +204,36 @@ class Connection:
                 f"{self._address}: connection lost during {method.path}: {error}"
             ) from error
 
-    def _read_answer(
-        self, request_id: int, header_first: bool, timeout_s: float
+    def _read_watched(
+        self, request_id: int, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
     ) -> tuple[int, bytes]:
+        """A small answer, waited for in pieces: between them is asked whether anybody is there to give it."""
+        got = self._receive_spinning()
+        if got < 0:
+            started_s = time.monotonic()
+            while True:
+                try:
+                    got = self._stream.recv_into(self._buffer)
+                    break
+                except BlockingIOError:
+                    left_s = started_s + timeout_s - time.monotonic()
+                    if left_s <= 0:
+                        raise
+                    if is_replaced():
+                        raise given_up(self._address, method) from None
+                    self._set_timeout(self._timeout_ms, int(min(left_s, SILENT_LOOK_S) * 1000) or 1)
+            if self._receive_ms != int(SILENT_S * 1000):
+                # What is left of the answer.
+                self._set_timeout(self._timeout_ms, int(SILENT_S * 1000))
+        return self._read_answer(request_id, False, timeout_s, got)
+
+    def _read_answer(
+        self, request_id: int, header_first: bool, timeout_s: float, got: int = -1
+    ) -> tuple[int, bytes]:
+        """`got`: what is in the buffer; -1: nothing was read yet."""
         buffer = self._buffer
-        got = -1 if header_first else self._receive_spinning()
+        if got < 0 and not header_first:
+            got = self._receive_spinning()
         if got < 0:
             got = self._stream.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
         if got < HEADER_SIZE_BYTES:
@@ -260,10 +301,11 @@ class Connection:
                 raise BlockingIOError
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _set_timeout(self, timeout_ms: int) -> None:
-        rounded_ms = timeout_ms if timeout_ms < 1000 else timeout_ms + 62
-        self._stream.set_timeout(rounded_ms)
-        self._timeout_ms = rounded_ms
+    def _set_timeout(self, timeout_ms: int, receive_ms: int | None = None) -> None:
+        if timeout_ms != self._timeout_ms:
+            timeout_ms = timeout_ms if timeout_ms < 1000 else timeout_ms + 62
+        self._stream.set_timeout(timeout_ms, receive_ms)
+        self._timeout_ms, self._receive_ms = timeout_ms, receive_ms
 
     def is_usable(self) -> bool:
         """Whether the idle connection is still open and silent."""
@@ -296,7 +338,12 @@ class ConnectionPool:
         self._closed = False
 
     def call(
-        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+        self,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> bytes:
         """See SyncTransport.call."""
         idle = self._idle
@@ -316,8 +363,11 @@ class ConnectionPool:
         lost: ConnectionLostError | None = None
         while True:
             if connection is None:
+                connect_timeout_s = min(timeout_s, self._options.connect_timeout_s)
+                if is_replaced is not None:
+                    connect_timeout_s = min(connect_timeout_s, WATCHED_CONNECT_S)
                 try:
-                    connection = self._open(min(timeout_s, self._options.connect_timeout_s))
+                    connection = self._open(connect_timeout_s)
                 except ConnectFailedError:
                     if lost is not None:
                         raise lost from None  # It does not say that nothing was sent.
@@ -327,7 +377,7 @@ class ConnectionPool:
                 if method.method_id in _BIG_ANSWERS:
                     status, answer = self._exchange_held(connection, method, payload, timeout_s)
                 else:
-                    status, answer = connection.exchange(method, payload, timeout_s, one_way)
+                    status, answer = connection.exchange(method, payload, timeout_s, one_way, is_replaced)
                 break
             except BaseException as error:
                 connection.close()

@@ -39,7 +39,8 @@ A send is tried again within its total time-out (3 s), by these rules:
   server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered, or a
   broker that is stopping: its master comes back, or another one is elected.
 - While the name server says that all brokers of the topic are away, the route is asked for again until the time is over.
-- An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
+- An attempt gets half of the time that is left, so that a lost answer leaves time to ask again. It ends early, as a lost connection does,
+  where its broker is silent and the route names another master for it: see `SyncTransport.is_replaced`.
 
 An error that ends a send is `definite` only if every attempt was.
 """

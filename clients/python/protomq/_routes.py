@@ -45,6 +45,8 @@ BROKER_KEPT_S: Final = 4.0
 """A broker that is suddenly missing, while no error says so: a name server that starts hears from all brokers within 3 s."""
 LACKING_FRESH_S: Final = 0.5
 """Until such a route is looked up again."""
+REPLACED_LOOK_S: Final = 1.0
+"""Between two look-ups for a broker that is silent while a send waits for it."""
 TIMEOUT_S: Final = 3.0
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
@@ -87,6 +89,12 @@ class RouteCache:
         """Whatever was known last: for the time while no name server answers."""
         entry = self._entries.get(topic)
         return entry.route if entry is not None else None
+
+    def newest_with(self, broker_name: str) -> tuple[Route, float] | None:
+        """The route with that broker that was looked up last, and when."""
+        entries = [entry for entry in self._entries.values() if broker_name in entry.route.brokers]
+        newest = max(entries, key=lambda entry: entry.fetched_at_s, default=None)
+        return None if newest is None else (newest.route, newest.fetched_at_s)
 
     def begin_refresh(self, topic: str) -> bool:
         """True for the one caller that is to look the topic up in the background."""
@@ -235,6 +243,8 @@ class RouteBook:
         self.name_servers = NameServerList(namesrv)
         self._cache = RouteCache()
         self._outages = Outages()
+        self._looked_s: dict[str, float] = {}
+        """When a route was last looked up for a silent broker, by its name."""
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -253,6 +263,32 @@ class RouteBook:
         """
         with self._own_lock():
             self._cache.invalidate(topic, may_be_old=may_be_old)
+
+    def look_up_behind(self, topic: str) -> None:
+        """A known route is looked up again behind the caller's back, as new as it may be; `last_known` will tell."""
+        raise NotImplementedError
+
+    def is_replaced(self, address: BrokerAddress) -> bool:
+        """Whether a route names another master for the name of a broker that is silent. It does not wait: it has a route looked up, and the
+        next call tells. A route from before the silence says nothing.
+        """
+        name, now_s = address.broker_name, time.monotonic()
+        with self._own_lock():
+            found = self._cache.newest_with(name)
+            looked_s = self._looked_s.get(name, float("-inf"))
+            is_due = now_s - looked_s >= REPLACED_LOOK_S
+            if is_due:
+                self._looked_s[name] = now_s
+        if found is None:
+            return False
+        route, fetched_at_s = found
+        # The look-up of an earlier silence counts no more.
+        is_new = fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S
+        if is_new and route.brokers[name] != address and name not in route.leaderless_brokers:
+            return True
+        if is_due:
+            self.look_up_behind(route.topic)
+        return False
 
     def _own_lock(self) -> threading.Lock:
         """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
@@ -312,7 +348,7 @@ class Routes(RouteBook):
         return self._refreshing(route) if route is not None else self.get(topic, timeout_s)
 
     def look_up_behind(self, topic: str) -> None:
-        """A known route is looked up again behind the caller's back, as new as it may be; `last_known` will tell."""
+        """See RouteBook.look_up_behind."""
         self.invalidate(topic, may_be_old=True)
         route = self._cache.last_known(topic)
         if route is not None:

@@ -77,16 +77,21 @@ def send_again(
             retries.aim((yield from route_for(core, topic, None, deadline_s)))
             return (yield from _attempt(core, request, deadline_s))
         except ProtomqError as again:
-            if again.stale_route:
+            if _doubts_route(again):
                 yield ForgetRoute(topic)
             raise
 
-    if error.stale_route:
+    if _doubts_route(error):
         yield ForgetRoute(topic)
     try:
         return (yield from retried(attempt, retries.decide, error))
     except ProtomqError as last_error:
         raise retries.final_error(last_error) from None
+
+
+def _doubts_route(error: ProtomqError) -> bool:
+    """A master that is stopped or cut off is silent: meanwhile another one may lead."""
+    return error.stale_route or isinstance(error, RequestTimeoutError)
 
 
 def _attempt(core: SendCore, request: Request, deadline_s: float) -> Steps[Stored]:
@@ -223,8 +228,7 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
             timeout_s = attempt_timeout(deadline_s - core.clock())
             answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
         except ProtomqError as error:
-            # A master that is stopped or cut off is silent: meanwhile another one may lead.
-            if error.stale_route or isinstance(error, RequestTimeoutError):
+            if _doubts_route(error):
                 yield ForgetRoute(topic)
             if not error.definite:
                 lost = error

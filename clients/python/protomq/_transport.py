@@ -17,13 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from . import _forks
 from ._late_imports import fork_waits, load_needed_modules
+from ._methods import WATCHED
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
-from ._transport_options import TransportOptions
+from ._transport_options import WATCHED_CONNECT_S, TransportOptions, was_silent
 from ._types import BrokerAddress, MethodInfo
 from .errors import ClosedError, ConnectFailedError
 
@@ -115,7 +117,12 @@ class _Link(Protocol):
     def kind(self) -> Kind: ...
 
     def call(
-        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+        self,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        is_replaced: Callable[[], bool] | None = None,
     ) -> bytes: ...
 
     def close(self) -> None: ...
@@ -125,6 +132,11 @@ class SyncTransport:
     """Calls from threads: blocking sockets from a pool, one in use per thread at a time, no reader thread.
 
     Any thread may call everything.
+    """
+
+    is_replaced: Callable[[BrokerAddress], bool] | None = None
+    """Whether another broker leads under the name of one that is silent. Calls of `WATCHED` ask it while they wait, and end with
+    ConnectionLostError if so. They try to connect for WATCHED_CONNECT_S, then their caller is to look at the route.
     """
 
     def __init__(self, options: TransportOptions | None = None) -> None:
@@ -172,21 +184,30 @@ class SyncTransport:
         if self._fork_count != _forks.fork_count:
             self._start_in_child()
         key = (address, method.lane)
+        is_replaced: Callable[[], bool] | None = None
+        if self.is_replaced is not None and method.method_id in WATCHED:
+            is_replaced = partial(self.is_replaced, address)
+        connect_timeout_s = self.options.connect_timeout_s
         link = self._links.get(key)
         if link is None or link.kind == "grpc":
             started_s = time.monotonic()
             if link is None or self._choice.retry_is_due(address, started_s):
-                link = self._make_link(key, timeout_s)
+                if is_replaced is not None:
+                    connect_timeout_s = min(connect_timeout_s, WATCHED_CONNECT_S)
+                link = self._make_link(key, timeout_s, connect_timeout_s)
                 timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
         try:
-            return link.call(method, payload, timeout_s, one_way)
+            return link.call(method, payload, timeout_s, one_way, is_replaced)
         except ConnectFailedError as error:  # Nothing was sent.
             if link.kind == "grpc" or not self._choice.may_fall_back(address):
                 raise
-            grpc_link = self._fall_back(address, timeout_s, error)
+            if is_replaced is not None and was_silent(error):
+                # It was reached here before. Most likely the machine is gone, not the port.
+                raise
+            grpc_link = self._fall_back(address, timeout_s, error, connect_timeout_s)
             self._links[key] = grpc_link
             link.close()
-            return grpc_link.call(method, payload, timeout_s, one_way)
+            return grpc_link.call(method, payload, timeout_s, one_way, is_replaced)
 
     def open_pipelined(
         self, address: BrokerAddress, lane: int, timeout_s: float
@@ -200,6 +221,7 @@ class SyncTransport:
         return self._choose(
             address,
             timeout_s,
+            self.options.connect_timeout_s,
             lambda limit_s: PipelinedConnection.open(
                 address.remoting_address,
                 lane,
@@ -230,14 +252,17 @@ class SyncTransport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_link(self, key: tuple[BrokerAddress, int], timeout_s: float) -> _Link:
+    def _make_link(
+        self, key: tuple[BrokerAddress, int], timeout_s: float, connect_timeout_s: float
+    ) -> _Link:
         """Connects, and keeps the link for the calls to come. One thread does it, the others wait for it."""
         address, lane = key
         started_s = time.monotonic()
         with self._lock:
             opening = self._opening.setdefault(key, threading.RLock())
         try:
-            if not opening.acquire(timeout=timeout_s):
+            # Whoever opens tries both ports.
+            if not opening.acquire(timeout=min(timeout_s, 2 * connect_timeout_s)):
                 raise ConnectFailedError(
                     f"no connection to {address.broker_name or address.remoting_address} in time"
                 )
@@ -253,7 +278,7 @@ class SyncTransport:
                 return pool
 
             link = self._choose(
-                address, max(timeout_s - (time.monotonic() - started_s), 0.001), open_pool
+                address, max(timeout_s - (time.monotonic() - started_s), 0.001), connect_timeout_s, open_pool
             )
             with self._lock:
                 closed = self._closed
@@ -273,7 +298,11 @@ class SyncTransport:
         return link
 
     def _choose(
-        self, address: BrokerAddress, timeout_s: float, open_remoting: Callable[[float], _T]
+        self,
+        address: BrokerAddress,
+        timeout_s: float,
+        connect_timeout_s: float,
+        open_remoting: Callable[[float], _T],
     ) -> _T | GrpcLink:
         """What `open_remoting` opens, or a gRPC link where the remoting port cannot be reached."""
         if self._closed:
@@ -285,9 +314,7 @@ class SyncTransport:
                 raise ConnectFailedError(
                     f"broker {address.broker_name!r} advertises no remoting port"
                 )
-            limit_s = self._choice.connect_timeout_s(
-                address, timeout_s, self.options.connect_timeout_s
-            )
+            limit_s = self._choice.connect_timeout_s(address, timeout_s, connect_timeout_s)
             try:
                 opened = open_remoting(limit_s)
             except ConnectFailedError as error:
@@ -299,18 +326,22 @@ class SyncTransport:
                 self._kinds[address] = "remoting"
                 return opened
         return self._fall_back(
-            address, max(timeout_s - (time.monotonic() - started_s), 0.001), refused
+            address, max(timeout_s - (time.monotonic() - started_s), 0.001), refused, connect_timeout_s
         )
 
     def _fall_back(
-        self, address: BrokerAddress, timeout_s: float, refused: ConnectFailedError | None
+        self,
+        address: BrokerAddress,
+        timeout_s: float,
+        refused: ConnectFailedError | None,
+        connect_timeout_s: float,
     ) -> GrpcLink:
         """The gRPC link of a server that is there; `refused`: why the remoting port is not used."""
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
         if address.grpc_address not in self._grpc_links:
             # A plain connect first: it tells a dead server from a living one at once and without loading grpc.
-            probe(address.grpc_address, min(timeout_s, self.options.connect_timeout_s))
+            probe(address.grpc_address, min(timeout_s, connect_timeout_s))
         link = self._grpc_link(address.grpc_address)
         if refused is not None:
             self._choice.fell_back(address, refused, time.monotonic())

@@ -5,11 +5,28 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from ._checks import check_count, check_flag, check_seconds, check_text
-from ._types import PEER_TIMEOUT_S
-from .errors import ConfigurationError
+from ._types import PEER_TIMEOUT_S, MethodInfo
+from .errors import ConfigurationError, ConnectFailedError, ConnectionLostError
+
+SILENT_S: Final = 1.0
+"""A send without an answer for this time is in doubt: see `SyncTransport.is_replaced`."""
+SILENT_LOOK_S: Final = 0.5
+"""Then it is in doubt again each time this has passed."""
+WATCHED_CONNECT_S: Final = 1.5
+"""How long a send tries to connect at most. One lost SYN is sent again after 1 s."""
+
+
+def given_up(address: str, method: MethodInfo) -> ConnectionLostError:
+    """The error of a call whose server was silent until another one had its name."""
+    return ConnectionLostError(f"{address}: no answer to {method.path}, and another broker leads under its name")
+
+
+def was_silent(error: ConnectFailedError) -> bool:
+    """Whether nothing answered at all: a server that stopped, or a machine that is cut off. A port that refuses is something else."""
+    return isinstance(error.__cause__ or error.__context__, TimeoutError | BlockingIOError)
 
 
 @dataclass(frozen=True, slots=True)
