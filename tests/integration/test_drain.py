@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
+from typing import Final, Literal
 
 import pytest
 
-from protomq import Producer, PullConsumer, TransactionDecision, TransactionProducer
+from protomq import (
+    AsyncProducer,
+    ConnectionOptions,
+    Producer,
+    PullConsumer,
+    TransactionDecision,
+    TransactionProducer,
+)
 from protomq.errors import ProtomqError
 from tests.support.cli import run
 from tests.support.ha_brokers import HaBroker, running
@@ -88,6 +97,93 @@ def test_a_broker_is_drained_under_load_and_removed(tmp_path: Path) -> None:
                 for thread in threads:
                     thread.join(PATIENCE_S)
             assert acknowledged <= consumed
+
+
+KINDS: Final[tuple[Literal["remoting", "grpc"], ...]] = ("remoting", "grpc")
+
+
+class KeyedSender:
+    """Sends with keys of all queues, one after another, until it is closed; by threads or coroutines, over one kind of port."""
+
+    def __init__(self, namesrv: str, transport: Literal["remoting", "grpc"], *, as_coroutine: bool) -> None:
+        self.places: list[str] = []
+        self.errors: list[str] = []
+        self._connection = ConnectionOptions(namesrv=namesrv, transport=transport)
+        self._stopping = threading.Event()
+        run_all = (lambda: asyncio.run(self._run_coroutine())) if as_coroutine else self._run
+        self._thread = threading.Thread(target=run_all, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with Producer(connection=self._connection, send_timeout_s=15) as producer:
+            while not self._stopping.is_set():
+                for number in range(8):
+                    try:
+                        self.places.append(producer.send("t", b"x", sharding_key=f"k{number}").queue.broker_name)
+                    except ProtomqError as error:
+                        self.errors.append(repr(error))
+
+    async def _run_coroutine(self) -> None:
+        async with AsyncProducer(connection=self._connection, send_timeout_s=15) as producer:
+
+            async def send(key: str) -> None:
+                try:
+                    self.places.append((await producer.send("t", b"x", sharding_key=key)).queue.broker_name)
+                except ProtomqError as error:
+                    self.errors.append(repr(error))
+
+            while not self._stopping.is_set():
+                await asyncio.gather(*(send(f"k{number}") for number in range(8)))
+
+    def wait_for_places(self, wanted: set[str]) -> None:
+        """Until messages go to just these brokers."""
+
+        def goes_there() -> bool:
+            count = len(self.places)
+            wait_for(lambda: len(self.places) > count + 20, PATIENCE_S)
+            return set(self.places[count:]) == wanted
+
+        wait_for(goes_there, PATIENCE_S)
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(PATIENCE_S)
+
+
+def test_senders_with_sharding_keys_go_on_while_a_broker_is_drained_and_opened_again(tmp_path: Path) -> None:
+    with running_namesrv() as first, running_namesrv() as second:
+        namesrv = f"{first.remoting};{second.remoting}"
+        a, b = (HaBroker(tmp_path / name, "ASYNC_MASTER", 0, broker_name=name, namesrv=namesrv.split(";")) for name in "ab")
+        with running(a, b):
+            run("cluster", "namesrv", "--wait", "30s", namesrv=namesrv)
+            wait_for(lambda: run("cluster", "list", "-o", "jsonl", namesrv=namesrv).stdout.count("\n") == 2)
+            run("topic", "create", "t", "-q", "2", namesrv=namesrv)
+            for drained, left in (("a", "b"), ("b", "a")):
+                # New ones: those that know of one broker look for others every 30 s only.
+                senders = [
+                    KeyedSender(namesrv, transport, as_coroutine=as_coroutine)
+                    for transport in KINDS for as_coroutine in (False, True)
+                ]  # fmt: skip
+                try:
+                    for sender in senders:
+                        sender.wait_for_places({"a", "b"})
+                    # Nobody consumes: it is closed, and not empty.
+                    run("cluster", "drain", drained, "--wait", "0s", namesrv=namesrv, code=6)
+                    for sender in senders:
+                        sender.wait_for_places({left})
+                finally:
+                    for sender in senders:
+                        sender.close()
+                assert [sender.errors for sender in senders] == [[]] * len(senders)
+                run("cluster", "drain", drained, "--undo", namesrv=namesrv)
+            # All are closed, and one is opened: a new client is told so, whichever name server it asks.
+            for _ in range(3):
+                for name in "ab":
+                    run("cluster", "drain", name, "--wait", "0s", namesrv=namesrv, code=6)
+                run("cluster", "drain", "a", "--undo", namesrv=namesrv)
+                for key in ("k1", None):
+                    with Producer(namesrv=namesrv) as producer:
+                        assert producer.send("t", b"y", sharding_key=key).queue.broker_name == "a"
 
 
 def test_undo_needs_no_other_broker_and_touches_no_other_topic(tmp_path: Path) -> None:

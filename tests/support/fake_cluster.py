@@ -24,6 +24,7 @@ from protomq._async_transport import AsyncTransport
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
+    NotPermittedError,
     ProtomqError,
     SendOutOfOrderError,
     SequenceExpiredError,
@@ -42,7 +43,7 @@ from protomq.v1.route_service_pb2 import (
     Route,
 )
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
-from protomq.v1.topic_pb2 import Permission
+from protomq.v1.topic_pb2 import PERMISSION_READ, PERMISSION_READ_WRITE, Permission
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,9 @@ class FakeCluster:
         """Brokers that the name server has taken off the routes."""
         self.leaderless: set[str] = set()
         """Those of which only a slave is registered."""
+        self.closed: set[str] = set()
+        """Brokers that let nobody write, since they are drained; the name server says so once `told_closed` has their names, too."""
+        self.told_closed: set[str] = set()
         self.on_send: Callable[[SendCall], None] | None = None
         self._lock = threading.Lock()
 
@@ -187,6 +191,8 @@ class FakeCluster:
             outcome = broker.script.popleft() if broker.script else None
             if isinstance(outcome, ProtomqError):
                 raise outcome
+            if address.broker_name in self.closed:
+                raise NotPermittedError(f"topic {call.request.topic} may not be written")
             response = broker.store(call.request)
             if isinstance(outcome, AfterStoring):
                 raise outcome.error
@@ -243,7 +249,12 @@ class FakeCluster:
         if shares is None:
             raise TopicNotFoundError(f"no topic {topic}")
         queues = [
-            QueueRoute(broker_name=name, write_queues=count, read_queues=count)
+            QueueRoute(
+                broker_name=name,
+                write_queues=count,
+                read_queues=count,
+                permission=PERMISSION_READ if name in self.told_closed else PERMISSION_READ_WRITE,
+            )
             for name, count in shares.items()
             if name not in self.away
         ]

@@ -14,7 +14,9 @@ from ._async_send_lines import AsyncLine, AsyncLineSender
 from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit
+from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._choices import CHOSE_BADLY, choices_of
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import when_of
@@ -37,7 +39,7 @@ from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
 from .errors import (
     ClosedError,
-    QueueNotFoundError,
+    ProtomqError,
     RequestTimeoutError,
 )
 
@@ -374,18 +376,33 @@ class AsyncProducer(AsyncLineSender):
             queue = await self._target_queue(message, selector, deadline_s)
             try:
                 result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
-            except QueueNotFoundError as missing:
-                if message.queue is not None or not missing.definite:  # An earlier try may have stored it.
-                    raise
-                # The topic has fewer queues than the route said; it has been looked up again: choose again.
-                queue = await self._target_queue(message, selector, deadline_s)
-                result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
+            except CHOSE_BADLY as refused:
+                result = await self._choose_again(message, record, selector, deadline_s, refused)
             return result
         except BaseException as caught:
             error = caught
             raise
         finally:
             core.after_send(context, result, error)
+
+    async def _choose_again(
+        self,
+        message: OutgoingMessage,
+        record: PreparedRecord,
+        selector: QueueSelector | None,
+        deadline_s: float,
+        refused: ProtomqError,
+    ) -> SendResult:
+        """See Producer._choose_again."""
+        when = when_of_message(message)
+        choices = choices_of(self._core, message, selector, deadline_s)
+        while True:
+            await self._driver.run(choices.again(refused))
+            queue = await self._target_queue(message, selector, deadline_s)
+            try:
+                return await self._send_bounded(message.topic, record, queue, deadline_s, when)
+            except CHOSE_BADLY as again:
+                refused = again
 
     async def _target_queue(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._choices import CHOSE_BADLY, choices_of
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import when_of
@@ -42,7 +43,7 @@ from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
 from ._warnings import warn
 from .errors import (
     ClosedError,
-    QueueNotFoundError,
+    ProtomqError,
     RequestTimeoutError,
 )
 
@@ -485,18 +486,32 @@ class Producer(LineSender):
             line, record = self._line_and_record(message, selector, deadline_s)
             try:
                 result = self._send_in(line, record, deadline_s)
-            except QueueNotFoundError as missing:
-                if message.queue is not None or not missing.definite:  # An earlier try may have stored it.
-                    raise
-                # The topic has fewer queues than the route said. The route is fresh now, so choose again.
-                line, _ = self._line_and_record(message, selector, deadline_s)
-                result = self._send_in(line, record, deadline_s)
+            except CHOSE_BADLY as refused:
+                result = self._choose_again(message, record, selector, deadline_s, refused)
             return result
         except BaseException as caught:
             error = caught
             raise
         finally:
             core.after_send(context, result, error)
+
+    def _choose_again(
+        self,
+        message: OutgoingMessage,
+        record: PreparedRecord,
+        selector: QueueSelector | None,
+        deadline_s: float,
+        refused: ProtomqError,
+    ) -> SendResult:
+        """Sends to other queues than the one that has refused it. See `_choices.py`."""
+        choices = choices_of(self._core, message, selector, deadline_s)
+        while True:
+            self._driver.run(choices.again(refused))
+            line, _ = self._line_and_record(message, selector, deadline_s)
+            try:
+                return self._send_in(line, record, deadline_s)
+            except CHOSE_BADLY as again:
+                refused = again
 
     def _line_and_record(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float

@@ -38,6 +38,9 @@ A send is tried again within its total time-out (3 s), by these rules:
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
   server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered, or a
   broker that is stopping: its master comes back, or another one is elected.
+- A queue that a sharding key or a selector has chosen may not be written any more while its broker is drained. Then the queue is chosen
+  again, by a new route, until the time is over. A queue that is named keeps the error. So does a batch of which a part is stored.
+- Where no broker lets anybody write the topic, the route is asked for again for half a second: the permission may be back.
 - While the name server says that all brokers of the topic are away, the route is asked for again until the time is over.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again. It ends early, as a lost connection does,
   where its broker is silent and the route names another master for it: see `SyncTransport.is_replaced`.
@@ -73,6 +76,9 @@ BACKOFF_MAX_S: Final = 0.5
 
 AWAY_PAUSE_S: Final = 0.1
 """Between two looks at the name server for a topic whose brokers are away."""
+
+PERMISSION_WAIT_S: Final = 0.5
+"""How long a topic is looked up that no broker lets anybody write: a name server hears of a change within a fraction of that."""
 
 PAUSE_MIN_S: Final = 0.05
 """Between two tries of a call, unless the server asks for more."""

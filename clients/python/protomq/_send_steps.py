@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 from ._batching import PreparedRecord, split_records
 from ._call_steps import broker_of, retried
+from ._choices import Choices, choices_of_batch
 from ._delays import When, broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
-from ._retry import AWAY_PAUSE_S, RECALL, attempt_timeout, is_away
+from ._retry import AWAY_PAUSE_S, PERMISSION_WAIT_S, RECALL, attempt_timeout, is_away
 from ._send_arguments import field_of, when_of_message
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
 from ._send_retries import RequestRetries
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, SendOneWay, Steps
 from ._types import Body, MessageQueue, Route, Target
-from .errors import BatchIncompleteError, ProtomqError, RequestTimeoutError
+from .errors import BatchIncompleteError, NotPermittedError, ProtomqError, RequestTimeoutError
+from .wire.topics import rules_of
 
 if TYPE_CHECKING:
     from ._selectors import QueueSelector
@@ -31,8 +33,10 @@ def route_for(
 ) -> Steps[Route]:
     """The route; looked up again where messages for the queue (None: any) have no place in what is known.
 
-    While all brokers of the topic are away, or have slaves only, it is waited for until the deadline.
+    While all brokers of the topic are away, or have slaves only, it is waited for until the deadline. Where none may be written, for a
+    moment: the permission may have been given back just now.
     """
+    permitted_by_s = core.clock() + (PERMISSION_WAIT_S if core.options.retries and rules_of(topic).send else 0.0)
     while True:
         try:
             route: Route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
@@ -40,8 +44,10 @@ def route_for(
                 return route
             yield ForgetRoute(topic)
             route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
-            is_waited_for = queue is None and not route.write_queues and bool(route.leaderless_brokers)
-            if not is_waited_for or core.clock() + AWAY_PAUSE_S >= deadline_s:
+            is_waited_for = bool(route.leaderless_brokers) or (
+                not route.is_write_permitted and core.clock() + AWAY_PAUSE_S < permitted_by_s
+            )
+            if fits(route, queue) or queue is not None or not is_waited_for or core.clock() + AWAY_PAUSE_S >= deadline_s:
                 return route
         except ProtomqError as error:
             if not is_away(error) or core.clock() + AWAY_PAUSE_S >= deadline_s:
@@ -153,8 +159,18 @@ def send_batch(
         route = cached(topic)
         if route is None or not fits(route, queue):
             route = yield from route_for(core, topic, queue, deadline_s)
-        groups, places = core.group(route, records, messages, queue, sharding_key, when)
-        result = yield from send_groups(core, route, groups, places, deadline_s)
+        choices: Choices | None = None
+        result: BatchResult | None = None
+        while result is None:
+            if choices is not None:
+                route = yield from route_for(core, topic, queue, deadline_s)
+            groups, places = core.group(route, records, messages, queue, sharding_key, when)
+            try:
+                result = yield from send_groups(core, route, groups, places, deadline_s)
+            except NotPermittedError as refused:  # Nothing is stored.
+                if choices is None:
+                    choices = choices_of_batch(core, topic, messages, queue, sharding_key, deadline_s)
+                yield from choices.again(refused)
     except BaseException as error:
         if context is not None:
             core.hooks.after_send(context, (), error)
@@ -198,7 +214,8 @@ def send_groups(
     stored = [item for items in outcomes for item in items]
     if errors:
         if not stored:
-            raise errors[0]
+            # A batch of which something may be stored is not told to be refused.
+            raise next((error for error in errors if not error.definite), errors[0])
         raise BatchIncompleteError(
             f"{sum(item.count for item in stored)} of {sum(map(len, groups.values()))} messages are stored, then: {errors[0]}",
             stored,
