@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def route_for(
-    core: SendCore, topic: str, queue: MessageQueue | None, deadline_s: float
+    core: SendCore, topic: str, queue: MessageQueue | None, deadline_s: float, *, waits_for_permission: bool = True
 ) -> Steps[Route]:
     """The route; looked up again where messages for the queue (None: any) have no place in what is known.
 
     While all brokers of the topic are away, or have slaves only, it is waited for until the deadline. Where none may be written, for a
-    moment: the permission may have been given back just now.
+    moment: the permission may have been given back just now. (Not with `waits_for_permission` False: of further tries, and recalls.)
     """
-    permitted_by_s = core.clock() + (PERMISSION_WAIT_S if core.options.retries and rules_of(topic).send else 0.0)
+    permitted_by_s = core.clock() + PERMISSION_WAIT_S
     while True:
         try:
             route: Route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
@@ -45,7 +45,11 @@ def route_for(
             yield ForgetRoute(topic)
             route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
             is_waited_for = bool(route.leaderless_brokers) or (
-                not route.is_write_permitted and core.clock() + AWAY_PAUSE_S < permitted_by_s
+                waits_for_permission
+                and not route.is_write_permitted
+                and rules_of(topic).send
+                and core.options.retries > 0
+                and core.clock() + AWAY_PAUSE_S < permitted_by_s
             )
             if fits(route, queue) or queue is not None or not is_waited_for or core.clock() + AWAY_PAUSE_S >= deadline_s:
                 return route
@@ -80,7 +84,7 @@ def send_again(
 
     def attempt() -> Steps[Stored]:
         try:
-            retries.aim((yield from route_for(core, topic, None, deadline_s)))
+            retries.aim((yield from route_for(core, topic, None, deadline_s, waits_for_permission=False)))
             return (yield from _attempt(core, request, deadline_s))
         except ProtomqError as again:
             if _doubts_route(again):
@@ -241,7 +245,7 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
         nonlocal lost
         try:
             # While another master is elected, it is waited for.
-            route = yield from route_for(core, topic, None, deadline_s)
+            route = yield from route_for(core, topic, None, deadline_s, waits_for_permission=False)
             timeout_s = attempt_timeout(deadline_s - core.clock())
             answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
         except ProtomqError as error:

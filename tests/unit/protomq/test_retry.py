@@ -75,7 +75,7 @@ def test_the_only_broker_is_waited_for_while_it_cannot_be_reached() -> None:
 
 def test_a_topic_whose_brokers_are_all_away_is_asked_for_until_the_time_is_over() -> None:
     now_s = 0.0
-    core: Any = SimpleNamespace(clock=lambda: now_s, options=SimpleNamespace(retries=2))
+    core: Any = SimpleNamespace(clock=lambda: now_s)
     away = TopicNotFoundError("nobody has it now", metadata={"topic": "T", "missing_brokers": "a"})
     found = route_for(core, "T", None, 1.0)
     for _ in range(3):
