@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -35,17 +36,13 @@ def switch(
 ) -> None:  # fmt: skip
     """Have the master give the lead to a slave that is in sync; nothing is lost.
 
-    Sends wait for a second or so.
+    Sends wait for a second or so. If that broker leads already, all stays.
     """
     with open_admin(namesrv, timeout) as admin:
-        states = admin.ha_status(broker)
-        before = _leader(states)
-        if before is None and states and not any(each.leadership for each in states):
-            raise CliError(
-                ExitCode.REFUSED,
-                "ROLES_ARE_FIXED",
-                f"{broker} has fixed roles (broker_role): nobody elects its master; only with etcd.endpoints can it be switched",
-            )
+        before = _leader_before(admin, broker, to)
+        if before is not None and _leads_already(before, to):
+            _print_leader(before, output)
+            return
         if before is None:
             raise CliError(
                 ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"
@@ -83,16 +80,59 @@ def promote(
     if not unclean:
         switch(broker, to, namesrv, output, timeout)
         return
-    if not yes:
-        ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
     with open_admin(namesrv, timeout) as admin:
-        before = _leader(admin.ha_status(broker))
+        before = _leader_before(admin, broker, to)
+        if before is not None and _leads_already(before, to):
+            _print_leader(before, output)
+            return
+        if not yes:
+            ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
         admin.promote_unclean(broker, to)
         _wait_for_another(admin, broker, before, output)
 
 
+def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
+    """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker has the id that is to lead."""
+    states = admin.ha_status(broker)
+    if not any(each.leadership for each in states):
+        raise CliError(
+            ExitCode.REFUSED,
+            "ROLES_ARE_FIXED",
+            f"{broker} has fixed roles (broker_role): nobody elects its master; change the roles in the files of both and restart them, or"
+            " configure etcd.endpoints",
+        )
+    leader = _leader(states)
+    if to is None or to in {each.broker_id for each in states} or (leader is not None and _is_id_of(leader, to)):
+        return leader
+    known = ", ".join(str(each.broker_id) for each in states)
+    raise CliError(
+        ExitCode.NOT_FOUND,
+        "BROKER_NOT_FOUND",
+        f"no broker {broker} with id {to} is registered, only {known}; `protomq ha status` shows them",
+    )
+
+
+def _is_id_of(leader: HaStatus, broker_id: int) -> bool:
+    """A master is registered with the id 0, and has another one while it follows."""
+    return broker_id == leader.broker_id or bool(leader.leadership and leader.leadership.broker_id == broker_id)
+
+
+def _leads_already(leader: HaStatus, to: int | None) -> bool:
+    """Whether the one that is to lead does so, and says it."""
+    if to is None or not _is_id_of(leader, to):
+        return False
+    sys.stderr.write(f"broker_id {to} of {leader.broker_name} leads already: nothing was changed\n")
+    return True
+
+
 def _leader(states: list[HaStatus]) -> HaStatus | None:
     return next((each for each in states if each.leadership and each.leadership.state == "LEADING"), None)
+
+
+def _print_leader(leader: HaStatus, output: OutputFormat) -> None:
+    assert leader.leadership is not None
+    row = {"broker": leader.broker_name, "member": leader.leadership.member, "epoch": leader.epoch}
+    print_rows([row], ("broker", "member", "epoch"), output)
 
 
 def _wait_for_another(
@@ -108,9 +148,7 @@ def _wait_for_another(
         except ProtomqError:  # stores are being opened again
             now = None
         if now is not None and (before is None or now.epoch > before.epoch):
-            assert now.leadership is not None
-            row = {"broker": broker, "member": now.leadership.member, "epoch": now.epoch}
-            print_rows([row], ("broker", "member", "epoch"), output)
+            _print_leader(now, output)
             return
         time.sleep(LOOK_INTERVAL_S)
     raise CliError(

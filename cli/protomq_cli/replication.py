@@ -73,6 +73,7 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
             "master": state.leadership.master,
             "in_sync": list(state.leadership.in_sync),
             "problems": list(state.leadership.problems),
+            "broker_id": state.leadership.broker_id,
         },
         "replicas": [
             {

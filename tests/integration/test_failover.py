@@ -226,6 +226,12 @@ def test_a_switch_loses_nothing(cluster: ElectedCluster, producer: CountingProdu
     print(f"time without service: {producer.longest_pause_s(begun_s):.2f} s")
     assert cluster.wait_leading(3) is target
     assert not producer.failures
+    own_id = cluster.brokers.index(target) + 1
+    for command in (("switch", NAME), ("promote", NAME), ("promote", NAME, "--unclean", "--yes")):
+        for broker_id in (0, own_id):
+            said = run("ha", *command, "--to", str(broker_id), namesrv=cluster.namesrv).stderr
+            assert f"broker_id {broker_id} of {NAME} leads already" in said
+    assert cluster.wait_leading(3) is target
 
 
 @pytest.mark.long

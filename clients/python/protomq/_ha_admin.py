@@ -46,6 +46,7 @@ class LeadershipStatus:
 
     `member`: its own store there. `state`: FOLLOWING, STOPPING, RUNNING, OPENING, LEADING or HANDING_OVER. `epoch`: of the last election.
     `master`: the member that leads, "" if none does. `in_sync`: members of which one leads next. `problems`: what an operator should know.
+    `broker_id`: its id while it follows; 0 from a broker of an earlier version.
     """
 
     member: str
@@ -54,6 +55,7 @@ class LeadershipStatus:
     master: str
     in_sync: tuple[str, ...]
     problems: tuple[str, ...]
+    broker_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def _leadership(answer: Any) -> LeadershipStatus | None:
         found.master,
         tuple(found.in_sync),
         tuple(found.problems),
+        found.broker_id,
     )
 
 

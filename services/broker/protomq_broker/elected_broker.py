@@ -91,7 +91,7 @@ class ElectedBroker:
         self._is_stopping = False
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
-        self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon)
+        self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon, config.broker_id)
         self.process = self._make(self._config, None)
         self._tail = TailFile(Disk(), self.process.broker.store.root, read_boot_id())
 

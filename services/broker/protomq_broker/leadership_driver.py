@@ -83,6 +83,8 @@ class LeadershipView(NamedTuple):
     master: str
     in_sync: tuple[str, ...]
     problems: tuple[str, ...]
+    broker_id: int = 0
+    """While it follows."""
 
 
 class OrderRefusedError(Exception):
@@ -108,12 +110,15 @@ class LeadershipDriver:
     """See the module's docstring. Call `begin` first; before it nobody leads and this broker follows nobody."""
 
     def __init__(
-        self, etcd: EtcdGateway, now_ms: Callable[[], int], on_effect: Callable[[Effect], None]
+        self, etcd: EtcdGateway, now_ms: Callable[[], int], on_effect: Callable[[Effect], None], broker_id: int = 0
     ) -> None:
-        """`now_ms`: CLOCK_BOOTTIME. `on_effect` is called under the lock, on any thread, so it must only pass the effect on."""
+        """`now_ms`: CLOCK_BOOTTIME. `broker_id`: while it follows.
+
+        `on_effect` is called under the lock, on any thread, so it must only pass the effect on."""
         self._etcd = etcd
         self.now_ms = now_ms
         self._on_effect = on_effect
+        self._broker_id = broker_id
         self._lock = threading.Lock()
         self._machine: Leadership | None = None
         self._target: Follow | None = None
@@ -273,7 +278,7 @@ class LeadershipDriver:
         with self._lock:
             machine = self._machine
             if machine is None:
-                return LeadershipView("", Role.FOLLOWING.value, 0, "", (), ("it has not begun",))
+                return LeadershipView("", Role.FOLLOWING.value, 0, "", (), ("it has not begun",), self._broker_id)
             known, now_ms = machine.view, self.now_ms()
             in_sync = known.in_sync if known is not None else None
             master = known.master if known is not None else None
@@ -287,6 +292,7 @@ class LeadershipDriver:
                 master.member if master is not None else "",
                 tuple(sorted(in_sync.members)) if in_sync is not None else (),
                 tuple(problems),
+                self._broker_id,
             )
 
     def order(self, kind: str, target: str) -> None:

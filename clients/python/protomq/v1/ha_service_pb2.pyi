@@ -501,6 +501,7 @@ class Leadership(_message.Message):
     MASTER_FIELD_NUMBER: _builtins.int
     IN_SYNC_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     """Name of this broker's store in etcd."""
     state: _builtins.str
@@ -509,6 +510,8 @@ class Leadership(_message.Message):
     """Epoch of the last election."""
     master: _builtins.str
     """The member that leads; "" if none does."""
+    broker_id: _builtins.int
+    """The broker's id while it follows; while it leads its id is 0."""
     @_builtins.property
     def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that have all that was acknowledged: one of them leads next."""
@@ -526,10 +529,11 @@ class Leadership(_message.Message):
         master: _builtins.str = ...,
         in_sync: _abc.Iterable[_builtins.str] | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
+        broker_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
