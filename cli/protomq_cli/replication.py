@@ -33,8 +33,9 @@ def status(
 
     Of a master `in_sync` counts copies, its own among them, out of those
     that a send waits for; `lag_bytes` is that of its slowest slave. Of a
-    slave, `problem` says why it does not follow its master now. Where
-    the master is elected, `problem` also says what is wrong with that.
+    slave, `problem` says why it does not follow its master now. Of a
+    master it says why it takes no sends, such as a full disk. Where the
+    master is elected, `problem` also says what is wrong with that.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
@@ -96,7 +97,7 @@ def _problem(state: HaStatus) -> str:
 
 
 def _in_sync(state: HaStatus) -> str:
-    if state.master_address or state.problem:
+    if state.role.name == "SLAVE":
         return ""
     wanted = f" of {state.in_sync_replicas}" if state.in_sync_replicas else ""
     return f"{state.in_sync_count}{wanted}"

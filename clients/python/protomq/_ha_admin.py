@@ -64,7 +64,8 @@ class HaStatus:
 
     Of a master: `replicas`, `in_sync_count` (copies, its own among them), and under SYNC_MASTER how many a send waits for and needs at
     least. Of a slave: `master_address`, where the master's log ended when it last answered, and how long ago that was (None: it never
-    has). `problem` says why it does not follow now; "" if it does. `leadership`: None where roles are fixed.
+    has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None where roles are
+    fixed.
     """
 
     broker_name: str

@@ -287,6 +287,7 @@ class HaService:
             if view.heard_ms is not None:
                 response.master_silence_ms = now_ms - view.heard_ms
             return response
+        response.problem = self._store.write_refusal
         response.in_sync_count = self.verdict.in_sync_count
         if self._role is BrokerRole.SYNC_MASTER:
             response.in_sync_replicas = self._config.in_sync_replicas

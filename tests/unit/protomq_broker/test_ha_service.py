@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from protomq_broker.leadership_driver import (
     OrderRefusedError,
     OrderUncertainError,
 )
-from protomq_broker.store.errors import LogForkError
+from protomq_broker.store.errors import DiskFullError, LogForkError
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.dispatch import BoundMethod, DispatchTable
@@ -113,6 +114,28 @@ def test_a_slave_whose_end_the_master_cannot_read_is_not_told_to_go_back() -> No
     with pytest.raises(ServiceError, match="is not known") as told:
         service.compare_log(ha.CompareLogRequest(broker_name="b", position=end.position), None)  # type: ignore[arg-type]
     assert told.value.reason == "CORRUPT_LOG"
+
+
+def test_a_master_whose_disk_is_full_says_so_as_long_as_it_is() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"])])
+    service = HaService(
+        store, BrokerConfig(broker_name="b", broker_role="SYNC_MASTER"), ManualClock(), "b", lambda: 7, lambda verdict: None
+    )
+
+    def problem() -> str:
+        return service.get_ha_status(ha.GetHaStatusRequest(), None).problem  # type: ignore[arg-type]
+
+    assert problem() == ""
+    disk.capacity_bytes = 1
+    while not problem():
+        with suppress(DiskFullError):
+            store.append([make_request([bytes(300)])])
+    assert "no space" in problem()
+    disk.capacity_bytes = 1 << 40
+    store.append([make_request([bytes(300)])])
+    assert problem() == ""
 
 
 class _Slave:

@@ -449,7 +449,7 @@ class GetHaStatusResponse(_message.Message):
     master_silence_ms: _builtins.int
     """On a slave: how long ago that was, in milliseconds; absent if it never has."""
     problem: _builtins.str
-    """On a slave: why it does not follow now; "" if it does."""
+    """On a slave: why it does not follow now; "" if it does. On a master: why it takes no sends, such as a full disk; "" if it takes them."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """On a master: its slaves."""
