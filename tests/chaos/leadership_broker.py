@@ -117,6 +117,7 @@ class SimBroker:
         )
         self.asked: set[int] = set()
         self.refused = False
+        self.is_full = False
         self.confirmed = 0
         self.follows: Follow | None = None
         self.session, self.has_agreed = 0, False
@@ -165,6 +166,7 @@ class SimBroker:
             world.check_alone(self)
         if world.counts_flushed or world.rng.random() < 0.2:
             disk.flushed = len(disk.log)
+        self.look_for_room(now_ms)
         role = self.machine.role
         if role in (Role.LEADING, Role.HANDING_OVER):
             self.note_confirmed()
@@ -175,6 +177,19 @@ class SimBroker:
             self.begin_session()
         elif self.has_agreed and self.follows is not None and world.counts_flushed:
             self.fetch(None, is_answered=False)
+
+    def look_for_room(self, now_ms: int) -> None:
+        """Its disk is full for some seconds, now and then."""
+        world = self.world
+        if self.is_full and (not world.full or world.disks.random() < 0.02):
+            self.is_full = False
+        elif not self.is_full and world.full and world.disks.random() < 0.01:
+            self.is_full = True
+            world.fired["disk full"] += 1
+            if self.machine.role is Role.LEADING:
+                world.fired["master's disk full"] += 1
+        if self.is_full is not self.machine.is_full:
+            self.run(self.machine.full("its disk is full" if self.is_full else "", now_ms))
 
     def note_confirmed(self) -> None:
         """As a master, now and then: so what it has acknowledged last is not in it."""
@@ -243,7 +258,7 @@ class SimBroker:
 
     def send(self) -> None:
         """A client's message, if this broker takes it."""
-        if self.machine.takes_sends:
+        if self.machine.takes_sends and not self.is_full:
             self.world.numbers += 1
             self.unanswered.append(len(self.disk.log))
             self.disk.log.append(Entry(self.machine.epoch, self.world.numbers))

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from protomq import Admin, AsyncProducer, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from protomq.errors import PartialResultError
+from tests.chaos.sick_disk import SickDisk, build_library, why_no_sick_disk
 from tests.support.cli import jsonl, run
 from tests.support.elected_brokers import CountingProducer, ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, TOPIC
@@ -260,6 +262,28 @@ def test_members_whose_disks_do_not_take_the_new_epoch_stay_slaves_and_one_leads
     wait_for(lambda: not slaves[1].status().leadership.problems, PATIENCE_S)
     old.start()
     assert cluster.wait_leading(3) is slaves[0]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(why_no_sick_disk() != "", reason=why_no_sick_disk())
+def test_a_master_whose_disk_is_full_gives_the_lead_to_a_member_with_room_and_joins_again_when_it_has_some(tmp_path: Path) -> None:
+    library = build_library(tmp_path)
+    disks = [SickDisk(tmp_path / f"disk-{number}", library) for number in (1, 2, 3)]
+    with elected_cluster(tmp_path, environments=[disk.environment for disk in disks]) as here:
+        old = here.wait_leading(3)
+        old_disk = disks[here.brokers.index(old)]
+        others = [broker for broker in here.brokers if broker is not old]
+        with CountingProducer(here.namesrv) as sends:
+            sends.wait_for_more()
+            with old_disk.full():
+                wait_for(lambda: here.leading() in others, PATIENCE_S)
+                sends.wait_for_more()
+            new = here.wait_leading(3)
+            assert new in others
+            wait_for(lambda: not old.status().leadership.problems, PATIENCE_S)
+            sends.wait_for_more()
+        sends.check(here.bodies()[1:])
+        assert max(here.led_epochs().values()) == 1
 
 
 def test_an_unclean_promotion_says_what_is_lost_and_nothing_else_is(cluster: ElectedCluster) -> None:

@@ -10,6 +10,8 @@ from the log. Else it is closed and opened again. `leadership_driver` says what 
 A store whose log has failed (a full or broken disk) takes nothing more until it is opened again. So a master gives the lead away. A slave
 leaves the in-sync set, and opens its store again as soon as that works. A member that has won the election gives the lead back if its disk
 does not take the new epoch. It stays a slave, and runs again when the disk has taken the file of epochs.
+
+A full disk breaks no log. A master whose disk stays full gives the lead to a member in sync whose disk has room, if there is one.
 """
 
 from __future__ import annotations
@@ -55,6 +57,12 @@ FAILURE_LOOK_S: Final = 1.0
 """Between two looks at whether the log has failed, and between two tries to open the store again."""
 
 
+FULL_LOOKS: Final = 3
+"""So many looks in a row have to find a master's disk full, or a disk no more full, until others are told. A slave tells at once that its
+disk is full. Where several have one disk, the master has to know that before it gives the lead away.
+"""
+
+
 class LogFailed(NamedTuple):
     """The log of this process has failed."""
 
@@ -65,7 +73,11 @@ class TryRoom(NamedTuple):
     """Look whether the log could be opened to lead now."""
 
 
-Item = Effect | BrokerProcess | LogFailed | TryRoom
+class LookForRoom(NamedTuple):
+    """Look whether the disk is full."""
+
+
+Item = Effect | BrokerProcess | LogFailed | TryRoom | LookForRoom
 
 
 def new_name_wait_ms(etcd: EtcdConfig) -> int:
@@ -89,6 +101,8 @@ class ElectedBroker:
         self._worker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._other_looks = 0
+        """How many looks in a row found the disk other than the election knows it."""
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
         self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon, config.broker_id)
@@ -203,6 +217,8 @@ class ElectedBroker:
             failed = process if has_failed else None
             if self.leadership.is_unable and self.leadership.role is Role.FOLLOWING:
                 self._do_soon(TryRoom())
+            if self._todo.empty():  # a change of role goes first
+                self._do_soon(LookForRoom())
 
     async def _leave_failed_log(self, process: BrokerProcess) -> None:
         log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
@@ -232,6 +248,8 @@ class ElectedBroker:
             return
         if isinstance(item, TryRoom):
             await self._try_room(process.broker.store)
+        elif isinstance(item, LookForRoom):
+            await self._look_for_room(process.broker.store)
         elif isinstance(item, BrokerProcess):
             if item is process:
                 await self._open_again()
@@ -309,6 +327,25 @@ class ElectedBroker:
             self.leadership.able()
             log.warning("this broker can lead %s again: its disk has room", self._config.broker_name)
 
+    async def _look_for_room(self, store: Store) -> None:
+        """Tells the election when the disk has been full for a while, or has had room again."""
+        if store.log_failure:
+            return
+        leadership = self.leadership
+        lack = await asyncio.to_thread(_lack_of_room, store, is_known=leadership.is_full)
+        self._other_looks = self._other_looks + 1 if bool(lack) is not leadership.is_full else 0
+        if self._other_looks < (1 if lack and not store.is_leading else FULL_LOOKS):
+            return
+        self._other_looks = 0
+        leadership.full(lack)
+        name = self._config.broker_name
+        if not lack:
+            log.warning("the disk has room again: this broker can lead %s", name)
+        elif store.is_leading:
+            log.error("sends are refused: %s. A member of %s leads that is in sync and has room, if there is one", lack, name)
+        else:
+            log.error("this broker does not lead %s if another one can: %s", name, lack)
+
     async def _open_again(self) -> None:
         """The store is closed, and opened to follow."""
         has_failed = bool(self.process.broker.store.log_failure)
@@ -333,3 +370,16 @@ class ElectedBroker:
         if self.process.broker.store.has_lost_its_end:
             await self._doubt_tail()
         await self.process.start()
+
+
+def _lack_of_room(store: Store, *, is_known: bool) -> str:
+    """Why the disk takes no messages; "" if it does. A master's has room while it takes sends. `is_known`: it was full, so try a write."""
+    if store.is_leading:
+        return store.last_refusal
+    try:
+        lack = store.lack_of_room()
+        if is_known and not lack:
+            store.check_room()
+    except (OSError, StoreFailedError) as error:
+        return str(error)
+    return lack

@@ -202,6 +202,17 @@ class LeadershipDriver:
         with self._lock:
             self._begun.able()
 
+    def full(self, why: str) -> None:
+        """Notes why this member's disk takes no messages; "": it has room. A master gives the lead to a member that has room."""
+        with self._lock:
+            self._pass_on(self._begun.full(why, self.now_ms()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this member's disk is noted as full."""
+        machine = self._machine
+        return machine is not None and machine.is_full
+
     @property
     def is_unable(self) -> bool:
         """Whether this member does not run because its log could not be opened to lead."""

@@ -4,6 +4,7 @@
     <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
     <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
+    <prefix>/full/<member>  the disk of a member is full; bound to the member's lease
 
 A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
 of a key; 0 means that there is no such key.
@@ -21,6 +22,7 @@ IN_SYNC: Final = "in_sync"
 ORDER: Final = "order"
 KEYS: Final = (MASTER, IN_SYNC, ORDER)
 END_PREFIX: Final = "end/"
+FULL_PREFIX: Final = "full/"
 
 SWITCH: Final = "switch"
 PROMOTE_UNCLEAN: Final = "promote_unclean"
@@ -114,6 +116,8 @@ class ClusterView:
             if key.startswith(END_PREFIX)
         }
         self.ends = {member: end for member, end in ends.items() if end is not None}
+        self.full = frozenset(key.removeprefix(FULL_PREFIX) for key in self.rows if key.startswith(FULL_PREFIX))
+        """Members whose disks are full, as far as they know."""
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""
@@ -155,6 +159,11 @@ def encode_in_sync(
 def encode_end(end: LogEnd) -> bytes:
     """The value of a key below END_PREFIX."""
     return _encode(epoch=end.epoch, position=end.position)
+
+
+def encode_full() -> bytes:
+    """The value of a key below FULL_PREFIX: that it is there says all."""
+    return _encode()
 
 
 def encode_order(kind: str, target: str) -> bytes:

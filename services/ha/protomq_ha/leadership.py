@@ -24,6 +24,9 @@ Rules
 - A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing,
   until another one has opened its log. That one's disk may be the next to fail. If its lease ran out before etcd took that, it says so as
   soon as etcd takes it. It does not run again before it could open its log (`able`).
+- A member whose disk is full says so in etcd (`full`). If it leads, it orders a switch to a member in sync that has not said so, and leaves
+  the set. If there is none, it stays. So the lead comes back to it only if its disk has room, or if no member of the set has. When the lead
+  is free, it lets members with room run first, for a moment: that is a preference, too.
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -35,6 +38,7 @@ from typing import Final, NamedTuple
 
 from .cluster_state import (
     END_PREFIX,
+    FULL_PREFIX,
     IN_SYNC,
     MASTER,
     ORDER,
@@ -47,8 +51,10 @@ from .cluster_state import (
     Put,
     Transaction,
     encode_end,
+    encode_full,
     encode_in_sync,
     encode_master,
+    encode_order,
 )
 from .in_sync_set import InSyncSet, MemberReport
 from .leadership_values import (
@@ -148,6 +154,10 @@ class Leadership:
         """While it led, etcd's answers went back."""
         self._inability = ""
         """Why its log cannot be opened to lead; in OPENING it gives the lead back."""
+        self._fullness = ""
+        """Why its disk takes no messages."""
+        self._next_full_ms = self._next_give_away_ms = now_ms
+        """When etcd may next be told whether the disk is full, and when a switch away from it may next be ordered."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._gone = ""
@@ -186,6 +196,10 @@ class Leadership:
         if self._inability:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         view = self.view
+        if self._fullness and self.role is Role.LEADING:
+            found.append("the disk here is full, and the lead stays here until a member in sync has room")
+        elif self._fullness:
+            found.append(f"this member does not lead if another one can, since its disk is full: {self._fullness}")
         if view is None or self.role is not Role.FOLLOWING:
             return found
         if view.in_sync is None:
@@ -268,6 +282,16 @@ class Leadership:
         """Notes that the log can be opened to lead, as far as one can know."""
         if self.role is not Role.OPENING:
             self._inability = ""
+
+    def full(self, why: str, now_ms: int) -> list[Effect]:
+        """Notes why the disk takes no messages, and has not for a while; "": it has room."""
+        self._fullness = why
+        return self._advance(now_ms)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is noted as full."""
+        return bool(self._fullness)
 
     @property
     def is_unable(self) -> bool:
@@ -409,6 +433,8 @@ class Leadership:
             self._while_running(effects, view, now_ms)
         elif self.role is not Role.STOPPING:
             self._while_leading(effects, view, now_ms)
+        if self.role in (Role.FOLLOWING, Role.LEADING):
+            self._tell_room(effects, view, now_ms)
         return effects
 
     def _read_interval_ms(self, now_ms: int) -> int:
@@ -459,6 +485,18 @@ class Leadership:
         is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
         is_free = self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_end_ms
         return is_silent and is_free and view.ends.get(own) != self._log_end
+
+    def _tell_room(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Tells etcd that the disk here is full, or is no more."""
+        own = self.settings.member
+        if (own in view.full) is self.is_full or now_ms < self._next_full_ms or now_ms >= self._lease_until_ms:
+            return
+        if self._is_fresh and not self._is_pending(Transaction):
+            self._next_full_ms = now_ms + self.settings.read_interval_ms
+            key = f"{FULL_PREFIX}{own}"
+            compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
+            puts = (Put(key, encode_full(), self._lease),) if self.is_full else ()
+            self._ask(effects, Transaction(compares, puts, () if puts else (key,)), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
@@ -526,6 +564,7 @@ class Leadership:
             return False
         others = in_sync.members - {own}
         has_less = any(end > self._log_end for each, end in view.ends.items() if each in others)
+        has_less = has_less or (self.is_full and not others <= view.full)
         free_ms = max(self._heard_ms + ttl_ms, self._absent_since_ms)
         return now_ms >= (free_ms + LONGER_LOG_WAIT_MS if has_less else self._heard_ms + ttl_ms)
 
@@ -590,13 +629,19 @@ class Leadership:
         elif self.role is Role.HANDING_OVER:
             self._hand_over(effects, view, in_sync, now_ms)
         elif self.role is Role.LEADING and view.order is not None:
-            self._begin_order(effects, view.order, in_sync, now_ms)
+            self._begin_order(effects, view, view.order, in_sync, now_ms)
         elif self.role is Role.LEADING:
             settings = self.settings
             wanted = in_sync.wanted(
                 self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms
             )
-            if wanted != in_sync.members:
+            if self._should_give_away(view, in_sync, now_ms):
+                self._next_give_away_ms = now_ms + settings.lease_ttl_ms
+                successor = self._furthest(view, in_sync)
+                compares = (Compare(MASTER, view.master.revision), Compare(ORDER, 0))
+                put = Put(ORDER, encode_order(SWITCH, successor))
+                self._ask(effects, Transaction(compares, (put,)), now_ms)
+            elif wanted != in_sync.members:
                 in_sync.propose(wanted)
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
                 put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted, unclean_epoch=self._unclean_epoch))
@@ -622,12 +667,22 @@ class Leadership:
             ),
         )
 
+    def _should_give_away(self, view: ClusterView, in_sync: InSyncSet, now_ms: int) -> bool:
+        """Whether the disk here is full, and a member in sync has room."""
+        is_due = self.is_full and self.settings.member in view.full and now_ms >= self._next_give_away_ms
+        return is_due and bool(self._live_members(in_sync).keys() - view.full)
+
+    def _furthest(self, view: ClusterView, in_sync: InSyncSet) -> str:
+        """The member that is to lead next: who has most, of those with room if there are any; "" if nobody is in sync."""
+        live = self._live_members(in_sync)
+        return max(live, key=lambda each: (each not in view.full, live[each], each), default="")
+
     def _begin_order(
-        self, effects: list[Effect], order: Order, in_sync: InSyncSet, now_ms: int
+        self, effects: list[Effect], view: ClusterView, order: Order, in_sync: InSyncSet, now_ms: int
     ) -> None:
         """A switch begins, if there is somebody to switch to; else the order is taken back."""
         live = self._live_members(in_sync)
-        target = order.target or max(live, key=lambda each: (live[each], each), default="")
+        target = order.target or self._furthest(view, in_sync)
         if order.kind == SWITCH and target in live:
             self.role, self._successor = Role.HANDING_OVER, target
             self._order_revision = order.revision
@@ -658,7 +713,7 @@ class Leadership:
             self._gave_away = True
             # Sends of the next master wait for all members. This one follows some time later, or never.
             left = in_sync.members - {self.settings.member}
-            members = left if self.is_leaving or len(left) > 1 else in_sync.members
+            members = left if self.is_leaving or self.is_full or len(left) > 1 else in_sync.members
             value = encode_in_sync(self.epoch, members, self._successor, unclean_epoch=self._unclean_epoch)
             revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
             compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))

@@ -13,8 +13,10 @@ from protomq_broker import elected_broker
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.elected_broker import (
     CHANGE_GRACE_S,
+    FULL_LOOKS,
     ElectedBroker,
     LogFailed,
+    LookForRoom,
     TryRoom,
     new_name_wait_ms,
 )
@@ -195,6 +197,81 @@ def test_it_may_run_again_when_its_disk_has_room() -> None:
     full._leads_after = 0
     asyncio.run(full._broker._do(TryRoom()))
     assert full.done == ["may run"]
+
+
+class Looking:
+    """A broker that looks at its disk. Attribute: told, what the election was told."""
+
+    def __init__(self, *, is_leading: bool, failure: str = "") -> None:
+        self.told: list[str] = []
+        self.refusal = self.short = self.no_write = ""
+        self._broker = broker = bare()
+        broker._config, broker._is_stopping, broker._other_looks = BrokerConfig(broker_name="b"), False, 0
+        self._election = SimpleNamespace(is_full=False, full=self._full)
+        broker.leadership = self._election  # type: ignore[assignment]
+        self.log_failure, self.is_leading = failure, is_leading
+        broker.process = SimpleNamespace(broker=SimpleNamespace(store=self))  # type: ignore[assignment]
+
+    @property
+    def last_refusal(self) -> str:
+        return self.refusal
+
+    def lack_of_room(self) -> str:
+        return self.refusal or self.short
+
+    def _full(self, why: str) -> None:
+        self.told.append(why)
+        self._election.is_full = bool(why)
+
+    def check_room(self) -> None:
+        if self.no_write:
+            raise OSError(errno.ENOSPC, self.no_write)
+
+    def look(self, times: int) -> None:
+        async def run() -> None:
+            for _ in range(times):
+                await self._broker._do(LookForRoom())
+
+        asyncio.run(run())
+
+
+def test_a_disk_is_full_or_has_room_again_if_looks_in_a_row_say_so() -> None:
+    master = Looking(is_leading=True)
+    master.short = "few bytes left"
+    master.look(FULL_LOOKS)
+    assert master.told == [], "it takes sends"
+    master.refusal = "no space"
+    master.look(FULL_LOOKS - 1)
+    master.refusal = ""
+    master.look(1)
+    master.refusal = "no space"
+    master.look(FULL_LOOKS - 1)
+    assert master.told == []
+    master.look(2 * FULL_LOOKS)
+    assert master.told == ["no space"], "it is said once"
+    master.refusal = ""
+    master.look(FULL_LOOKS)
+    assert master.told == ["no space", ""]
+
+
+def test_a_slave_has_room_again_when_its_disk_takes_a_file() -> None:
+    slave = Looking(is_leading=False)
+    slave.short, slave.no_write = "few bytes left", "full"
+    slave.look(1)
+    assert slave.told == ["few bytes left"], "before its master gives the lead to it"
+    slave.short = ""
+    slave.look(2 * FULL_LOOKS)
+    assert slave.told == ["few bytes left"]
+    slave.no_write = ""
+    slave.look(FULL_LOOKS)
+    assert slave.told == ["few bytes left", ""]
+
+
+def test_a_log_that_has_failed_is_not_a_full_disk() -> None:
+    master = Looking(is_leading=True, failure="an fsync failed")
+    master.refusal = "an fsync failed"
+    master.look(2 * FULL_LOOKS)
+    assert master.told == []
 
 
 def test_a_store_that_fails_while_it_is_to_lead_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from protomq_ha.cluster_state import (
     encode_order,
 )
 from protomq_ha.in_sync_set import MemberReport
-from protomq_ha.leadership import Leadership
+from protomq_ha.leadership import LONGER_LOG_WAIT_MS, Leadership
 from protomq_ha.leadership_values import (
     Ask,
     Effect,
@@ -462,6 +462,87 @@ def test_a_switch_to_who_is_not_in_sync_is_taken_back(etcd: SimEtcd) -> None:
         master.tick(400 * number + 1)
         assert etcd.view.order is None
         assert master.machine.role is Role.LEADING
+
+
+def in_sync_with(etcd: SimEtcd, *full: str) -> tuple[Member, dict[str, MemberReport]]:
+    """A master with slaves s and t, which have all. The disks of some are full, as etcd knows."""
+    master = master_with(etcd, "s", "t")
+    for name in full:
+        slave = Member(etcd, name)
+        slave.run(slave.machine.full("no space", 0), 0)
+    reports = {each: MemberReport(60, True, 300) for each in "st"}
+    master.report(60, reports, 300)
+    return master, reports
+
+
+def test_a_master_whose_disk_is_full_gives_the_lead_to_who_has_room_and_leaves_the_set(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, "t")
+    master.run(master.machine.full("no space", 400), 400)
+    for now_ms in (700, 710, 720):
+        master.report(60, reports, now_ms)
+    assert etcd.view.in_sync is not None
+    assert (etcd.view.master, etcd.view.in_sync.successor) == (None, "s"), "t would be preferred, but for its disk"
+    assert master.members() == {"s", "t"}
+    assert etcd.view.full == {"m", "t"}
+    assert Member(etcd, "s").lead(730) == 2
+    assert master.tick(1_100) == [StopLeading(), Follow("s", "s:1", 2)]
+    assert "since its disk is full: no space" in master.machine.problems(1_100)[0]
+
+
+def test_a_master_whose_disk_is_full_stays_and_says_so_while_nobody_in_sync_has_room(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, "s", "t")
+    master.run(master.machine.full("no space", 400), 400)
+    for now_ms in range(500, 2_500, 50):
+        master.report(60, reports, now_ms)
+        assert (master.machine.role, etcd.view.order) == (Role.LEADING, None)
+    assert master.members() == {"m", "s", "t"}
+    assert master.machine.problems(2_500) == ["the disk here is full, and the lead stays here until a member in sync has room"]
+    slave = Member(etcd, "s", 2_500)
+    slave.run(slave.machine.full("no space", 2_500), 2_500)
+    slave.run(slave.machine.full("", 2_900), 2_900)
+    assert etcd.view.full == {"m", "t"}
+    for now_ms in (2_950, 3_250, 3_550):
+        etcd.expire(now_ms)
+        master.report(60, reports, now_ms)
+    assert etcd.view.in_sync is not None
+    assert etcd.view.in_sync.successor == "s"
+
+
+def test_a_master_that_has_room_again_keeps_the_lead(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, "s", "t")
+    master.run(master.machine.full("no space", 400), 400)
+    master.run(master.machine.full("", 800), 800)
+    assert etcd.view.full == {"s", "t"}
+    etcd.expire(TTL_MS + 1)
+    assert not etcd.view.full, "a member that is gone says nothing of its disk"
+    assert master.machine.problems(800) == []
+    for now_ms in (1_200, 1_600):
+        master.report(60, reports, now_ms)
+    assert master.machine.role is Role.LEADING
+
+
+def test_a_switch_to_nobody_in_particular_prefers_who_has_room(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, "s")
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "")),)))
+    reports["t"] = replace_position(reports["t"], 50)
+    master.report(60, reports, 700)
+    reports["t"] = replace_position(reports["t"], 60)
+    master.report(60, reports, 710)
+    assert etcd.view.in_sync is not None
+    assert etcd.view.in_sync.successor == "t"
+
+
+def test_who_has_room_runs_first_when_the_lead_is_free_and_who_has_none_leads_if_nobody_else_does(etcd: SimEtcd) -> None:
+    master, _ = in_sync_with(etcd)
+    full, roomy = Member(etcd, "s", 300), Member(etcd, "t", 300)
+    full.run(full.machine.full("no space", 300), 300)
+    master.answers = False
+    ran_ms: dict[str, int] = {}
+    for now_ms in range(400, 2 * TTL_MS, 50):
+        for member in (full, roomy):
+            if StopFollowing() in member.tick(now_ms):
+                ran_ms[member.machine.settings.member] = now_ms
+    assert ran_ms["s"] - ran_ms["t"] >= LONGER_LOG_WAIT_MS
 
 
 def test_a_switch_that_takes_too_long_is_called_off(etcd: SimEtcd) -> None:

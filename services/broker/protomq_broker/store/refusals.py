@@ -42,6 +42,19 @@ class Refusals:
         """Why the store takes no writes; "" if it takes them."""
         return self._log.failure or self.by_housekeeping or self.full_disk.reason
 
+    @property
+    def last_refusal(self) -> str:
+        """Why the last append was refused; "" if it was stored. A look at the disk changes nothing in that: it may be wrong."""
+        return self.reason or ("the last append found the disk full" if self.full_disk.was_full else "")
+
+    def lack_of_room(self) -> str:
+        """Why the store takes no writes, or will take none soon; "" if its disk has room. Raises OSError."""
+        if self.reason:
+            return self.reason
+        needed_bytes = self._log.folder.segment_size_bytes if self._log.is_next_segment_due() else _SPACE_MIN_BYTES
+        free_bytes = self._disk.usage(self._root).free_bytes
+        return f"its disk has {free_bytes} bytes left" if free_bytes < needed_bytes else ""
+
     def refuse(self, reason: str) -> None:
         """Refuses messages from now on; "" takes them again."""
         self.by_housekeeping = reason

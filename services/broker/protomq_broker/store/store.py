@@ -328,6 +328,7 @@ class Store:
         self.truncate_to = leadership.truncate_to
         # Any thread.
         self.check_room = leadership.check_room
+        self.lack_of_room = self._refusals.lack_of_room
         self.epoch_end = leadership.epoch_end
         self.shared_end_offset = leadership.shared_end_offset
         self.log_point = leadership.log_point
@@ -544,6 +545,11 @@ class Store:
     def write_refusal(self) -> str:
         """Why the store takes no writes; "" if it takes them."""
         return self._refusals.reason
+
+    @property
+    def last_refusal(self) -> str:
+        """Why the last append was refused; "" if it was stored."""
+        return self._refusals.last_refusal
 
     @property
     def checkpoint_failure(self) -> str:

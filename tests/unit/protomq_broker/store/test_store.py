@@ -775,7 +775,22 @@ def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
         store._upkeep.keeper.turn()
     assert store.write_refusal == ""
     assert "accepted again" in caplog.records[-1].getMessage()
+    assert store.last_refusal == "the last append found the disk full"
     store.append([make_request([bytes(300)])])
+    assert store.last_refusal == ""
+
+
+def test_a_store_lacks_room_before_it_needs_it() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    assert store.lack_of_room() == ""
+    used_bytes = disk.capacity_bytes - disk.usage("/s").free_bytes
+    disk.capacity_bytes = used_bytes + (1 << 20) - 1
+    assert "1048575 bytes left" in store.lack_of_room()
+    disk.capacity_bytes += 1
+    assert store.lack_of_room() == ""
+    store._refusals.refuse("housekeeping says so")
+    assert store.lack_of_room() == "housekeeping says so"
 
 
 def test_a_disk_that_is_smaller_than_a_segment_is_said_once(
