@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from . import _forks
@@ -179,8 +179,8 @@ class AsyncPushConsumer(PushBase):
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
         loop = self._loop
         self._own_tasks = [
-            loop.create_task(self._until_death(self._poll_until_end()), name="protomq-push"),
-            loop.create_task(self._until_death(self._give_back_until_end()), name="protomq-push-back"),
+            loop.create_task(self._until_death(self._poll_until_end), name="protomq-push"),
+            loop.create_task(self._until_death(self._give_back_until_end), name="protomq-push-back"),
         ]
 
     async def stop(self, timeout_s: float | None = None) -> int:
@@ -315,12 +315,13 @@ class AsyncPushConsumer(PushBase):
 
     # -- the tasks -------------------------------------------------------------------------------------------------------
 
-    async def _until_death(self, work: Coroutine[None, None, None]) -> None:
+    async def _until_death(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """A task. What ends it by itself, such as a SystemExit of an allocation of the program's, ends the consumer."""
         task = asyncio.current_task()
         assert task is not None
         try:
-            await work
+            # Made here: one that is cancelled before it begins would leave a coroutine that nobody awaits.
+            await work()
         except BaseException as error:
             # GeneratorExit: its loop was closed before, so nothing can be stopped any more.
             if task.cancelling() or isinstance(error, KeyboardInterrupt | GeneratorExit):
@@ -373,7 +374,7 @@ class AsyncPushConsumer(PushBase):
         loop = asyncio.get_running_loop()
         idle_count = self._concurrency - len(self._pool)
         for _ in range(min(self._state.runs_wanted(), idle_count)):
-            task = loop.create_task(self._until_death(self._listen()), name="protomq-listener")
+            task = loop.create_task(self._until_death(self._listen), name="protomq-listener")
             self._pool.add(task)
             task.add_done_callback(self._pool.discard)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_task_that_dies_ends_the_consumer_and_its_run(
         raise error
 
     async def start() -> None:
-        tasks.append(asyncio.create_task(consumer._until_death(die()), name="protomq-push"))
+        tasks.append(asyncio.create_task(consumer._until_death(die), name="protomq-push"))
 
     async def stop() -> int:
         consumer.request_stop()
@@ -158,7 +159,7 @@ def test_a_task_that_dies_ends_the_consumer_and_its_run(
 
 async def test_a_task_that_is_cancelled_from_outside_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
     consumer = AsyncPushConsumer("g")
-    task = asyncio.create_task(consumer._until_death(asyncio.sleep(60)))
+    task = asyncio.create_task(consumer._until_death(partial(asyncio.sleep, 60)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -167,10 +168,21 @@ async def test_a_task_that_is_cancelled_from_outside_has_not_died(caplog: pytest
     assert not caplog.records
 
 
+async def test_a_task_that_is_cancelled_before_it_begins_leaves_no_coroutine(recwarn: pytest.WarningsRecorder) -> None:
+    consumer = AsyncPushConsumer("g")
+    task = asyncio.create_task(consumer._until_death(partial(asyncio.sleep, 60)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    gc.collect()
+    assert not list(recwarn)
+
+
 def test_a_task_whose_loop_was_closed_before_its_end_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
     consumer = AsyncPushConsumer("g")
     loop = asyncio.new_event_loop()
-    task = loop.create_task(consumer._until_death(asyncio.sleep(60)))
+    task = loop.create_task(consumer._until_death(partial(asyncio.sleep, 60)))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     del loop, task
@@ -185,7 +197,7 @@ async def test_an_interrupt_in_a_task_is_the_programs() -> None:
     async def interrupted() -> None:
         raise KeyboardInterrupt
 
-    work = consumer._until_death(interrupted())
+    work = consumer._until_death(interrupted)
     consumer._pool.clear()
     with pytest.raises(KeyboardInterrupt):
         await work
