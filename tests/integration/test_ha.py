@@ -328,17 +328,23 @@ def test_a_slave_with_other_segments_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "word"),
-    [("itself", "this broker itself"), ("grpc", "may be a gRPC port"), ("other name", "a slave has the name")],
+    [
+        ("itself", "this broker itself"),
+        ("grpc", "may be a gRPC port"),
+        ("other name", "a slave has the name"),
+        ("other cluster", "a slave has the cluster of its master"),
+    ],
 )
 def test_a_slave_of_no_master_does_not_start(brokers: tuple[HaBroker, HaBroker], tmp_path: Path, what: str, word: str) -> None:
     address = brokers[0].address
     with socket.create_server(("127.0.0.1", 0)) as free:
         own = free.getsockname()[1]
-    master = {"itself": f"localhost:{own}", "grpc": address.grpc_address, "other name": address.remoting_address}[what]
+    master = {"itself": f"localhost:{own}", "grpc": address.grpc_address}.get(what, address.remoting_address)
     config = tmp_path / "slave.yaml"
     listen = {"grpc_port": 0, "remoting_port": own}
     name = "other" if what == "other name" else NAME
-    roles = {"broker_name": name, "broker_role": "SLAVE", "broker_id": 7}
+    cluster = "other" if what == "other cluster" else "DefaultCluster"
+    roles = {"cluster": cluster, "broker_name": name, "broker_role": "SLAVE", "broker_id": 7}
     config.write_text(json.dumps({"data_dir": str(tmp_path / "store"), "listen": listen, "ha": {"master": master}, **roles}))
     command = [sys.executable, "-m", "protomq_cli", "broker", "-c", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

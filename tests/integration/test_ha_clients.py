@@ -181,3 +181,14 @@ def test_while_the_master_is_away_the_command_line_shows_what_its_slave_has_and_
     cluster.master.start()
     wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
     assert run("group", "show", "shown", "-o", "jsonl", namesrv=namesrv).stdout == shown["group", "show", "shown"]
+
+
+def test_a_slave_of_another_cluster_does_not_follow_and_says_so(tmp_path: Path) -> None:
+    with running_namesrv() as namesrv:
+        address = str(namesrv.remoting)
+        master = HaBroker(tmp_path / "master", "ASYNC_MASTER", 0, namesrv=[address])
+        slave = HaBroker(tmp_path / "slave", "SLAVE", 1, namesrv=[address], cluster="other")
+        with running(master, slave):
+            wait_for(lambda: "a slave has the cluster of its master" in slave.status().problem, PATIENCE_S)
+            assert "a slave has the cluster of its master" in run("ha", "status", "-o", "jsonl", namesrv=address).stdout
+            assert not master.status().replicas

@@ -136,12 +136,15 @@ class RemoteLog:
 
 
 def check_master(config: BrokerConfig, broker_name: str) -> None:
-    """Raises ConfigError if what stands at `ha.master` is there, and is the master of no slave of this name. Who is not there may come."""
+    """Raises ConfigError if what stands at `ha.master` is there, and is the master of no slave of this name and cluster.
+
+    Who is not there may come.
+    """
     address = parse_address_list(config.ha.master)[0]
     client_id = f"slave {config.broker_id} of {broker_name}"
     try:
         with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=CHECK_TIMEOUT_S) as client:
-            request = ha.CompareLogRequest(broker_name=broker_name)
+            request = ha.CompareLogRequest(broker_name=broker_name, cluster=config.cluster)
             client.call(_COMPARE, request.SerializeToString(), CHECK_TIMEOUT_S)
     except OtherProtocolError as error:
         raise ConfigError(
@@ -289,6 +292,7 @@ class HaFollower:
                     self._target.epoch if self._target is not None else 0,
                 )
                 request.size_max_bytes = part_size.size_bytes
+                request.cluster = self._config.cluster
                 self._check_may_speak()
                 answer = client.ask(_FETCH, request.SerializeToString(), timeout_s, until_woken=True)
                 response, part = memory.read(answer.unwrap_octets())

@@ -139,6 +139,7 @@ class HaService:
         self._positions = store.positions
         self._config = config.ha
         self._broker_name = broker_name
+        self._cluster = config.cluster
         self._now_ms = clock.monotonic_ms
         self._role = config.role
         self._broker_id = config.broker_id
@@ -245,7 +246,7 @@ class HaService:
         self, request: ha.CompareLogRequest, context: CallContext
     ) -> ha.CompareLogResponse:
         """Returns where an epoch ends, or which append ends at a position."""
-        self._check_name(request.broker_name)
+        self._check_name(request.broker_name, request.cluster)
         response = ha.CompareLogResponse(first_position=self._store.min_position)
         question = request.WhichOneof("question")
         if question is None:
@@ -348,7 +349,7 @@ class HaService:
             field = "size_max_bytes" if request.size_max_bytes < 0 else "hold_ms"
             raise invalid_argument(field, "must be 0 or above")
 
-    def _check_name(self, broker_name: str) -> None:
+    def _check_name(self, broker_name: str, cluster: str = "") -> None:
         if broker_name != self._broker_name:
             raise ServiceError(
                 Code.NOT_FOUND,
@@ -356,9 +357,16 @@ class HaService:
                 f"this is broker {self._broker_name}, not {broker_name!r}: a slave has the name of its master",
                 metadata={"broker_name": broker_name},
             )
+        if cluster not in ("", self._cluster):
+            raise ServiceError(
+                Code.NOT_FOUND,
+                "BROKER_NOT_FOUND",
+                f"this is broker {self._broker_name} of cluster {self._cluster}, not of {cluster!r}: a slave has the cluster of its master",
+                metadata={"broker_name": broker_name},
+            )
 
     def _begin_session(self, call: Call, request: ha.FetchRequest) -> None:
-        self._check_name(request.broker_name)
+        self._check_name(request.broker_name, request.cluster)
         if self._leadership is not None and request.epoch != self._store.epoch:
             raise not_master(self._broker_name, self._broker_id)
         if request.broker_id <= 0:

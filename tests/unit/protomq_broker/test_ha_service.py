@@ -151,10 +151,11 @@ class _Slave:
         self._lane = FakeLane()
         self.store = open_store(SimDisk(), follows=True)
 
-    def follow(self) -> str:
-        """One session, until it has all or ends: why it ends."""
+    def follow(self, cluster: str = "") -> str:
+        """One session, until it has all or ends: why it ends. `cluster`: where it says that it belongs."""
         session = FollowSession(self.store, lambda function: function())
         request = session.begin_request("b", 1, "")
+        request.cluster = cluster
         begins = True
         while True:
             call = FakeCall(self._lane, self._bound, request)
@@ -172,6 +173,16 @@ class _Slave:
                 call.hang_up()
                 return "refused"
             request, begins = session.fetch_request(10 * GATHER_MS), False
+
+
+def test_a_slave_of_another_cluster_is_refused() -> None:
+    leader = open_store(SimDisk())
+    leader.append([make_request([b"x"])])
+    slave = _Slave(leader)
+    assert slave.follow("other") == "BROKER_NOT_FOUND"
+    assert not slave.store.appended_position
+    assert slave.follow("DefaultCluster") == slave.follow("") == ""
+    assert slave.store.appended_position == leader.appended_position
 
 
 def test_damage_that_only_a_slave_notices_goes_into_quarantine_and_holds_it_up_no_longer_than_it_lasts() -> None:

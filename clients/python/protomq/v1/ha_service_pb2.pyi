@@ -147,6 +147,7 @@ class FetchRequest(_message.Message):
     HOLD_MS_FIELD_NUMBER: _builtins.int
     HEARD_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session, from the first answer; 0 begins one, and ends the one that this slave had before."""
     broker_name: _builtins.str
@@ -169,6 +170,8 @@ class FetchRequest(_message.Message):
     """The latest `said_ms` of this session's answers that the slave has stored; 0: none."""
     epoch: _builtins.int
     """To begin a session: the epoch in which the master leads by etcd; another one is refused (NOT_MASTER). 0: roles are fixed."""
+    cluster: _builtins.str
+    """To begin a session: the slave's cluster, the same as the master's; "": not compared."""
     @_builtins.property
     def end(self) -> Global___LogPoint:
         """To begin a session: the end of the slave's log. The answer begins there, or, if the position is 0, where the master's log begins."""
@@ -188,10 +191,11 @@ class FetchRequest(_message.Message):
         hold_ms: _builtins.int = ...,
         heard_ms: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "broker_name", b"broker_name", "end", b"end", "epoch", b"epoch", "flushed_position", b"flushed_position", "heard_ms", b"heard_ms", "hold_ms", b"hold_ms", "session", b"session", "size_max_bytes", b"size_max_bytes", "store_id", b"store_id", "written_position", b"written_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "end", b"end", "epoch", b"epoch", "flushed_position", b"flushed_position", "heard_ms", b"heard_ms", "hold_ms", b"hold_ms", "session", b"session", "size_max_bytes", b"size_max_bytes", "store_id", b"store_id", "written_position", b"written_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,22 +323,26 @@ class CompareLogRequest(_message.Message):
     BROKER_NAME_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     broker_name: _builtins.str
     """Name of the broker."""
     epoch: _builtins.int
     """Where this epoch, or the last one below it, ends."""
     position: _builtins.int
     """Which append ends there."""
+    cluster: _builtins.str
+    """The cluster of who asks, the same as that of the broker; "": not compared."""
     def __init__(
         self,
         *,
         broker_name: _builtins.str = ...,
         epoch: _builtins.int = ...,
         position: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "epoch", b"epoch", "position", b"position", "question", b"question"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "cluster", b"cluster", "epoch", b"epoch", "position", b"position", "question", b"question"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["epoch", "position"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
