@@ -3,9 +3,9 @@
     config/confirmed.json    {"position": n}: the log is confirmed up to there, as the master said, or as this broker knew while it led
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
-of the log below the position removes the file, like a snapshot of a state. Without the file a slave follows a master
-even if that has nothing of its log, unless it has led. With it, it follows no elected master whose log is not of its own past, however
-little the file says.
+of the log below the position removes the file, like a snapshot of a state. If a power cut has removed the end of the log, a start writes
+the lower position before anything is appended. Without the file a slave follows a master even if that has nothing of its log, unless it has
+led. With it, it follows no elected master whose log is not of its own past, however little the file says.
 """
 
 from __future__ import annotations
@@ -43,6 +43,21 @@ class ConfirmedFile:
         except (SideFileDamagedError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s is ignored: %s", self._path, error)
             return 0
+
+    def read_within(self, end_position: int) -> int:
+        """Returns the position, or the end of the log if that is lower. Call it before anything is appended, also from a master.
+
+        A power cut may have removed what was confirmed. Then the file says so at once, or is removed: other messages will stand there, and
+        after a crash it would say that they are confirmed. Raises OSError if neither is possible.
+        """
+        position = self.read()
+        if position <= end_position:
+            return position
+        self.write(end_position)
+        if self._has_failed:
+            self._disk.unlink(self._path)
+            self._disk.fsync_dir(self._path.rpartition("/")[0])
+        return end_position
 
     def write(self, position: int) -> None:
         """Replaces the file durably if the position has changed. A disk error is only logged: what the file has stays true."""

@@ -202,7 +202,7 @@ class HaFollower:
         self._own_address = own_address
         positions = self._store.positions
         # If a power cut removed the end of the log, the master has to confirm what is fetched in its place.
-        positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
+        positions.note_replicated(self._confirmed_file.read_within(positions.appended))
         self._begin()
 
     def go_on(self) -> None:

@@ -100,7 +100,7 @@ class Replication:
         positions = self._store.positions
         if self._leadership is not None:
             # A confirmed position stays confirmed under any leader; everything above it waits for the in-sync set.
-            positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
+            positions.note_replicated(self._confirmed_file.read_within(positions.appended))
             positions.on_appended.append(self._confirm_alone)
             self._notes.start()
         self._apply(self.service.verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 
 import pytest
@@ -57,3 +58,26 @@ def test_a_disk_that_takes_no_note_is_complained_of_once(caplog: pytest.LogCaptu
         file.write(95)
     assert len(caplog.records) == 2
     assert file.read() == 90
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_a_power_cut_has_removed_is_confirmed_no_more_when_other_messages_stand_there(has_room: bool) -> None:
+    """The next crash may come before the next note."""
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    disk.fsync_dir("/")
+    disk.fsync_dir("/s")
+    ConfirmedFile(disk, "/s").write(90)
+    if not has_room:
+        disk.capacity_bytes = 1
+    assert ConfirmedFile(disk, "/s").read_within(70) == 70
+    left = disk.crash(random.Random(1), keep=0.0)
+    assert ConfirmedFile(left, "/s").read_within(100) == (70 if has_room else 0)
+
+
+def test_what_the_log_has_stays_confirmed() -> None:
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    ConfirmedFile(disk, "/s").write(90)
+    assert ConfirmedFile(disk, "/s").read_within(90) == 90
+    assert ConfirmedFile(disk, "/s").read_within(95) == 90
