@@ -20,6 +20,7 @@ from protomq import (
     ConnectionOptions,
     Message,
     Retry,
+    SendStatus,
     TransactionDecision,
 )
 from protomq.asgi import Messaging
@@ -210,11 +211,14 @@ def test_a_signal_ends_a_consumer(protomq_server: Broker, protomq_topic: str) ->
 def test_a_client_outlives_its_loop(protomq_server: Broker, protomq_topic: str) -> None:
     producer = AsyncProducer(namesrv=protomq_server.remoting_address)
 
+    sent: list[SendStatus] = []
+
     async def send() -> None:
-        await producer.send(protomq_topic, b"x")
+        sent.append((await producer.send(protomq_topic, b"x")).status)
 
     run(send)
     run(send)
+    assert sent == [SendStatus.SEND_OK] * 2
 
     async def close() -> None:
         await producer.close()
