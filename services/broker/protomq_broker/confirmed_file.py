@@ -47,8 +47,8 @@ class ConfirmedFile:
     def read_within(self, end_position: int) -> int:
         """Returns the position, or the end of the log if that is lower. Call it before anything is appended, also from a master.
 
-        A power cut may have removed what was confirmed. Then the file says so at once, or is removed. Else it would say of the messages that
-        come to stand there that they are confirmed, after a crash. Raises OSError if neither is possible.
+        A power cut may have removed what was confirmed. Then the file says so at once, or is removed. Else, after a crash, it would say of
+        the messages that come to stand there that they are confirmed. Raises OSError if neither is possible.
         """
         position = self.read()
         if position <= end_position:
