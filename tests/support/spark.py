@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -79,12 +80,12 @@ def spark_session(
 
     `python`: what Spark starts as its workers.
     """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
-    os.environ["PYTHONPATH"] = str(ROOT)  # Workers shall find tests.support.
     builder = SparkSession.builder.master(master).appName("protomq-tests")
     for name, value in (CONFIGURATION | {"spark.sql.warehouse.dir": str(warehouse)} | more).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    # Workers shall find tests.support. Only the start reads these: a variable that stays would keep brokers of later tests from being warm.
+    with patch.dict(os.environ, PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python, PYTHONPATH=str(ROOT)):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("FATAL")
     try:
         yield session
