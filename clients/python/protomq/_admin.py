@@ -93,7 +93,8 @@ class Admin(AdminCalls):
         connection: ConnectionOptions | None = None,
     ) -> None:
         """`request_timeout_s`: time-out of each call to a server. `silence_s`: a broker that did not answer is not asked again for that
-        long, but counts as silent. So a program that asks for many things waits once. The others are as in Producer.
+        long, but counts as silent. So a program that asks for many things waits once. A change is not sent to it meanwhile: its error is
+        ConnectFailedError. The others are as in Producer.
         """
         check_seconds("request_timeout_s", request_timeout_s)
         check_seconds("silence_s", silence_s, zero=True)

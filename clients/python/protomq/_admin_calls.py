@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -29,6 +30,7 @@ from .errors import (
     ClientError,
     ClosedError,
     ConfigurationError,
+    ConnectFailedError,
     InvalidArgumentError,
     NoRouteError,
     NotFoundError,
@@ -106,8 +108,8 @@ class AdminCalls:
         """Calls `ask` for one broker after another, all or those named; the errors of those that could not answer, by label.
 
         Raises if none could. `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after
-        the masters. `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead, until one
-        does.
+        the masters. `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead. The first of
+        them that answers counts.
         """
         return self._asked(names, ask, topic, with_slaves, slave_stands_in, side_by_side=False)[1]
 
@@ -154,34 +156,45 @@ class AdminCalls:
                 return False
             return True
 
-        asked = brokers if with_slaves else masters
-        if self._silence_s and not side_by_side:
-            self._find_silent(asked)
-        calls: list[Callable[[], _R]] = [partial(self._unless_silent, broker, partial(ask, broker)) for broker in asked]
-        for broker, said in zip(asked, self._side_by_side(calls) if side_by_side else calls, strict=True):
+        def said_by(asked: Sequence[BrokerInfo]) -> Iterator[tuple[BrokerInfo, Callable[[], _R]]]:
+            if self._silence_s and not side_by_side:
+                self._find_silent(asked)
+            calls: list[Callable[[], _R]] = [
+                partial(self._unless_silent, broker, partial(ask, broker), changes=not side_by_side) for broker in asked
+            ]
+            return zip(asked, self._side_by_side(calls) if side_by_side else calls, strict=True)
+
+        for broker, said in said_by(brokers if with_slaves else masters):
             is_answered_by(broker, said)
         if not with_slaves:
             away = [name for name in dict.fromkeys(broker.broker_name for broker in brokers) if name not in led]
             failures |= {name: self._no_master(name, brokers) for name in away}
             # A master that has answered with an error of its own has answered.
             silent = [name for name in led if isinstance(failures.get(name), TransportError)]
-            for name in (*sorted(silent), *away) if slave_stands_in else ():
-                slaves = (broker for broker in brokers if broker.broker_name == name and broker.broker_id)
-                any(is_answered_by(slave, partial(self._unless_silent, slave, partial(ask, slave))) for slave in slaves)
+            unled = (*sorted(silent), *away) if slave_stands_in else ()
+            slaves = [broker for name in unled for broker in brokers if broker.broker_name == name and broker.broker_id]
+            stood_in: set[str] = set()
+            for slave, said in said_by(slaves):
+                if slave.broker_name not in stood_in and is_answered_by(slave, said):
+                    stood_in.add(slave.broker_name)
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
         if not answers:
             raise next(iter(failures.values()))
         return answers, failures
 
-    def _unless_silent(self, broker: BrokerInfo, call: Callable[[], _R]) -> _R:
-        """What it says. One that did not answer a moment ago is not waited for again: its error is raised."""
-        error, until_s = self._silent.get(broker.address, (None, 0.0))
-        if error is not None and self._monotonic_s() < until_s:
-            raise error
+    def _unless_silent(self, broker: BrokerInfo, call: Callable[[], _R], *, changes: bool = False) -> _R:
+        """What it says. One that did not answer a moment ago is not waited for again: a read raises its error as it was."""
+        known, until_s = self._silent.get(broker.address, (None, 0.0))
+        if known is not None and self._monotonic_s() < until_s:
+            if changes:
+                # The error of the ping, or of another change, would leave open whether this one was sent.
+                raise ConnectFailedError(f"nothing was sent to it, because it has just been silent: {known}")
+            # An error that is raised several times collects tracebacks and contexts.
+            raise copy(known)
         try:
             return call()
         except TransportError as error:
-            self._silent[broker.address] = (error, self._monotonic_s() + self._silence_s)
+            self._silent[broker.address] = (copy(error), self._monotonic_s() + self._silence_s)
             raise
 
     def _find_silent(self, brokers: Sequence[BrokerInfo]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from threading import Barrier
 
@@ -10,6 +11,7 @@ import pytest
 from protomq import Admin, _admin_calls, _methods
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
+    ConnectFailedError,
     NotPermittedError,
     PartialResultError,
     RequestTimeoutError,
@@ -93,3 +95,36 @@ def test_brokers_that_are_changed_one_by_one_are_waited_for_at_the_same_time(clu
     assert caught.value.result == ["a"]
     assert list(caught.value.failures) == ["b", "c"]
     assert cluster.tries("b", _methods.DELETE_GROUP) == 0
+
+
+def test_slaves_that_stand_in_are_asked_at_the_same_time(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.leaderless = {"a", "b", "c"}
+    monkeypatch.setattr(_admin_calls, "SyncTransport", lambda _: MeetingTransport(cluster))
+    with Admin(namesrv="n:1") as admin, pytest.raises(PartialResultError) as caught:
+        admin.list_group_settings()
+    assert caught.value.result == []
+    assert list(caught.value.failures) == ["a", "b", "c"], "their masters, which may know more"
+
+
+def test_of_a_change_that_was_not_sent_to_a_silent_broker_the_error_says_so(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.fail("b", _methods.PING, RequestTimeoutError("no answer in time"))
+    with pytest.raises(PartialResultError) as caught:
+        admin.delete_group("g")
+    error = caught.value.failures["b"]
+    assert isinstance(error, ConnectFailedError), "the class that says that nothing was sent"
+    assert error.definite
+    assert str(error) == "nothing was sent to it, because it has just been silent: no answer in time"
+    assert error.metadata["broker_name"] == "b"
+
+
+def test_each_call_that_a_silent_broker_does_not_get_raises_an_error_of_its_own(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.fail("b", _methods.GET_BROKER_STATUS, RequestTimeoutError("no answer in time"))
+    errors = []
+    for _ in range(3):
+        with pytest.raises(RequestTimeoutError) as caught:
+            admin.broker_status("b")
+        errors.append(caught.value)
+    assert len({id(error) for error in errors}) == len(errors)
+    assert {str(error) for error in errors} == {"no answer in time"}
+    depths = [len(list(traceback.walk_tb(error.__traceback__))) for error in errors]
+    assert depths[1] == depths[2], "a traceback that is raised again grows"
