@@ -30,6 +30,7 @@ from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
 from protomq_cli.permits import check_permitted
 from protomq_cli.places import resolve_in_queue
+from protomq_cli.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from protomq import Message, MessageQueue, PullConsumer
@@ -361,16 +362,21 @@ class TopicCheck:
         """Those that are asked."""
 
     def __call__(self) -> set[str]:
-        """Asks all of them. Raises TopicRecreatedError; returns those that do not answer."""
+        """Asks all of them at the same time. Raises TopicRecreatedError; returns those that do not answer."""
+        names = sorted(self.broker_names)
         silent = set()
-        for broker_name in sorted(self.broker_names):
+        for broker_name, said in zip(names, side_by_side([partial(self.ask, name) for name in names]), strict=True):
             try:
-                self.ask(broker_name)
+                said()
             except TopicRecreatedError:
                 raise
             except ProtomqError:
                 silent.add(broker_name)
         return silent
+
+    def ask_each(self, missing: Missing) -> None:
+        """All of them, for the first time; those that do not answer are noted."""
+        missing.ask_each({name: partial(self.ask, name) for name in sorted(self.broker_names)})
 
     def ask(self, broker_name: str) -> None:
         """One broker. Its first answer counts as the topic at the start: nothing of its topic may be used before."""
@@ -428,23 +434,34 @@ def follow(
         check.broker_names |= {queue.broker_name for queue in queues}
         if wanted is None and not exit_at_end:
             spans: Mapping[MessageQueue, Span] = {}
-            if queues and not any(missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues):
-                missing.raise_first()
-            calls.timeout_s = _CHECK_TIMEOUT_S
-            check()
+            calls.timeout_s = min(timeout_s, _CHECK_TIMEOUT_S)
+            if queues and check() == check.broker_names:
+                calls.timeout_s = timeout_s
+                check.ask_each(missing)
+                if all(name in missing for name in check.broker_names):
+                    missing.raise_first()
+                missing.clear()  # What the others have comes when they answer.
         else:
             # Before the offsets are looked up: they mean nothing in a topic that is made again from now on.
-            for broker_name in sorted(check.broker_names):
-                missing.ask(broker_name, partial(check.ask, broker_name))
+            check.ask_each(missing)
             spans = find_spans(consumer, queues, wanted, missing, exit_at_end=exit_at_end)
         if not has_end:
             missing.forget(gone)
             for one in gone:
                 sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
         calls.timeout_s = _CHECK_TIMEOUT_S
+
+        def begin() -> None:
+            if group or not has_end or not spans:
+                consumer.subscribe(topic, tags, sql=sql, cel=cel, module=module)
+            else:
+                # Of brokers that do not answer nothing is waited for.
+                consumer.assign(list(spans), tags, sql=sql, cel=cel, module=module)
+                follower.on_assigned(list(spans))
+
         follower.run(
             consumer,
-            lambda: consumer.subscribe(topic, tags, sql=sql, cel=cel, module=module),
+            begin,
             spans,
             has_end=has_end,
             count_max=count_max,

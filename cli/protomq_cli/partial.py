@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from protomq_cli.connection import name_broker
 from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from protomq import Admin, MessageQueue, MissingBroker, PullConsumer
@@ -61,10 +62,7 @@ class Missing:
         """What a broker says, None if it does not; one that did not once is not asked again."""
         from protomq.errors import BusyError, NoRouteError, TopicNotFoundError, TransportError
 
-        if broker_name in self._expected:
-            self._failures.setdefault(broker_name, self._expected[broker_name])
-        known = self._failures.get(broker_name)
-        if known is not None and known.reason != "NO_ROUTE":  # Without a master it has slaves, which may answer.
+        if not self._may_answer(broker_name):
             return None
         try:
             return call()
@@ -74,6 +72,20 @@ class Missing:
         except (BusyError, NoRouteError, TransportError) as error:
             self._failures[broker_name] = error
             return None
+
+    def ask_each(self, calls: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """What brokers say that are asked at the same time, by name, without those that do not answer."""
+        names = [name for name in calls if self._may_answer(name)]
+        answers = dict(zip(names, side_by_side([calls[name] for name in names]), strict=True))
+        said = {name: self.ask(name, answer) for name, answer in answers.items()}
+        return {name: answer for name, answer in said.items() if answer is not None}
+
+    def _may_answer(self, broker_name: str) -> bool:
+        if broker_name in self._expected:
+            self._failures.setdefault(broker_name, self._expected[broker_name])
+        known = self._failures.get(broker_name)
+        # Without a master it has slaves, which may answer.
+        return known is None or known.reason == "NO_ROUTE"
 
     def queues(self, consumer: PullConsumer, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic. Where nobody knows it, one that does not answer may: then its error is raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,17 @@ def resolve_in_queue(
     consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange, queue_range: QueueRange | None = None
 ) -> tuple[int, int | None]:
     """[begin, end) of a range in one queue; the end is None where the range has none. `queue_range`: of the queue, if it is known."""
-    min_offset, end_offset = queue_range or consumer.queue_range(queue)
+    return resolve_range(wanted, queue_range or consumer.queue_range(queue), lambda when: consumer.offset_for_time(queue, when))
+
+
+def resolve_range(
+    wanted: OffsetRange, queue_range: QueueRange, offset_for_time: Callable[[datetime], int]
+) -> tuple[int, int | None]:
+    """The same for a queue whose range is known. `offset_for_time` asks its broker."""
+    min_offset, end_offset = queue_range
 
     def at_time(time_ms: int) -> int:
-        return consumer.offset_for_time(queue, datetime.fromtimestamp(time_ms / 1000, UTC))
+        return offset_for_time(datetime.fromtimestamp(time_ms / 1000, UTC))
 
     begin = resolve(wanted.begin, min_offset, end_offset, at_time)
     if wanted.end is None:

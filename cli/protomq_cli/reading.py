@@ -20,16 +20,18 @@ from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
 from protomq_cli.permits import check_permitted
-from protomq_cli.places import resolve_in_queue
+from protomq_cli.places import resolve_range
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from types import TracebackType
     from typing import Self
 
-    from protomq import Message, PullConsumer, QueueRange
+    from protomq import Message, QueueRange
+    from protomq.calls import Calls
 
 LOOK_UP_TIMEOUT_S: Final = 5.0
-"""For a broker to say what a queue holds: one that is gone must not take all of a long time-out."""
+"""For a broker to say what its queues hold: one that is gone must not take all of a long time-out."""
 PULL_COUNT: Final = 1024
 """Messages a pull; fewer where fewer are wanted."""
 
@@ -65,26 +67,21 @@ class TopicReader:
             )
         self._parts: dict[MessageQueue, tuple[int, int]] = {}
         ranges: dict[MessageQueue, tuple[int, int]] = {}
-        look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
+        self._calls.timeout_s = look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
         with open_consumer(namesrv, request_timeout_s=look_up_s) as consumer:
             queues = self.missing.queues(consumer, topic)
-            if broker_name is not None and queues and broker_name not in {q.broker_name for q in queues}:
-                self.missing.raise_first()
-                raise unknown_broker(broker_name, topic, queues)
-            for queue in queues:
-                if broker_name not in (None, queue.broker_name):
-                    continue
-                if queue_ids and queue.queue_id not in queue_ids:
-                    continue
-                found = self.missing.ask(
-                    queue.broker_name, partial(_look_up, consumer, queue, wanted)
-                )
-                if found is None:
-                    continue
-                (min_offset, end_offset), begin, end = found
-                ranges[queue] = min_offset, end_offset
-                if min_offset <= begin <= end_offset:
-                    self._parts[queue] = begin, end_offset if end is None else min(end, end_offset)
+        if broker_name is not None and queues and broker_name not in {q.broker_name for q in queues}:
+            self.missing.raise_first()
+            raise unknown_broker(broker_name, topic, queues)
+        asked: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            if broker_name in (None, queue.broker_name) and (not queue_ids or queue.queue_id in queue_ids):
+                asked.setdefault(queue.broker_name, []).append(queue)
+        found = self.missing.ask_each({name: partial(_look_up, self._calls, some, wanted) for name, some in asked.items()})
+        for queue, (min_offset, end_offset), begin, end in (one for some in found.values() for one in some):
+            ranges[queue] = min_offset, end_offset
+            if min_offset <= begin <= end_offset:
+                self._parts[queue] = begin, end_offset if end is None else min(end, end_offset)
         if not ranges:
             self.missing.raise_first()
             if not queues:
@@ -178,7 +175,15 @@ def unknown_broker(name: str, topic: str, queues: Iterable[MessageQueue]) -> Cli
 
 
 def _look_up(
-    consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange
-) -> tuple[QueueRange, int, int | None]:
-    """What a queue holds, and begin and end of what is wanted of it."""
-    return consumer.queue_range(queue), *resolve_in_queue(consumer, queue, wanted)
+    calls: Calls, queues: Sequence[MessageQueue], wanted: OffsetRange
+) -> list[tuple[MessageQueue, QueueRange, int, int | None]]:
+    """What queues of a broker hold, and begin and end of what is wanted of each."""
+    topic, broker_name = queues[0].topic, queues[0].broker_name
+    ranges = calls.queue_ranges(topic, broker_name, [queue.queue_id for queue in queues]).ranges
+
+    def offset_at(queue: MessageQueue, when: datetime) -> int:
+        return calls.offset_for_time(queue, when).queue_offset
+
+    return [
+        (queue, ranges[queue.queue_id], *resolve_range(wanted, ranges[queue.queue_id], partial(offset_at, queue))) for queue in queues
+    ]

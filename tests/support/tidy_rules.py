@@ -133,6 +133,7 @@ THREADS: Final = {
     "protomq_cli.child": "the watchdog of a server that starts",
     "protomq_cli.completion": "a broker that may not answer a shell's question",
     "protomq_cli.load": "callers of a measurement",
+    "protomq_cli.side_by_side": "questions to several brokers",
     "protomq_cli.worker_metrics": "the page's server",
     "protomq_cli.worker_process": "tells the supervisor how it stands",
 }

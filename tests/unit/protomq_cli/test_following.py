@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -240,6 +241,24 @@ def test_the_check_names_those_that_do_not_answer() -> None:
         check()
 
 
+class MeetingCalls(FakeCalls):
+    """Each question waits until all brokers are asked."""
+
+    def __init__(self, **incarnations: int) -> None:
+        super().__init__(**incarnations)
+        self.barrier = Barrier(len(incarnations), timeout=5.0)
+
+    def queue_ranges(self, topic: str, broker_name: str, *, topic_incarnation: int) -> Any:
+        self.barrier.wait()
+        return super().queue_ranges(topic, broker_name, topic_incarnation=topic_incarnation)
+
+
+def test_the_check_asks_all_at_the_same_time() -> None:
+    check = TopicCheck(cast(Any, MeetingCalls(a=1, b=0, c=0)), "flights")
+    check.broker_names |= {"a", "b", "c"}
+    assert check() == {"b", "c"}
+
+
 class StartingConsumer(FakeConsumer):
     """Looks offsets up, too: 0 to 9. `looked_up` is called for each queue."""
 
@@ -259,9 +278,14 @@ class StartingConsumer(FakeConsumer):
     def subscribe(self, topic: str, tags: Sequence[str], **_: object) -> None:
         pass
 
+    def assign(self, queues: Sequence[MessageQueue], tags: Sequence[str], **_: object) -> None:
+        self.positions = dict.fromkeys(queues, 0)
 
-def start(consumer: StartingConsumer, calls: FakeCalls, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """`consume -O 7:9`. Returns the queues of what was shown."""
+
+def start(
+    consumer: StartingConsumer, calls: FakeCalls, monkeypatch: pytest.MonkeyPatch, offset: str | None = "7:9", count_max: int = 0
+) -> list[int]:
+    """`consume -O OFFSET`. Returns the queues of what was shown."""
     shown: list[int] = []
 
     def open_consumer(*_: object, listener: Follower, **__: object) -> Any:
@@ -272,8 +296,9 @@ def start(consumer: StartingConsumer, calls: FakeCalls, monkeypatch: pytest.Monk
     monkeypatch.setattr(following, "open_consumer", open_consumer)
     monkeypatch.setattr(following, "open_admin", lambda *_: nullcontext(SimpleNamespace(missing_brokers=lambda _: ())))
     following.follow(
-        None, "flights", lambda message: shown.append(message.queue.queue_id), lambda: None, group="readers",
-        wanted=parse_offsets("7:9", 0), count_max=0, exit_at_end=False, tags=(), sql=None, cel=None, module=None, transport="auto",
+        None, "flights", lambda message: shown.append(message.queue.queue_id), lambda: None, group=consumer.group,
+        wanted=None if offset is None else parse_offsets(offset, 0), count_max=count_max,
+        exit_at_end=False, tags=(), sql=None, cel=None, module=None, transport="auto",
         timeout_s=5.0,
     )  # fmt: skip
     return shown
@@ -296,6 +321,38 @@ def test_no_offsets_are_looked_up_at_a_broker_that_does_not_say_which_topic_it_h
         start(consumer, calls, monkeypatch)
     assert consumer.asked == ["a"]
     assert consumer.stored == {ONE: 9}
+
+
+def test_before_offsets_are_looked_up_all_brokers_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = StartingConsumer(lambda: None, lambda it: it.come(ONE), lambda it: it.give(ONE, 2))
+    with pytest.raises(CliError, match=r"no answer from b \(no answer in time\)"):
+        start(consumer, MeetingCalls(a=1, b=0), monkeypatch)
+
+
+def test_without_a_group_what_has_an_end_is_read_from_the_brokers_that_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = StartingConsumer(lambda: None, lambda it: it.give(ONE, 2))
+    consumer.group = ""
+    with pytest.raises(CliError, match=r"no answer from b \(no answer in time\)"):
+        start(consumer, MeetingCalls(a=1, b=0), monkeypatch)
+    assert consumer.positions == {ONE: 9}, "the queues of b would be waited for, one after the other"
+
+
+def test_who_consumes_without_an_end_begins_with_the_brokers_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = MeetingCalls(a=0, b=1)
+
+    def come_with_a_message(it: FakeConsumer) -> None:
+        it.come(ELSEWHERE)
+        it.give(ELSEWHERE, 1)
+
+    consumer = StartingConsumer(lambda: None, come_with_a_message)
+    assert start(consumer, calls, monkeypatch, offset=None, count_max=1) == [ELSEWHERE.queue_id]
+    assert consumer.asked == [], "one that is silent would be waited for"
+
+
+def test_who_consumes_without_an_end_ends_if_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = StartingConsumer(lambda: None)
+    with pytest.raises(RequestTimeoutError, match="no answer in time"):
+        start(consumer, MeetingCalls(a=0, b=0), monkeypatch, offset=None)
 
 
 def test_a_slow_reader_gets_each_message_once() -> None:
