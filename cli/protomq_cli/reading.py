@@ -59,13 +59,28 @@ class TopicReader:
         self._deadline_s = time.monotonic() + timeout_s
         self._calls = open_calls(namesrv, transport)
         self.missing = Missing()
+        self._parts: dict[MessageQueue, tuple[int, int]] = {}
+        try:
+            self._find_parts(namesrv, topic, wanted, broker_name, queue_ids, timeout_s)
+        except BaseException:
+            self._calls.close()
+            raise
+
+    def _find_parts(
+        self,
+        namesrv: str | None,
+        topic: str,
+        wanted: OffsetRange,
+        broker_name: str | None,
+        queue_ids: Sequence[int],
+        timeout_s: float,
+    ) -> None:
         with open_admin(namesrv, timeout_s) as admin:
             self.missing.note(
                 gone
                 for gone in admin.missing_brokers(topic)
                 if broker_name in (None, gone.broker.broker_name)
             )
-        self._parts: dict[MessageQueue, tuple[int, int]] = {}
         ranges: dict[MessageQueue, tuple[int, int]] = {}
         self._calls.timeout_s = look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
         with open_consumer(namesrv, request_timeout_s=look_up_s) as consumer:
