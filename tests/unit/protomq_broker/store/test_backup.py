@@ -221,7 +221,7 @@ def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
 @pytest.mark.parametrize(
     ("cut", "why"),
     [
-        (Cut(time_ms=999), "has nothing that old"),
+        (Cut(time_ms=999), r"has nothing that old: its first messages or changes were stored at 1970-01-01T00:00:01.000Z, and end at"),
         (Cut(position=7), "has nothing that old"),
         (Cut(position=SEAL_SIZE_BYTES), "has nothing that old"),
         (Cut(position=99_999_999_999), "ends at position"),
@@ -235,6 +235,7 @@ def test_a_cut_outside_of_the_backup_is_refused(cut: Cut, why: str) -> None:
     back_up(OpenStore(store), "/b", disk=disk)
     with pytest.raises(CutError, match=why):
         restore("/b", "/r", cut, disk=disk)
+    assert [path for path in ("/r/commitlog", "/r/config", "/r/lock", "/r/backup.json") if disk.exists(path)] == []
     restore("/b", "/r", Cut(position=store.appended_position, time_ms=1_000), disk=disk)
     assert read_all(open_at(disk, "/r")) == read_all(store)
 

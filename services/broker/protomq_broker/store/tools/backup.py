@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import errno
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq.wire.log_walk import Seal
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
     BackupError,
@@ -199,7 +200,7 @@ def restore(
         )
     if cut.position < kept.complete_from or cut.time_ms < kept.complete_time_ms:
         raise CutError(
-            f"{backup} tells everything from position {kept.complete_from} on, stored at {kept.complete_time_ms} ms since 1970: "
+            f"{backup} tells everything from position {kept.complete_from} on, stored at {_time_text(kept.complete_time_ms)}: "
             "cut it there or later, or restore an older backup"
         )
     if kept.end.position < cut.position < Cut().position:
@@ -213,12 +214,19 @@ def restore(
         raise WrongFolderError(
             f"{root} is another backup, or a restore with another end: restore into an empty folder"
         )
+    source = FolderSource(backup, disk=disk)
+    first = source.first_append()
+    # Before anything is made: what is refused leaves nothing.
+    if first is not None and (first.end_position > cut.position or first.store_time_ms > cut.time_ms):
+        raise CutError(
+            f"{backup} has nothing that old: its first messages or changes were stored at {_time_text(first.store_time_ms)}, and end at "
+            f"position {first.end_position}: cut it there or later"
+        )
     _make_folders(disk, root)
     lock = StoreLock(disk, root)
     try:
         fresh = replace(kept, end=START, end_time_ms=0, complete_time_ms=0, is_restore=True)
         copy = _Copy(disk, root, begun or fresh, kept.end.position)
-        source = FolderSource(backup, disk=disk)
         try:
             copy.run(source, cut)
         except _GoneError:
@@ -226,9 +234,6 @@ def restore(
                 f"{backup}: a segment is missing behind {copy.manifest.end.position}"
             ) from None
         manifest = copy.manifest
-        # The head of the first segment has no time, and is no message.
-        if manifest.end.position <= SEAL_SIZE_BYTES < kept.end.position:
-            raise CutError(f"{backup} has nothing that old: cut it later")
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
         epochs = find_epochs(disk, folder, manifest.end.position)
@@ -291,6 +296,15 @@ class FolderSource:
         size_bytes = min(size_max_bytes, segment.end_position - position)
         return segment.read(position - segment.base_position, size_bytes)
 
+    def first_append(self) -> Seal | None:
+        """The first append that is not the empty head of a segment, as far as the log holds; None if there is none."""
+        store = self._store
+        for block in store.walk(store.start()):
+            for seal in block.seals:
+                if not seal.is_head:
+                    return seal
+        return None
+
     def sealed_path(self, base_position: int) -> str:
         """See LogSource. What is restored is never a link: its store may write there."""
         return self._store.folder.path_at(base_position) if self._manifest is None else ""
@@ -324,6 +338,10 @@ def _begun(look: SourceLook) -> Manifest:
     # A log from its very beginning needs nothing that was carried forward.
     complete_from = look.end_position if look.first_position else 0
     return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_free(disk: Disk, root: str) -> bool:
