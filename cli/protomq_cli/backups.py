@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,6 +154,7 @@ def restore(
     under the broker's name, name servers refuse it.
     """
     with import_tools():
+        from protomq_broker.store.errors import CutError
         from protomq_broker.store.tools.backup import Cut
         from protomq_broker.store.tools.backup import restore as restore_store
     cut = Cut()
@@ -164,7 +166,12 @@ def restore(
         cut = cut._replace(time_ms=time.begin.time_ms)
     if position is not None:
         cut = cut._replace(position=position)
-    _print(restore_store(backup_folder, folder, cut), output)
+    try:
+        report = restore_store(backup_folder, folder, cut)
+    except CutError as error:
+        text = re.sub(r"(\d+) ms since 1970", lambda found: time_text(int(found[1])), str(error))
+        raise CliError(ExitCode.USAGE, "CUT", text) from error
+    _print(report, output)
     sys.stderr.write(f"{folder}: start a broker with this as its data_dir\n")
 
 

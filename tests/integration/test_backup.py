@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -159,6 +160,9 @@ def test_a_slave_is_backed_up_and_a_new_slave_begins_with_the_backup(tmp_path: P
             assert row["end_position"] == master.status().end_position
         finally:
             slave.kill()
+        early = protomq("restore", tmp_path / "kept", tmp_path / "early", "--time", "@2020-01-01")
+        assert re.search(r"has nothing that old: .* stored at 20\d\d-\d\d-\d\dT.*Z, and end at", early.communicate(timeout=PATIENCE_S)[1])
+        assert (early.returncode, (tmp_path / "early").exists()) == (2, False)
         done("restore", tmp_path / "kept", tmp_path / "again")
         again = HaBroker(tmp_path / "again", "SLAVE", 1, ha=slave._config["ha"])
         master.send_ok(b"later")

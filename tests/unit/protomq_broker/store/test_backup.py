@@ -221,7 +221,7 @@ def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
 @pytest.mark.parametrize(
     ("cut", "why"),
     [
-        (Cut(time_ms=999), r"has nothing that old: its first messages or changes were stored at 1970-01-01T00:00:01.000Z, and end at"),
+        (Cut(time_ms=999), "has nothing that old: its first messages or changes were stored at 1000 ms since 1970, and end at"),
         (Cut(position=7), "has nothing that old"),
         (Cut(position=SEAL_SIZE_BYTES), "has nothing that old"),
         (Cut(position=99_999_999_999), "ends at position"),

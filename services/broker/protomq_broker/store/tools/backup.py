@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -200,7 +199,7 @@ def restore(
         )
     if cut.position < kept.complete_from or cut.time_ms < kept.complete_time_ms:
         raise CutError(
-            f"{backup} tells everything from position {kept.complete_from} on, stored at {_time_text(kept.complete_time_ms)}: "
+            f"{backup} tells everything from position {kept.complete_from} on, stored at {kept.complete_time_ms} ms since 1970: "
             "cut it there or later, or restore an older backup"
         )
     if kept.end.position < cut.position < Cut().position:
@@ -219,7 +218,7 @@ def restore(
     # Before anything is made: what is refused leaves nothing.
     if first is not None and (first.end_position > cut.position or first.store_time_ms > cut.time_ms):
         raise CutError(
-            f"{backup} has nothing that old: its first messages or changes were stored at {_time_text(first.store_time_ms)}, and end at "
+            f"{backup} has nothing that old: its first messages or changes were stored at {first.store_time_ms} ms since 1970, and end at "
             f"position {first.end_position}: cut it there or later"
         )
     _make_folders(disk, root)
@@ -338,10 +337,6 @@ def _begun(look: SourceLook) -> Manifest:
     # A log from its very beginning needs nothing that was carried forward.
     complete_from = look.end_position if look.first_position else 0
     return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
-
-
-def _time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_free(disk: Disk, root: str) -> bool:
