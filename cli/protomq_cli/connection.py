@@ -30,12 +30,12 @@ SILENCE_S: Final = 60.0
 
 
 @contextmanager
-def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
-    """A client for administration; `timeout_s` is for each call."""
+def open_admin(namesrv: str | None, timeout_s: float, silence_s: float = SILENCE_S) -> Iterator[Admin]:
+    """A client for administration; `timeout_s` is for each call. `silence_s`: see Admin."""
     from protomq import Admin
 
     _silence_log()
-    with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s, silence_s=SILENCE_S) as admin:
+    with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s, silence_s=silence_s) as admin:
         yield admin
 
 

@@ -103,7 +103,7 @@ def drain(
     that does not answer is a warning. --undo gives each topic the permission
     that it had before.
     """
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         if undo:
             topics = reopen(admin, broker)
             print_rows(
@@ -119,7 +119,11 @@ def drain(
             closed = close(admin, broker)
             return rest_of(admin, broker, missing)
 
-        rest = wait_until_drained(look, wait, lambda text: _say(broker, text))
+        def look_again(rest: Rest) -> Rest:
+            # `admin` does not ask silent brokers again for a while, and they may be back.
+            return rest_of(fresh, broker, missing) if missing.reasons() else rest
+
+        rest = wait_until_drained(look, wait, lambda text: _say(broker, text), look_again=look_again)
     print_rows([_row(broker, closed, rest)], _COLUMNS, output)
     for name, why in missing.reasons().items():
         sys.stderr.write(f"protomq: {name} was not asked which groups it knows: {why}; a group that only it knows may lack messages here\n")
@@ -228,14 +232,21 @@ def wait_until_drained(
     say: Callable[[str], None],
     monotonic_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    look_again: Callable[[Rest], Rest] = lambda rest: rest,
 ) -> Rest:
-    """Looks until nothing is left, or the time is over; what was left then. Says what is left whenever that changes."""
+    """Looks until nothing is left, or the time is over; what was left then. Says what is left whenever that changes.
+
+    `look_again`: what is really left, where it would end.
+    """
     ends_s = None if wait_s is None else monotonic_s() + wait_s
     said = ""
     while True:
         rest = look()
-        if rest.is_nothing or (ends_s is not None and monotonic_s() >= ends_s):
-            return rest
+        is_over = ends_s is not None and monotonic_s() >= ends_s
+        if rest.is_nothing or is_over:
+            rest = look_again(rest)
+            if rest.is_nothing or is_over:
+                return rest
         if str(rest) != said:
             said = str(rest)
             say(said)

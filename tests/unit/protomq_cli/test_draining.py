@@ -19,6 +19,7 @@ from protomq.errors import (
 )
 from protomq_cli import draining
 from protomq_cli.draining import Rest, close, reopen, rest_of, wait_until_drained
+from protomq_cli.exits import CliError
 from protomq_cli.output import OutputFormat
 from protomq_cli.partial import Missing
 
@@ -239,6 +240,37 @@ def test_another_broker_that_is_away_is_a_warning(
     told = capsys.readouterr()
     assert json.loads(told.out)["may_be_removed"] is True
     assert "c was not asked which groups it knows: c is gone" in told.err
+
+
+def admins(monkeypatch: pytest.MonkeyPatch, remembering: FakeAdmin, asking: FakeAdmin) -> None:
+    """`remembering`: what an Admin says that does not ask silent brokers again; `asking`: what one says that does."""
+
+    def open_admin(namesrv: str | None, timeout_s: float, silence_s: float = 60.0) -> Any:
+        return nullcontext(remembering if silence_s else asking)
+
+    monkeypatch.setattr(draining, "open_admin", open_admin)
+
+
+def test_a_broker_that_is_back_by_now_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembering, asking = FakeAdmin(a={"t": RW}), FakeAdmin(a={"t": R})
+    remembering.away = ["c"]
+    admins(monkeypatch, remembering, asking)
+    draining.drain("a", output=OutputFormat.JSONL)
+    assert "was not asked" not in capsys.readouterr().err
+
+
+def test_what_a_broker_knows_that_is_back_by_now_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembering, asking = FakeAdmin(a={"t": RW}), FakeAdmin(a={"t": R})
+    remembering.away = ["c"]
+    asking.lags["known-at-c", "t"] = 3
+    admins(monkeypatch, remembering, asking)
+    with pytest.raises(CliError, match="known-at-c: 3 messages"):
+        draining.drain("a", wait=0.0, output=OutputFormat.JSONL)
+    assert "was not asked" not in capsys.readouterr().err
 
 
 def test_the_broker_itself_must_say_which_groups_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def restore(
     if first is not None and (first.end_position > cut.position or first.store_time_ms > cut.time_ms):
         raise CutError(
             f"{backup} has nothing that old: its first messages or changes were stored at {first.store_time_ms} ms since 1970, and end at "
-            f"position {first.end_position}: cut it there or later"
+            f"position {first.end_position}. Cut it there or later"
         )
     _make_folders(disk, root)
     lock = StoreLock(disk, root)
