@@ -437,3 +437,37 @@ def test_a_forked_child_sends_as_another_producer(
     stored = read_all(protomq_server.namesrv, protomq_topic)
     assert sorted(m.body for m in stored) == [b"child", b"parent", b"parent again"]
     assert len({m.message_id[:16] for m in stored}) == 2
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # It has threads; the child only sends.
+@pytest.mark.parametrize(("transport", "producer_id"), [("remoting", 1401), ("grpc", 1402)])
+def test_all_that_parent_and_child_send_by_one_forked_producer_is_stored(
+    transport: Literal["remoting", "grpc"], producer_id: int, protomq_server: Broker, protomq_topic: str
+) -> None:
+    """Their sequences count on from the same number: under one id the broker would take those of one for repeats of the other's."""
+    count = 1_000
+    with Producer(
+        "forks", namesrv=protomq_server.namesrv, transport=transport, producer_id=producer_id, client_id="named"
+    ) as producer:
+        for number in range(10):
+            producer.send(protomq_topic, b"before %d" % number)
+        child = os.fork()
+        name = b"parent" if child else b"child"
+        try:
+            for number in range(count):
+                producer.send(protomq_topic, b"%s %d" % (name, number))
+        except BaseException:
+            if not child:
+                os._exit(1)
+            raise
+        if not child:
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert status == 0
+    stored = read_all(protomq_server.namesrv, protomq_topic)
+    wanted = [b"before %d" % number for number in range(10)]
+    wanted += [b"%s %d" % (name, number) for name in (b"parent", b"child") for number in range(count)]
+    assert sorted(message.body for message in stored) == sorted(wanted)
+    assert len({message.message_id[:16] for message in stored}) == 2

@@ -8,11 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 
-from protomq import Admin, Message, MessageQueue, Producer
+from protomq import Admin, Message, MessageQueue, Producer, PushConsumer
 from protomq.allocation import Average, GroupMember
+from protomq.errors import ConfigurationError
 from protomq.hooks import Hook
 from protomq.testing import Broker
 from tests.support.push import Push, committed, group_of, send
@@ -231,6 +233,42 @@ def test_a_hook_that_exits_costs_no_message(kind: str, broker: Broker) -> None:
         wait_for(lambda: len(seen) == 40, PATIENCE_S)
         assert consumer.is_running
     assert seen == Counter(bodies)
+
+
+class Stops(Hook):
+    """Stops its consumer where the consumer polls."""
+
+    consumer: PushConsumer
+    error: Exception | None = None
+
+    def keeps(self, message: Message) -> bool:
+        if message.body == b"stop":
+            try:
+                self.consumer.stop()
+            except Exception as error:
+                self.error = error
+        return True
+
+
+def test_a_stop_in_a_hook_of_its_own_thread_is_refused_and_the_consumer_goes_on(broker: Broker) -> None:
+    topic, hook = "hook-stops", Stops()
+    group = group_of(broker, topic, 20)
+    seen: Counter[bytes] = Counter()
+    push = Push("threads", broker)
+    with (
+        Producer(namesrv=broker.namesrv) as producer,
+        push(group, topic, lambda message: seen.update([message.body]), hooks=[hook], commit_interval_s=60.0) as consumer,
+    ):
+        hook.consumer = cast(PushConsumer, consumer)
+        producer.send(topic, b"stop")
+        wait_for(lambda: hook.error is not None, PATIENCE_S)
+        producer.send(topic, b"after")
+        wait_for(lambda: seen[b"after"] == 1, PATIENCE_S)
+        assert consumer.is_running
+    assert isinstance(hook.error, ConfigurationError)
+    assert "request_stop" in str(hook.error)
+    assert push.left == 0
+    assert committed(broker, group, topic) == 2
 
 
 def test_members_of_which_one_keeps_no_order_are_told(

@@ -198,17 +198,17 @@ class PushConsumer(PushBase):
         """Stops: starts no more listeners, waits `timeout_s` (None: `drain_timeout_s`) for running ones, gives back failed messages,
         commits.
 
-        Returns how many messages were begun and are not done: they come again. May be called twice. A listener must call `request_stop`
-        instead.
+        Returns how many messages were begun and are not done: they come again. May be called twice. A listener, and what else is called
+        on the consumer's threads, a hook or an allocation, must call `request_stop` instead.
         """
         consumer = self._consumer
         self._stop_wanted.set()
         thread = threading.current_thread()
         if consumer is None or (self._is_ending and (thread in self._pool or thread in self._threads)):
             return 0
-        if thread in self._pool:
+        if thread in self._pool or thread in self._threads:
             raise ConfigurationError(
-                "stop() in a listener would wait for itself: call request_stop(), which ends run()"
+                "stop() in a listener or a hook would wait for itself: call request_stop(), which ends run()"
             )
         with self._stopping:
             return self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
