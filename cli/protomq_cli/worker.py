@@ -80,6 +80,7 @@ class Supervisor:
         *,
         environment: dict[str, str],
         stop_timeout_s: float,
+        start_timeout_s: float,
         status_s: float,
         watched: Path | None,
         say: Callable[[str], None],
@@ -89,7 +90,7 @@ class Supervisor:
         self._status_s = status_s
         self._watched = watched
         self._say = say
-        self.policy = WorkerPolicy(count, stop_timeout_s)
+        self.policy = WorkerPolicy(count, stop_timeout_s, start_timeout_s)
         self.processes: dict[int, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -126,7 +127,9 @@ class Supervisor:
             return
         process = self.processes[index]
         if doing is Doing.KILL:
-            self._say(f"worker {index}, process {process.popen.pid}, is not done in time: killed, what it had comes again")
+            is_up = self.policy.slots[index].phase is not Phase.STARTING
+            how = "done in time: killed, what it had comes again" if is_up else "ready in time: killed"
+            self._say(f"worker {index}, process {process.popen.pid}, is not {how}")
         process.popen.send_signal(signal.SIGTERM if doing is Doing.STOP else signal.SIGKILL)
 
     def _wait(self, timeout_s: float) -> None:
@@ -262,6 +265,13 @@ def worker(
             help="A process that is not done by then is killed.",
         ),
     ] = 30.0,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            "--start-timeout", parser=duration_option, metavar="TIME", show_default="5m",
+            help="A process that does not consume by then is killed, and started again; 0s: never.",
+        ),
+    ] = 300.0,
     status: Annotated[
         float,
         typer.Option("--status", parser=duration_option, metavar="TIME", show_default="60s", help="Between status lines; 0s: none."),
@@ -286,6 +296,7 @@ def worker(
         processes,
         environment=process_environment(namesrv, os.environ),
         stop_timeout_s=stop_timeout,
+        start_timeout_s=start_timeout or float("inf"),
         status_s=status,
         watched=Path.cwd() if reload else None,
         say=lambda text: typer.echo(text, err=True),

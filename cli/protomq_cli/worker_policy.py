@@ -5,6 +5,7 @@
 
 Rules:
 - A process that dies is started again after 1 s, doubling to 30 s with each death in a row. One that lived for a minute begins at 1 s.
+- One that is not ready in time is killed, and counts as one that died: the death of a start, however long that took.
 - A stop asks all at once, and kills those that are not done in time.
 - A replacement goes one by one. A process is asked to stop, and a new one takes its place. Only when that is ready, the next is
   asked.
@@ -71,10 +72,11 @@ class Slot:
 class WorkerPolicy:
     """A number of processes."""
 
-    def __init__(self, count: int, stop_timeout_s: float) -> None:
+    def __init__(self, count: int, stop_timeout_s: float, start_timeout_s: float = float("inf")) -> None:
         self.slots = [Slot(index) for index in range(count)]
         self.is_stopping = False
         self._stop_timeout_s = stop_timeout_s
+        self._start_timeout_s = start_timeout_s
         self._to_replace: deque[int] = deque()
         self._replacing: int | None = None
         self._was_ready = False
@@ -96,12 +98,16 @@ class WorkerPolicy:
                 actions.append(Action(Doing.KILL, slot.index))
             elif slot.index == self._replacing and slot.kill_at_s == 0.0 and slot.phase is not Phase.STOPPING:
                 actions.append(self._stop(slot, now_s))
+            elif self._waits_for_start(slot) and slot.started_s + self._start_timeout_s <= now_s:
+                slot.was_killed = True
+                actions.append(Action(Doing.KILL, slot.index))
         return actions
 
     def next_step_s(self, now_s: float) -> float:
         """Seconds until `step` may have something by the passing of time alone; infinity if it has not."""
         times = [slot.start_at_s for slot in self.slots if slot.phase is Phase.DOWN and not self.is_stopping]
         times += [slot.kill_at_s for slot in self.slots if slot.phase is Phase.STOPPING and not slot.was_killed]
+        times += [slot.started_s + self._start_timeout_s for slot in self.slots if self._waits_for_start(slot)]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
     def ready(self, index: int) -> None:
@@ -114,7 +120,7 @@ class WorkerPolicy:
     def exited(self, index: int, code: int, now_s: float) -> None:
         """The process is no more; `code`: below 0 for a signal."""
         slot = self.slots[index]
-        was_asked = slot.phase is Phase.STOPPING
+        was_asked, was_killed = slot.phase is Phase.STOPPING, slot.was_killed
         slot.phase = Phase.DOWN
         slot.was_killed = False
         if self.is_stopping:
@@ -123,7 +129,7 @@ class WorkerPolicy:
         elif was_asked:
             slot.start_at_s, slot.deaths = now_s, 0
         else:
-            if now_s - slot.started_s >= LIVED_S:
+            if now_s - slot.started_s >= LIVED_S and not was_killed:
                 slot.deaths = 0
             slot.deaths += 1
             slot.restarts += 1
@@ -150,6 +156,9 @@ class WorkerPolicy:
         if not self.is_stopping or any(slot.phase is not Phase.DOWN for slot in self.slots):
             return None
         return self._code
+
+    def _waits_for_start(self, slot: Slot) -> bool:
+        return slot.phase is Phase.STARTING and not slot.was_killed
 
     def _stop(self, slot: Slot, now_s: float) -> Action:
         slot.phase = Phase.STOPPING

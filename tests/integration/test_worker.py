@@ -265,6 +265,14 @@ def test_a_server_that_is_not_there_is_waited_for(world: World) -> None:
         assert worker.end() == 0
 
 
+def test_a_program_that_hangs_while_it_is_imported_is_killed_and_started_again(world: World) -> None:
+    (world.folder / "hangs.py").write_text("import threading; threading.Event().wait()")
+    with world.worker("--start-timeout", "300ms", "--stop-timeout", "20s", target="hangs:consumer") as worker:
+        wait_for(lambda: len(worker.find("ended with signal 9, 0 done; the next one starts in 2 s")) >= 1, PATIENCE_S)
+        assert len(worker.find("is not ready in time: killed$")) == 2
+        assert worker.end() == 0
+
+
 @pytest.mark.parametrize(
     ("target", "text"),
     [

@@ -93,6 +93,36 @@ def test_a_program_that_cannot_be_loaded_ends_it_at_its_start_and_not_later() ->
     assert later.exit_code is None
 
 
+def test_one_that_is_not_ready_in_time_is_killed_and_counts_as_a_failed_start() -> None:
+    made, now_s, pauses = WorkerPolicy(2, 30.0, 300.0), 0.0, []
+    made.step(0.0)
+    made.ready(1)
+    for _ in range(4):
+        assert made.next_step_s(now_s) == 300.0
+        assert made.step(now_s + 299.9) == []
+        now_s += 300.0
+        assert made.step(now_s) == [Action(Doing.KILL, 0)]
+        assert made.step(now_s) == []
+        made.exited(0, -9, now_s)
+        pauses.append(made.next_step_s(now_s))
+        now_s += pauses[-1]
+        assert made.step(now_s) == [Action(Doing.START, 0)]
+    assert pauses == [1, 2, 4, 8]
+    assert made.slots[0].restarts == 4
+    made.ready(0)
+    assert made.next_step_s(now_s) == float("inf")
+    assert made.step(now_s + 1_000.0) == []
+    assert made.exit_code is None
+
+
+def test_a_stop_asks_one_that_is_not_ready_yet() -> None:
+    made = WorkerPolicy(1, 30.0, 300.0)
+    made.step(0.0)
+    made.stop(300.0)
+    assert made.step(300.0) == [Action(Doing.STOP, 0)]
+    assert made.next_step_s(300.0) == 30.0
+
+
 @given(st.lists(st.tuples(st.sampled_from(["exit", "ready", "replace", "time"]), st.integers(0, 2), st.integers(0, 3)), max_size=80))
 def test_whatever_happens_all_run_again_and_a_stop_ends_all(script: list[tuple[str, int, int]]) -> None:
     made, now_s, running = WorkerPolicy(3, 10.0), 0.0, set[int]()
