@@ -287,29 +287,14 @@ class PushState:
     def _settle_in_order(
         self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None], now_s: float
     ) -> None:
-        """From the first message on that is to be tried again, all wait."""
-        options = self.options
-        again: list[Message] = []
-        for message, failure in zip(messages, failures, strict=True):
-            if failure is not None and not failure.is_dead_letter:
-                tries = message.own_tries + 1
-                if not is_spent(options, self.retry_count_max, message, tries):
-                    message._tried(tries, failure.error)
-                    if not again:
-                        delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
-                        run.work.suspended_until_s = now_s + delay_ms / 1000
-                    again.append(message)
-                    continue
-                failure = Failure({"error": failure.error, "dead_letter": True})
-            if again:
-                again.append(message)
-            elif failure is None:
-                run.done.append(message)
-            else:
-                self._fail(run, message, failure)
+        judged = judge_in_order(self.options, self.retry_count_max, messages, failures)
+        run.done.extend(judged.done)
+        for message, failure in judged.dead:
+            self._fail(run, message, failure)
         self._collect(run)
-        if again:
-            self._put_back(run, again)
+        if judged.again:
+            run.work.suspended_until_s = now_s + judged.delay_ms / 1000
+            self._put_back(run, judged.again)
 
     def ended(self, run: Run, now_s: float) -> None:
         """The run's owner has nothing of it any more."""
@@ -584,7 +569,43 @@ class PushState:
         self._has_room_again |= was_full and not self._is_full
 
 
-def is_spent(options: PushOptions, retry_count_max: int | None, message: Message, attempts: int) -> bool:
+class InOrder(NamedTuple):
+    """What becomes of messages of an orderly queue, by what their listener said.
+
+    `again`: from the first one on that is to be tried again, all that stand behind it. They wait for `delay_ms`.
+    """
+
+    done: list[Message]
+    dead: list[tuple[Message, Failure]]
+    again: list[Message]
+    delay_ms: int
+
+
+def judge_in_order(
+    options: PushOptions, retry_count_max: int | None, messages: Iterable[Message], failures: Iterable[Failure | None]
+) -> InOrder:
+    """Judges them, and notes in each message that is to be tried again that it was tried. `retry_count_max`: as of `_is_spent`."""
+    judged = InOrder([], [], [], 0)
+    for message, failure in zip(messages, failures, strict=True):
+        if failure is not None and not failure.is_dead_letter:
+            tries = message.own_tries + 1
+            if not _is_spent(options, retry_count_max, message, tries):
+                message._tried(tries, failure.error)
+                if not judged.again:
+                    judged = judged._replace(delay_ms=options.suspend_ms if failure.delay_ms is None else failure.delay_ms)
+                judged.again.append(message)
+                continue
+            failure = Failure({"error": failure.error, "dead_letter": True})
+        if judged.again:
+            judged.again.append(message)
+        elif failure is None:
+            judged.done.append(message)
+        else:
+            judged.dead.append((message, failure))
+    return judged
+
+
+def _is_spent(options: PushOptions, retry_count_max: int | None, message: Message, attempts: int) -> bool:
     """Orderly: whether a message, which has just failed for the `attempts`-th time here, is tried no more.
 
     `retry_count_max`: of the group's settings; None: not set, so there is no limit.

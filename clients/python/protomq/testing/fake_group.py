@@ -32,7 +32,7 @@ from protomq._message import Message
 from protomq._producer_options import ProducerOptions
 from protomq._push_consumer import PushConsumer
 from protomq._push_results import Failure
-from protomq._push_state import Run, Work, is_spent
+from protomq._push_state import Run, Work, judge_in_order
 from protomq._push_steps import SaidSeldom
 from protomq._push_work import Worker
 from protomq._send_back import DELAY_MAX_S, error_text
@@ -71,12 +71,11 @@ class DeadLetter(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A message that is to be delivered. `number`: in the order in which they came. `failures`: of an orderly one."""
+    """A message that is to be delivered. `number`: in the order in which they came."""
 
     due_ms: int
     number: int
     message: Message
-    failures: int = 0
 
 
 class FakeGroup:
@@ -175,7 +174,7 @@ class FakeGroup:
         self._waiting += again
         self._suspended_until_ms.clear()
         for one in self._waiting:
-            one.failures = one.message._tries = 0  # An orderly member counts them itself.
+            one.message._tries = 0  # An orderly member counts them itself.
         return [one.message for one in again]
 
     @property
@@ -273,40 +272,31 @@ class FakeGroup:
         self, batch: Sequence[_Waiting], run: Run, failed: Sequence[tuple[Message, Failure]], comes_again: bool
     ) -> None:
         if self._consumer.options.orderly:
-            failed, held_up = self._held_up(batch, failed)
-            run.done = deque(message for message in run.done if not any(one.message is message for one in held_up))
+            batch = self._end_in_order(batch, failed)
         else:
-            held_up = []
-        self.done += run.done
-        if comes_again:
-            for message, failure in failed:
-                self._give_back(message, failure)
-        self._uncommitted += [one for one in batch if one not in held_up]
+            self.done += run.done
+            if comes_again:
+                for message, failure in failed:
+                    self._give_back(message, failure)
+        self._uncommitted += batch
 
-    def _held_up(
+    def _end_in_order(
         self, batch: Sequence[_Waiting], failed: Sequence[tuple[Message, Failure]]
-    ) -> tuple[list[tuple[Message, Failure]], list[_Waiting]]:
-        """Orderly: the dead letters; and what comes again: the first message that is to be tried again, and all behind it."""
-        dead: list[tuple[Message, Failure]] = []
-        held_up: list[_Waiting] = []
-        for one in batch:
-            failure = next((failure for message, failure in failed if message is one.message), None)
-            if failure is not None and not failure.is_dead_letter:
-                if not is_spent(self._consumer.options, self._retry_count_max, one.message, one.failures + 1):
-                    one.failures += 1
-                    one.message._tried(one.failures, failure.error)
-                    if not held_up:
-                        delay_ms = self._consumer.options.suspend_ms if failure.delay_ms is None else failure.delay_ms
-                        self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
-                    held_up.append(one)
-                    continue
-                failure = Failure({"error": failure.error, "dead_letter": True})
-            if held_up:
-                held_up.append(one)
-            elif failure is not None:
-                dead.append((one.message, failure))
-        self._waiting += held_up
-        return dead, held_up
+    ) -> Sequence[_Waiting]:
+        """Returns those of the batch that do not come again."""
+        by_message = {id(message): failure for message, failure in failed}
+        messages = [one.message for one in batch]
+        judged = judge_in_order(
+            self._consumer.options, self._retry_count_max, messages, [by_message.get(id(message)) for message in messages]
+        )
+        self.done += judged.done
+        for message, failure in judged.dead:
+            self._give_back(message, failure)
+        ended_count = len(batch) - len(judged.again)
+        if judged.again:
+            self._suspended_until_ms[batch[0].message.queue] = self.clock.monotonic_ms() + judged.delay_ms
+        self._waiting += batch[ended_count:]
+        return batch[:ended_count]
 
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1
