@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from protomq import Admin, AsyncPullConsumer, AsyncPushConsumer, Message, Producer
+from protomq import (
+    Admin,
+    AsyncPullConsumer,
+    AsyncPushConsumer,
+    Message,
+    Producer,
+    PushConsumer,
+    _member_stand_in,
+)
 from protomq.testing import Broker
-from tests.support.waiting import PATIENCE_S, async_wait_for
+from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
 GAP_S = 3.0
 BLOCKED_S = 2 * GAP_S
@@ -107,3 +115,33 @@ def test_a_program_that_blocks_the_loop_between_polls_keeps_its_queues(
     asyncio.run(asyncio.wait_for(consume(), PATIENCE_S))
     assert set(seen.values()) == {1}
     check_calm(caplog.messages)
+
+
+def test_the_queues_of_a_loop_that_is_stopped_and_kept_go_to_others_in_the_end(
+    impatient_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_member_stand_in, "STOPPED_MAX_S", 0.5)
+    broker, topic, seen = impatient_broker, "t-stopped", Counter[bytes]()
+
+    async def listen(message: Message) -> None:
+        seen[message.body] += 1
+
+    def count(consumer: AsyncPushConsumer | PushConsumer) -> int:
+        return sum(queue.topic == topic for queue in consumer.assignment())
+
+    make(broker, topic)
+    stopped = AsyncPushConsumer("g-stopped", namesrv=broker.namesrv)
+    stopped.subscribe(topic, listen)
+    other = PushConsumer("g-stopped", namesrv=broker.namesrv)
+    other.subscribe(topic, lambda message: seen.update([message.body]))
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(stopped.start())
+    with other:
+        loop.run_until_complete(async_wait_for(lambda: (count(stopped), count(other)) == (2, 2), PATIENCE_S))
+        wait_for(lambda: count(other) == QUEUES, PATIENCE_S)
+        fill(broker, topic)
+        wait_for(lambda: len(seen) == len(BODIES), PATIENCE_S)
+        loop.run_until_complete(async_wait_for(lambda: (count(stopped), count(other)) == (2, 2), PATIENCE_S))
+        loop.run_until_complete(stopped.stop())
+        loop.close()
+    assert set(seen.values()) == {1}

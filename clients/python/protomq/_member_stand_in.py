@@ -3,6 +3,7 @@
     MemberTasks ── its loop runs ──▶ calls
                    no call for 0.7 of the time after which a broker gives it up, and the loop gives no sign of life ──▶ a thread calls
                    the loop runs again ──▶ it calls again, and the thread rests
+                   the loop was stopped, is kept, and nobody runs it for 15 minutes ──▶ the member leaves, until it runs again
 
 So a member is not given up for what its program does, as with a thread (`_member_thread.py`). Its queues, its locks and what it has done
 stay its own. Else a message whose listener blocks for longer would come again for ever.
@@ -13,6 +14,7 @@ The thread's connections stay open for the next time: a broker takes a member fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,17 +25,21 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from . import _methods
-from ._member_driver import take_outcome
+from ._member_driver import LEAVE_TIMEOUT_S, take_outcome
 from ._membership_logic import MembershipState
 from ._pull_multiplexer import PullMultiplexer
 from ._transport import SyncTransport
 from ._transport_options import TransportOptions
+from .errors import ProtomqError
 
 logger = logging.getLogger("protomq")
 
 ANSWER_PART: Final = 0.05
 """Of the time after which a broker gives a member up: for how long a loop may take to give a sign of life."""
 ANSWER_MAX_S: Final = 1.0
+STOPPED_MAX_S: Final = 900.0
+"""As RocketMQ's consumeTimeout: a program that runs its loop from time to time is a member all along."""
+STOPPED_LOOK_S: Final = 1.0
 RESTART_S: Final = 1.0
 """After a defect of ours, or for want of threads or descriptors."""
 WAIT_S: Final = 0.25
@@ -126,9 +132,14 @@ class MemberStandIn:
         logger.warning(
             "the event loop of a member of group %s is blocked: a thread makes its calls, so that it keeps its queues", self._state.group
         )
+        stopped_s: float | None = None
         while not (runs.is_set() or self._closed.is_set()):
             # A loop that is closed drops what it was to call.
-            self._found_loop()
+            is_stopped = not self._found_loop().is_running()
+            stopped_s = (stopped_s or time.monotonic()) if is_stopped else None
+            if stopped_s is not None and time.monotonic() - stopped_s >= STOPPED_MAX_S:
+                self._leave(runs)
+                continue
             try:
                 self._call()
             except _LoopGoneError:
@@ -142,6 +153,28 @@ class MemberStandIn:
         with self._lock:
             self._state.call_anew()
         self._post_answer()
+
+    def _leave(self, runs: threading.Event) -> None:
+        """The member is none until the loop runs."""
+        logger.warning(
+            "the event loop of a member of group %s is stopped, and nobody has run it for %.0f s: the member leaves. It joins again when "
+            "the loop runs",
+            self._state.group, STOPPED_MAX_S,
+        )  # fmt: skip
+        self._close_calls()
+        with self._lock:
+            requests = self._state.leave_requests()
+            # What it had, others may have from now on.
+            self._state.restart()
+        transport = self._transport = self._transport or SyncTransport(self._options)
+        for address, request in requests:
+            # Who does not hear it finds out: the connection closes, too.
+            with contextlib.suppress(ProtomqError, OSError, RuntimeError):
+                transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
+        self._transport = None
+        transport.close()
+        while not (runs.wait(STOPPED_LOOK_S) or self._closed.is_set()):
+            self._found_loop()
 
     def _close_calls(self) -> None:
         calls, self._calls = self._calls, None

@@ -323,6 +323,59 @@ def test_a_thread_makes_no_calls_of_a_loop_that_is_closed_before_it_runs_again(
     member._tasks.clear()
 
 
+def test_the_member_of_a_loop_that_is_stopped_and_kept_leaves_in_the_end_and_joins_again_when_the_loop_runs(
+    calls: type[FakeCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Transport(AsyncTransport):
+        async def call(
+            self, _: BrokerAddress, __: MethodInfo, payload: Sequence[bytes], ___: float, *, one_way: bool = False
+        ) -> bytes:
+            said.append(pb.HoldMembershipRequest.FromString(b"".join(payload)))
+            if len(said) == 2:
+                await asyncio.sleep(3600)
+            answer = pb.HoldMembershipResponse.FromString(accepted(b"".join(payload)))
+            answer.expiry_ms = 500
+            if len(said) > 2:
+                await asyncio.sleep(0.05)
+            return answer.SerializeToString()
+
+    class StandInTransport:
+        def call(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], _: float) -> bytes:
+            left.append((address.broker_name, method.path.rpartition("/")[2], pb.LeaveGroupRequest.FromString(b"".join(payload)).nonce))
+            return b""
+
+        def close(self) -> None:
+            is_closed.set()
+
+    async def run(count: int) -> None:
+        member.poke()
+        await async_wait_for(lambda: len(said) >= count, PATIENCE_S)
+
+    said: list[pb.HoldMembershipRequest] = []
+    left: list[tuple[str, str, int]] = []
+    is_closed = threading.Event()
+    monkeypatch.setattr(_member_stand_in, "PullMultiplexer", FakeCalls)
+    monkeypatch.setattr(_member_stand_in, "SyncTransport", lambda _: StandInTransport())
+    monkeypatch.setattr(_member_stand_in, "STOPPED_MAX_S", 0.05)
+    monkeypatch.setattr(FakeCalls, "send", lambda *_: None)
+    member = MemberTasks(member_state(), Transport(), lambda: None)
+    state, loop = member.state, asyncio.new_event_loop()
+    loop.run_until_complete(run(2))
+    with member.lock:
+        state.claim([MessageQueue("T", "a", 0)])
+    assert is_closed.wait(PATIENCE_S), "nobody leaves for a loop that is stopped"
+    assert left == [("a", "LeaveGroup", state.key[1])]
+    with member.lock:
+        assert not state.stands("a", time.monotonic())
+        assert state.take_lost() == {"a"}
+    loop.run_until_complete(run(3))
+    assert said[2].member.member_epoch > said[1].member.member_epoch
+    assert not said[2].member.topics[0].queue_ids
+    member.abandon()
+    loop.run_until_complete(asyncio.gather(*member._tasks, return_exceptions=True))
+    loop.close()
+
+
 def test_a_loop_and_a_member_that_nobody_has_any_more_are_not_kept_by_the_thread_that_watches() -> None:
     class Loop:
         pass
