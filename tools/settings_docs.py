@@ -51,6 +51,8 @@ ROCKETMQ: Final = {
         "ha.timeout_ms": "haHousekeepingInterval",
         "ha.gap_max_bytes": "haMaxGapNotInSync",
         "ha.transfer_size_bytes": "haTransferBatchSize",
+        "ha.slave_read_enabled": "slaveReadEnable",
+        "ha.slave_read_memory_ratio": "accessMessageInMemoryMaxRatio",
         "ha.master": "haMasterAddress",
         "etcd.endpoints": "enableControllerMode, controllerAddr",
         "metrics.listen": "metricsPromExporterHost, metricsPromExporterPort",

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ._retry import Retries
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
-from ._types import BrokerAddress, MethodInfo, Route
+from ._types import BrokerAddress, MessageQueue, MethodInfo, Route
 from .errors import NoRouteError, ProtomqError
 
 _T = TypeVar("_T")
@@ -89,6 +89,14 @@ def call_address(
 
     decide = retries.of_call(deadline_s, clock, fixed_address=True).decide
     return (yield from retried(attempt, decide))
+
+
+def pull_address(route: Route | None, queue: MessageQueue, broker_id: int) -> BrokerAddress | None:
+    """Where a queue is pulled: at the broker that was suggested, while the route has it, else where all else goes. None: not known."""
+    if route is None:
+        return None
+    slave = route.slaves.get((queue.broker_name, broker_id)) if broker_id else None
+    return slave or route.brokers.get(queue.broker_name)
 
 
 def broker_of(route: Route, broker_name: str) -> BrokerAddress:

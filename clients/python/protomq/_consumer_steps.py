@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from ._call_steps import broker_of
+from ._call_steps import broker_of, pull_address
 from ._commit_steps import CommitSteps
 from ._consumer_calls import ConsumerCalls, Limits
 from ._consumer_options import ConsumerOptions
@@ -473,7 +473,7 @@ class ConsumerSteps:
             route: Route = yield GetRoute(
                 queue.topic, self.options.request_timeout_s, may_be_old=True
             )
-            return broker_of(route, queue.broker_name)
+            return pull_address(route, queue, self.state.suggested_broker_id(queue)) or broker_of(route, queue.broker_name)
         except ProtomqError as error:
             yield from self.take_error(ticket, error, by_broker=False)
         return None
@@ -492,6 +492,10 @@ class ConsumerSteps:
     ) -> Steps[None]:
         """A pull failed; it is made again. `by_broker`: the broker was asked, not only the name server."""
         queue = ticket.queue
+        if by_broker and self.state.leave_slave(ticket, error, self.clock()):
+            if error.stale_route:
+                yield ForgetRoute(queue.topic, may_be_old=True)
+            return
         if error.stale_route and not (self._share is not None and self._share.is_looked_for(queue)):
             yield ForgetRoute(queue.topic, may_be_old=not by_broker)
         if by_broker and isinstance(error, TopicNotFoundError | TopicRecreatedError) and self.state.incarnation(queue):

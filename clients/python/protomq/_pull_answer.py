@@ -71,6 +71,7 @@ class PullAnswer(NamedTuple):
     other_member: str = ""
     reset_epoch: int = 0
     log_epoch: int = 0
+    suggested_broker_id: int = 0
 
 
 def decode_pull_answer(payload: bytes) -> PullAnswer:
@@ -90,7 +91,7 @@ def decode_pull_answer(payload: bytes) -> PullAnswer:
 
 
 def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
-    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0, 21: 0, 22: 0}
+    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0, 21: 0, 22: 0, 23: 0}
     arrays = {9: b"", 10: b"", 11: b"", 20: b""}
     position, header_end = 0, len(payload)
     while position < header_end:
@@ -134,6 +135,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
         arrays[20].decode("utf-8", "replace"),
         numbers[21],
         numbers[22],
+        numbers[23],
     )
 
 
@@ -173,6 +175,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         answer.other_member,
         answer.reset_epoch,
         answer.log_epoch,
+        answer.suggested_broker_id,
     )
 
 

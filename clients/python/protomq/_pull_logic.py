@@ -20,6 +20,8 @@ Rules:
   pulled is dropped, and the queue goes on where the group was reset to.
 - Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages before the offset
   were taken back (an unclean promotion), the queue goes on where the two logs part.
+- A broker says with each answer from which broker of its name to pull next: a slave while the consumer lags far behind (RocketMQ:
+  suggestWhichBrokerId). What a slave fails to give, or gives no offset for, is asked of the master, who knows. Slaves are left alone then.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. If the
   topic was created again, or deleted for good, every try raises an error until the queues are assigned again. Waiting does not bring
   back what the position counted.
@@ -74,8 +76,12 @@ GROUP_LOOK_MIN_S: Final = 0.01
 ANSWERS_WAITING_MAX: Final = 2
 READ_AHEAD_MAX_BYTES: Final = 8 << 20
 """While this many bytes wait to be handed out, no more are read: two of the largest answers, so that queues take turns."""
+_NOT_OF_A_SLAVE: Final = (PullStatus.OFFSET_ILLEGAL, PullStatus.DIVERGED)
+"""What the master may see otherwise: its log may begin earlier, or go on."""
 DELETED_AFTER_S: Final = 3.0
 """How long a deleted topic may take to be created again: the error then is TopicRecreatedError."""
+SLAVE_PAUSE_S: Final = 60.0
+"""After a pull from a slave has failed, only the master is pulled for this time."""
 READ_PAUSE_MAX_S: Final = 15.0
 """After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""
 
@@ -141,6 +147,8 @@ class _Queue:
     incarnation: int = 0  # Of the topic; 0: not known yet.
     reset_epoch: int | None = None  # The last reset of the group's offset; None: resets are not followed.
     log_epoch: int = 0  # Of the log that told the position; 0: nobody did.
+    suggested_broker_id: int = 0  # Where to pull; 0: the master.
+    leaves_slaves_until_s: float = 0.0  # One has failed: till then the master is pulled, whatever is suggested.
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
     is_gone: bool = False  # The topic was deleted, and made again or not.
     is_held: bool = False  # Nothing of it is handed out.
@@ -370,6 +378,7 @@ class PullState:
             state.log_epoch = 0
         state.position = state.pull_offset = state.safe_position = queue_offset
         state.is_uncommitted = False
+        state.suggested_broker_id = 0
         state.failures, state.paused_until_s = 0, 0.0
 
     def give_back(self, messages: Iterable[Message]) -> None:
@@ -435,6 +444,21 @@ class PullState:
         state.in_flight = True
         return Ticket(queue, state.generation, state.pull_offset)
 
+    def suggested_broker_id(self, queue: MessageQueue) -> int:
+        """From which broker of its name the queue is to be pulled; 0: the master."""
+        state = self._queues.get(queue)
+        return state.suggested_broker_id if state is not None else 0
+
+    def leave_slave(self, ticket: Ticket, why: object, now_s: float) -> bool:
+        """A pull has failed. If a slave was suggested for it, it is made again at the master at once, and nobody has to know."""
+        if not self.suggested_broker_id(ticket.queue):
+            return False
+        state = self._ended(ticket, now_s)
+        if state is None:
+            return False
+        self._leave_slave(ticket.queue, state, why, now_s)
+        return True
+
     def is_under_way(self, ticket: Ticket) -> bool:
         """Whether the outcome of the pull still counts: its queue may have gone, or be pulled elsewhere."""
         state = self._queues.get(ticket.queue)
@@ -476,6 +500,10 @@ class PullState:
         if state is None:
             return
         answer = decode_pull_answer(payload)
+        if state.suggested_broker_id and answer.status in _NOT_OF_A_SLAVE:
+            self._leave_slave(ticket.queue, state, answer.status, now_s)
+            return
+        state.suggested_broker_id = answer.suggested_broker_id if now_s >= state.leaves_slaves_until_s else 0
         state.failures = 0
         state.missing_since_s = None
         state.incarnation = answer.topic_incarnation or state.incarnation
@@ -711,6 +739,10 @@ class PullState:
         state = self._queues[ticket.queue]
         state.in_flight = False
         return state
+
+    def _leave_slave(self, queue: MessageQueue, state: _Queue, why: object, now_s: float) -> None:
+        logger.info("%s: pulling from the master again, instead of broker_id %d: %s", queue, state.suggested_broker_id, why)
+        state.suggested_broker_id, state.leaves_slaves_until_s = 0, now_s + SLAVE_PAUSE_S
 
     def _set_wanted(
         self, queue: MessageQueue, state: _Queue, tags: tuple[str, ...], filter_: MessageFilter

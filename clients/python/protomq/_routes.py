@@ -183,7 +183,10 @@ def encode_get_route(topic: str) -> bytes:
 
 def _route_of(message: route_service_pb2.Route) -> Route:
     brokers: dict[str, tuple[int, BrokerAddress, Permission]] = {}
+    slaves: dict[tuple[str, int], BrokerAddress] = {}
     for broker in message.brokers:
+        if broker.broker_id:
+            slaves[broker.broker_name, broker.broker_id] = broker_address(broker)
         best = brokers.get(broker.broker_name)
         if best is None or broker.broker_id < best[0]:
             brokers[broker.broker_name] = (
@@ -226,6 +229,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         writable_brokers=tuple(writable_brokers),
         auto_create=message.auto_create,
         leaderless_brokers=tuple(sorted(name for name, best in brokers.items() if best[0] != 0)),
+        slaves=slaves,
         is_write_permitted=writable_count > 0 or not known_count,
         is_read_permitted=readable_count > 0 or not known_count,
     )

@@ -149,8 +149,8 @@ class Route:
     `write_queues` and `read_queues` are in the order of broker name and queue id. `brokers` are by name: the master, or for
     reading the slave of lowest id if no master is known. `auto_create`: the topic does not exist yet, the queues are those that
     the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
-    `leaderless_brokers`: names of which only slaves are known now. `is_write_permitted`, `is_read_permitted`: not if the permission of
-    the topic or the broker forbids it everywhere.
+    `slaves`: by name and broker id. `leaderless_brokers`: names of which only slaves are known now. `is_write_permitted`,
+    `is_read_permitted`: not if the permission of the topic or the broker forbids it everywhere.
     """
 
     topic: str
@@ -160,6 +160,7 @@ class Route:
     writable_brokers: tuple[str, ...] = ()
     auto_create: bool = False
     leaderless_brokers: tuple[str, ...] = ()
+    slaves: Mapping[tuple[str, int], BrokerAddress] = field(default_factory=dict)
     is_write_permitted: bool = True
     is_read_permitted: bool = True
 

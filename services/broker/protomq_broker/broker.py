@@ -255,7 +255,9 @@ class Broker:
             self.store, config, clock, self._waiting, delays, recalls, halves, self._checks
         )
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
-        self._pull = PullService(self.store, config, self._commits, modules, clock)
+        self._pull = PullService(
+            self.store, config, self._commits, modules, clock, lambda: self._replication.service.views
+        )
         self._commits.listen_for_resets(self._signal_reset)
         self._pop = PopService(
             self.store,

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 def encode_header(
-    result: ReadResult, topic_incarnation: int, log_epoch: int, other_member: str = ""
+    result: ReadResult, topic_incarnation: int, log_epoch: int, other_member: str = "", suggested_broker_id: int = 0
 ) -> bytes:
     """Encodes the fields of a PullResponse that stand before the regions. It copies packed arrays without visiting their items."""
     response = PullResponse(
@@ -41,6 +41,7 @@ def encode_header(
         topic_incarnation=topic_incarnation,
         other_member=other_member,
         log_epoch=log_epoch,
+        suggested_broker_id=suggested_broker_id,
     )
     if not result.regions_size_bytes:
         return response.SerializeToString()
@@ -79,6 +80,14 @@ def encode_detour(
 def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
     data = values.tobytes()
     parts += (tag, encode_varint(len(data)), data)
+
+
+def end_position(result: ReadResult) -> int | None:
+    """Returns where the last message found ends in the log; None if there is none."""
+    if not result.regions:
+        return None
+    last = result.regions[-1]
+    return last.file.base_position + last.offset + last.size_bytes
 
 
 def nothing_yet(result: ReadResult) -> bool:

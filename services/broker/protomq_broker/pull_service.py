@@ -7,6 +7,7 @@ An answer is a header and regions of the log as they stand on disk. The service 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -19,6 +20,7 @@ from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole
+from protomq_ha.slave_reads import MASTER_ID, SlaveReads
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many, unparsable
 from protomq_runtime.regions import read_regions
@@ -37,13 +39,14 @@ from .pull_answer import (
     SIZE_DEFAULT_BYTES,
     Found,
     encode_header,
+    end_position,
     nothing_yet,
 )
 from .pull_resets import reset_answer
 from .slave_gate import check_not_behind, not_master
 from .store.errors import StoreError
 from .store.log.durations import Durations
-from .store.queues.reading import ReadStatus
+from .store.queues.reading import ReadResult, ReadStatus
 from .store.state.offsets import TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import (
@@ -57,6 +60,7 @@ from .topic_access import (
 )
 
 if TYPE_CHECKING:
+    from protomq_ha.replicas import ReplicaView
     from protomq_runtime.call import Call, CallLane
     from protomq_runtime.clock import Clock
     from protomq_runtime.regions import Region
@@ -91,7 +95,12 @@ class PullService:
         commits: OffsetCommits,
         modules: FilterModules,
         clock: Clock,
+        slaves: Callable[[], Sequence[ReplicaView]] = tuple,
     ) -> None:
+        """`slaves`: those that follow this broker, as of the last look."""
+        self._slaves = slaves
+        lag_max_bytes = round(memory_size_bytes() * config.ha.slave_read_memory_ratio)
+        self._slave_reads = SlaveReads(config.broker_id, lag_max_bytes if config.ha.slave_read_enabled else None)
         self._store = store
         self._groups = store.groups
         self._commits = commits
@@ -471,12 +480,20 @@ class PullService:
             hold.timer.cancel()
             hold.timer = None
 
+    def _suggested_broker(self, request: PullRequest, result: ReadResult) -> int:
+        """Returns the id of the broker from which to pull next."""
+        if result.next_offset >= result.end_offset:
+            return MASTER_ID
+        log_end = self._store.appended_position
+        return self._slave_reads.suggest(request.queue_id, end_position(result), log_end, self._slaves())
+
     def _answer(self, call: Call, request: PullRequest, found: Found) -> None:
         result = found.result
         other = ""
         if request.member and request.consumer_group:
             other = self.members.other(_queue_of_group(request), request.member)
         epoch = self._store.last_epoch
+        broker_id = self._suggested_broker(request, result)
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         regions = cast("list[Region]", result.regions)
         if request.plain_bodies and regions:
@@ -488,14 +505,14 @@ class PullService:
                 stored = b"".join(read_regions(regions))
                 plain = with_plain_bodies(result, stored, size_max_bytes)
                 if plain is None:
-                    header = encode_header(result, found.incarnation, epoch, other)
+                    header = encode_header(result, found.incarnation, epoch, other, broker_id)
                     return lambda: call.answer(header, regions, result.regions_size_bytes)
-                payload = encode_header(plain[0], found.incarnation, epoch, other) + plain[1]
+                payload = encode_header(plain[0], found.incarnation, epoch, other, broker_id) + plain[1]
                 return lambda: call.answer(payload)
 
             self._plain_bodies.run(call, result.regions_size_bytes, unpack)
             return
-        header = encode_header(result, found.incarnation, epoch, other)
+        header = encode_header(result, found.incarnation, epoch, other, broker_id)
         call.answer(header, regions, result.regions_size_bytes)
 
     def _answer_anew(self, call: Call, request: PullRequest) -> None:
@@ -511,6 +528,11 @@ class PullService:
             call.fail(to_service_error(error))
         else:
             self._answer(call, request, found)
+
+
+def memory_size_bytes() -> int:
+    """Returns the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:

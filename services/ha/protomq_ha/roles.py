@@ -45,6 +45,10 @@ class HaConfig:
         gap_max_bytes: a slave that is further behind is out (RocketMQ: haMaxGapNotInSync, 256 MiB).
         transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB. On a slave:
             the largest that it asks for.
+        slave_read_enabled: consumers that lag are told to pull from a slave (RocketMQ: slaveReadEnable, off). A slave keeps them until they
+            have caught up. While the master is away, consumers read from a slave in any case.
+        slave_read_memory_ratio: messages further behind the end of the log than this part of the memory are read from a slave (RocketMQ:
+            accessMessageInMemoryMaxRatio, 40 %). 0 to 100. With 0 these are all but the newest of a queue.
         master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.
     """
 
@@ -55,6 +59,8 @@ class HaConfig:
     timeout_ms: int = 20_000
     gap_max_bytes: int = 256 << 20
     transfer_size_bytes: int = 4 << 20
+    slave_read_enabled: bool = True
+    slave_read_memory_ratio: float = 0.4
     master: str = ""
 
     def __post_init__(self) -> None:
@@ -75,3 +81,5 @@ class HaConfig:
             raise ValueError(
                 f"transfer_size_bytes is {self.transfer_size_bytes}; it must be {4 << 10} to {16 << 20}"
             )
+        if not 0 <= self.slave_read_memory_ratio <= 100:
+            raise ValueError(f"slave_read_memory_ratio is {self.slave_read_memory_ratio}; it must be 0 to 100")

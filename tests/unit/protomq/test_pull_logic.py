@@ -13,6 +13,7 @@ from protomq._pull_logic import (
     DELETED_AFTER_S,
     READ_AHEAD_MAX_BYTES,
     READ_PAUSE_MAX_S,
+    SLAVE_PAUSE_S,
     PullOptions,
     PullState,
     Room,
@@ -713,3 +714,57 @@ def test_of_one_queue_at_a_time_only_that_is_dealt_with() -> None:
     assert {m.queue for m in made.take(9, one_queue=True)} == {Q1}
     assert [m.queue_offset for m in made.take(9, one_queue=True)] == [2]
     assert made.take(9, one_queue=True) == []
+
+
+def advised(made: PullState, broker_id: int, first: int, now_s: float = 0.0) -> None:
+    """One pull, whose answer says from which broker to go on."""
+    advice = pull_service_pb2.PullResponse(suggested_broker_id=broker_id).SerializeToString()
+    made.answered(pull(made, now_s=now_s), advice + found(first, 1), now_s)
+    made.take(10)
+
+
+def test_a_queue_is_pulled_where_the_last_answer_said() -> None:
+    made = state(Q0, Q1)
+    assert made.suggested_broker_id(Q0) == 0
+    advised(made, 2, 0)
+    assert (made.suggested_broker_id(Q0), made.suggested_broker_id(Q1)) == (2, 0)
+    advised(made, 0, 1)
+    assert made.suggested_broker_id(Q0) == 0
+
+
+def test_a_slave_that_fails_is_left_at_once_and_for_a_while() -> None:
+    made = state()
+    advised(made, 2, 0)
+    ticket = pull(made)
+    assert made.leave_slave(ticket, ConnectFailedError("gone"), 1.0)
+    assert made.suggested_broker_id(Q0) == 0
+    assert made.due(1.0) == [Q0], "the master is pulled without a pause"
+    advised(made, 2, 1, 1.0)
+    assert made.suggested_broker_id(Q0) == 0
+    advised(made, 2, 2, 1.0 + SLAVE_PAUSE_S)
+    assert made.suggested_broker_id(Q0) == 2
+
+
+def test_a_master_that_fails_is_not_left() -> None:
+    made = state()
+    ticket = pull(made)
+    assert not made.leave_slave(ticket, ConnectFailedError("gone"), 0.0)
+    assert made.is_under_way(ticket)
+
+
+@pytest.mark.parametrize("status", [pull_service_pb2.PULL_STATUS_OFFSET_ILLEGAL, pull_service_pb2.PULL_STATUS_DIVERGED])
+def test_what_a_slave_has_no_offset_for_is_asked_of_the_master(status: int) -> None:
+    made = state()
+    advised(made, 2, 0)
+    ticket = pull(made)
+    made.answered(ticket, encode_pull_answer(status, 700, 700, 900, []), 0.0)
+    assert (made.position(Q0), made.suggested_broker_id(Q0)) == (1, 0)
+    assert pull(made).queue_offset == 1
+    assert made.position(Q0) == 1, "nothing was skipped"
+
+
+def test_a_seek_begins_at_the_master() -> None:
+    made = state()
+    advised(made, 2, 0)
+    made.seek(Q0, 900)
+    assert made.suggested_broker_id(Q0) == 0

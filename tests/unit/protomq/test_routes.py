@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from protomq._call_steps import pull_address
 from protomq._environment import NAMESRV_ADDR_VARIABLE
 from protomq._name_servers import (
     NAMESRV_ADDR_DEFAULT,
@@ -301,3 +302,18 @@ def test_a_url_that_is_no_list_is_said_with_what_to_write() -> None:
 def test_a_url_that_names_no_host_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError, match="write http://host:port/path, or host:port"):
         NameServerList(url)
+
+
+def test_a_pull_goes_to_the_slave_that_was_suggested_while_the_route_has_it() -> None:
+    message = route_service_pb2.Route(topic="t")
+    for broker_id in (2, 0, 1):
+        message.brokers.add(broker_name="a", broker_id=broker_id, grpc_address=f"g:{broker_id}", remoting_address=f"r:{broker_id}")
+    message.queues.add(broker_name="a", read_queues=1, write_queues=1, permission=topic_pb2.PERMISSION_READ_WRITE)
+    data = route_service_pb2.GetRouteResponse(route=message).SerializeToString()
+    found = decode_route(data)
+    queue = MessageQueue("t", "a", 0)
+    assert found.slaves == {("a", 1): BrokerAddress("a", "g:1", "r:1"), ("a", 2): BrokerAddress("a", "g:2", "r:2")}
+    addresses = [pull_address(found, queue, broker_id) for broker_id in (0, 2, 9)]
+    assert addresses == [BrokerAddress("a", f"g:{i}", f"r:{i}") for i in (0, 2, 0)]
+    assert pull_address(None, queue, 2) is None
+    assert pull_address(found, MessageQueue("t", "b", 0), 2) is None

@@ -50,6 +50,7 @@ from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
+from protomq_ha.replicas import ReplicaView
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeServer
@@ -154,7 +155,8 @@ class FakeBroker:
             log_time,
         )
         modules = FilterModules(self.disk, "/s/config/filters")
-        self.pull = PullService(self.store, config, self.commits, modules, self.clock)
+        self.slaves: Sequence[ReplicaView] = ()
+        self.pull = PullService(self.store, config, self.commits, modules, self.clock, lambda: self.slaves)
         self.pop = PopService(
             self.store,
             config,

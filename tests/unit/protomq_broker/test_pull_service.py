@@ -15,6 +15,8 @@ from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.replicas import ReplicaView
+from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
@@ -368,3 +370,34 @@ def test_a_member_that_stands_at_damage_follows_a_reset(fields: dict[str, Any]) 
     response = response_of(answered())
     assert response.status == PullStatus.PULL_STATUS_OFFSET_RESET
     assert response.next_offset == 2
+
+
+# From which broker to pull next.
+
+
+@pytest.mark.parametrize("role", [BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE])
+@pytest.mark.parametrize("transport", [FakeCall, FakeGrpcCall])
+def test_whoever_lags_is_told_to_pull_from_a_slave_until_the_end_of_the_queue(role: BrokerRole, transport: type[FakeCall]) -> None:
+    broker_id = 7 if role is BrokerRole.SLAVE else 0
+    broker = FakeBroker(
+        broker_role=role.value, broker_id=broker_id, broker_name="b", ha=HaConfig(slave_read_memory_ratio=0)
+    )
+    broker.fill([b"a", b"b", b"c"])
+    end = broker.store.appended_position
+    broker.slaves = [] if broker_id else [ReplicaView(7, "", True, end, end, 0, 0)]
+
+    def suggested(**fields: Any) -> int:
+        return response_of(broker.call(PULL, pull(**fields), kind=transport)).suggested_broker_id
+
+    assert suggested(record_count_max=1) == 7
+    assert suggested(record_count_max=2) == 7
+    assert suggested(record_count_max=3) == 0
+    assert suggested(queue_offset=3) == 0
+
+
+def test_what_is_in_memory_is_pulled_from_the_master() -> None:
+    broker = FakeBroker()
+    broker.fill([b"a", b"b", b"c"])
+    end = broker.store.appended_position
+    broker.slaves = [ReplicaView(7, "", True, end, end, 0, 0)]
+    assert response_of(broker.call(PULL, pull(record_count_max=1))).suggested_broker_id == 0

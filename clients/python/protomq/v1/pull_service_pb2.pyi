@@ -236,6 +236,7 @@ class PullResponse(_message.Message):
     OTHER_MEMBER_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_EPOCH_FIELD_NUMBER: _builtins.int
+    SUGGESTED_BROKER_ID_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for other fields that a region may hold."""
     status: Global___PullStatus.ValueType
@@ -260,6 +261,11 @@ class PullResponse(_message.Message):
     """With OFFSET_RESET: which reset it was."""
     log_epoch: _builtins.int
     """Epoch of the log that gave this answer (Kafka: leader epoch). The next pull and commit of the queue name it."""
+    suggested_broker_id: _builtins.int
+    """The broker of this name from which to pull the queue next (RocketMQ: suggestWhichBrokerId): the broker_id of a slave while the consumer
+    lags far behind, else 0, the master. It is advice: the master serves whoever stays. A slave that fails, or answers OFFSET_ILLEGAL or
+    DIVERGED to a consumer that follows the advice, is left for the master.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -299,10 +305,11 @@ class PullResponse(_message.Message):
         other_member: _builtins.str = ...,
         reset_epoch: _builtins.int = ...,
         log_epoch: _builtins.int = ...,
+        suggested_broker_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "log_epoch", b"log_epoch", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "reset_epoch", b"reset_epoch", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "log_epoch", b"log_epoch", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "reset_epoch", b"reset_epoch", "seals", b"seals", "status", b"status", "suggested_broker_id", b"suggested_broker_id", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
