@@ -444,10 +444,12 @@ class HaService:
         """Notes which positions a slave has. Raises ServiceError for impossible positions; then nothing has changed."""
         log_end = self._positions.appended
         try:
-            self._table.note_heard(session, heard_ms)
+            # An acknowledgement counts as a whole or not at all.
+            self._table.check_heard(session, heard_ms)
             self._table.note_acknowledged(
                 session, written_position, flushed_position, log_end, self._now_ms()
             )
+            self._table.note_heard(session, heard_ms)
         except ImpossibleAckError as error:
             raise invalid_argument(error.field, str(error)) from None
         self._judge()

@@ -208,13 +208,18 @@ class ReplicaTable:
         """Notes that the session is about to get a message."""
         self._by_session[session].said_ms = said_ms
 
-    def note_heard(self, session: int, heard_ms: int) -> None:
-        """Notes that a slave answers what it was told at `heard_ms`. Raises ImpossibleAckError; then nothing has changed."""
+    def check_heard(self, session: int, heard_ms: int) -> None:
+        """Raises ImpossibleAckError if a slave was told nothing at `heard_ms` or later."""
         replica = self._by_session[session]
         if not 0 <= heard_ms <= replica.said_ms:
             raise ImpossibleAckError(
                 "heard_ms", f"is {heard_ms}; this session was told something at {replica.said_ms} last"
             )
+
+    def note_heard(self, session: int, heard_ms: int) -> None:
+        """Notes that a slave answers what it was told at `heard_ms`. Raises ImpossibleAckError; then nothing has changed."""
+        self.check_heard(session, heard_ms)
+        replica = self._by_session[session]
         replica.asked_ms = max(replica.asked_ms, heard_ms)
 
     def reports(self, log_end: int, now_ms: int, silence_max_ms: int) -> dict[str, MemberReport]:

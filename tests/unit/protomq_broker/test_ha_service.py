@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import suppress
 from types import SimpleNamespace
@@ -24,8 +25,10 @@ from protomq_broker.leadership_driver import (
 from protomq_broker.store.errors import DiskFullError, LogForkError
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.roles import HaConfig
 from protomq_runtime.dispatch import BoundMethod, DispatchTable
 from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.principals import Principal
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
 from .store.log_helpers import ManualClock, make_request
@@ -350,3 +353,69 @@ def test_what_was_gathered_goes_to_all_slaves_at_the_same_time() -> None:
         append()
         assert not any(call.answered for call in held)
         lane.advance(GATHER_MS)
+
+
+class _Acknowledging:
+    """A master with slaves 1 and 2, each of which was sent the whole log and has acknowledged nothing. Slave 1 has session 101."""
+
+    def __init__(self) -> None:
+        store = open_store(SimDisk())
+        store.append([make_request([b"a message"])])
+        self.end = store.appended_position
+        config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER", ha=HaConfig(in_sync_replicas=3))
+        sessions = iter((101, 102))
+        self.service = HaService(store, config, ManualClock(), "b", lambda: next(sessions), lambda verdict: None)
+        table = DispatchTable()
+        table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], self.service)
+        self._bound = {path.rpartition("/")[2]: bound for path, bound in table.by_path.items()}
+        self._lane = FakeLane()
+        self.service.begin(self._lane)
+        self._lane.run()
+        for broker_id in (1, 2):
+            call = self.call("Fetch", ha.FetchRequest(broker_name="b", broker_id=broker_id, store_id=broker_id))
+            assert call.answered
+        for session in (101, 102):  # As where the master is elected.
+            self.service._table.note_said(session, 5_000)
+
+    def call(self, method: str, request: ha.FetchRequest | ha.AcknowledgeRequest, principal: str = "replica") -> FakeCall:
+        call = FakeCall(self._lane, self._bound[method], request, principal=Principal(principal))
+        getattr(self.service, {"Fetch": "fetch", "Acknowledge": "acknowledge"}[method])(call)
+        return call
+
+    def known(self) -> tuple[Any, ...]:
+        """What the master takes its slaves to have, and what it has heard of them."""
+        replicas = [self.service._table.find(session) for session in (101, 102)]
+        return *(dataclasses.replace(each) for each in replicas if each is not None), self.service.verdict
+
+
+def test_an_acknowledgement_moves_the_slave_that_owns_the_session_and_no_other() -> None:
+    master = _Acknowledging()
+    _, second, verdict = master.known()
+    master.call("Acknowledge", ha.AcknowledgeRequest(session=101, written_position=master.end))
+    first, untouched, after = master.known()
+    assert (first.written_position, untouched) == (master.end, second)
+    assert (verdict.in_sync_count, after.in_sync_count) == (1, 2)
+
+
+@pytest.mark.parametrize("method", ["Fetch", "Acknowledge"])
+@pytest.mark.parametrize(
+    ("why", "change", "principal"),
+    [
+        ("a stranger has no session", {"session": 7}, "replica"),
+        ("the session is another principal's", {}, "somebody else"),
+        ("it was not sent that much", {"written_position": 1 << 40}, "replica"),
+        ("it cannot have synced what it has not written", {"flushed_position": 1 << 40}, "replica"),
+        ("it was not told anything at that time", {"heard_ms": 1 << 40}, "replica"),
+    ],
+)
+def test_what_was_not_sent_to_the_caller_moves_nothing(method: str, why: str, change: dict[str, int], principal: str) -> None:
+    master = _Acknowledging()
+    before = master.known()
+    kind = ha.FetchRequest if method == "Fetch" else ha.AcknowledgeRequest
+    told = {"session": 101, "written_position": master.end, "heard_ms": before[0].said_ms} | change
+    call = master.call(method, kind(**told), principal)
+    assert master.known() == before, why
+    if call.error is not None:
+        assert call.error.reason == "INVALID_ARGUMENT"
+    elif method == "Fetch":
+        assert call.response().status == ha.FETCH_STATUS_SESSION_ENDED
