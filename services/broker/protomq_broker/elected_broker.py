@@ -179,7 +179,7 @@ class ElectedBroker:
         role = BrokerRole.SLAVE if epoch is None else BrokerRole.SYNC_MASTER
         config = replace(
             config,
-            etcd=EtcdConfig(),
+            etcd=replace(config.etcd, endpoints=()),
             broker_role=role.value,
             broker_id=config.broker_id if epoch is None else 0,
             ha=replace(config.ha, heartbeat_interval_ms=min(heartbeat_ms, config.ha.heartbeat_interval_ms)),

@@ -157,6 +157,8 @@ class HaService:
             )
         )
         self._counts_flushed = config.store.sync_flush
+        self._late_max_ms = min(config.ha.timeout_ms, config.etcd.member_timeout_ms)
+        """Where the master is elected: a slave that is later does not keep up."""
         self._feeds: dict[int, _Feed] = {}
         self._lane: CallLane | None = None
         self._is_posted = self._is_news_due = self._is_gathering = self._stopping = False
@@ -664,7 +666,7 @@ class HaService:
         if self._leadership is None:
             return self._table.verdict(log_end, now_ms)
         silence_max_ms = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms
-        reports = self._table.reports(log_end, now_ms, silence_max_ms)
+        reports = self._table.reports(log_end, now_ms, silence_max_ms, self._late_max_ms)
         self.standing = self._leadership.report(log_end, reports)
         return self.verdict_of(self.standing)
 

@@ -4,8 +4,8 @@ Rules
 - A slave is an id and the random number of its store. It has one session at a time; each begins at a point of the log that both have.
 - An acknowledgement counts only up to what its session has sent: a higher one is refused, and nothing changes. Positions never go back
   within a session.
-- A slave is in sync when it has caught up: within the last `timeout_ms` it had everything that the log had at the last look. It is out when
-  it is silent for longer, falls `gap_max_bytes` behind, or its session ends.
+- A slave is in sync when it has all that was in the log `timeout_ms` ago, however little it gets at a time. It is out when it is later
+  than that, silent for longer, `gap_max_bytes` behind, or its session ends.
 - A master that waits for slaves waits for `copies_wanted - 1` of them, and for fewer where fewer are in sync, but never for fewer than
   `copies_min - 1`. What that many have is confirmed. What was confirmed stays so.
 
@@ -222,15 +222,17 @@ class ReplicaTable:
         replica = self._by_session[session]
         replica.asked_ms = max(replica.asked_ms, heard_ms)
 
-    def reports(self, log_end: int, now_ms: int, silence_max_ms: int) -> dict[str, MemberReport]:
+    def reports(
+        self, log_end: int, now_ms: int, silence_max_ms: int, late_max_ms: int
+    ) -> dict[str, MemberReport]:
         """Returns reports of the slaves that have answered something in their session, for the in-sync set.
 
-        `silence_max_ms`: a slave that is silent for this time does not keep up.
+        A slave that is silent for `silence_max_ms` does not keep up. Nor does one that lacks what was in the log `late_max_ms` ago.
         """
         return {
             str(each.store_id): MemberReport(
                 self._counted(each),
-                now_ms - each.heard_ms < silence_max_ms and self._is_in_sync(each, log_end, now_ms),
+                now_ms - each.heard_ms < silence_max_ms and self._is_in_sync(each, log_end, now_ms, late_max_ms),
                 each.asked_ms,
             )
             for each in self._by_session.values()
@@ -285,12 +287,15 @@ class ReplicaTable:
     def _counted(self, replica: Replica) -> int:
         return replica.flushed_position if self.limits.counts_flushed else replica.written_position
 
-    def _is_in_sync(self, replica: Replica, log_end: int, now_ms: int) -> bool:
+    def _is_in_sync(
+        self, replica: Replica, log_end: int, now_ms: int, late_max_ms: int | None = None
+    ) -> bool:
+        late_max_ms = self.limits.timeout_ms if late_max_ms is None else late_max_ms
         if replica.caught_up_ms is None or now_ms - replica.heard_ms >= self.limits.timeout_ms:
             return False
         if log_end - self._counted(replica) > self.limits.gap_max_bytes:
             return False
         return (
             self._counted(replica) >= log_end
-            or now_ms - replica.caught_up_ms < self.limits.timeout_ms
+            or now_ms - replica.caught_up_ms < late_max_ms
         )

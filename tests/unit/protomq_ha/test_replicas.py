@@ -257,15 +257,15 @@ def test_what_a_slave_says_follows_what_it_was_told() -> None:
     table.note_said(1, 5_000)
     with pytest.raises(ImpossibleAckError, match="told something at 5000 last"):
         table.note_heard(1, 5_001)
-    assert table.reports(100, 0, TIMEOUT_MS) == {}, "it has answered nothing yet"
+    assert table.reports(100, 0, TIMEOUT_MS, TIMEOUT_MS) == {}, "it has answered nothing yet"
     table.note_heard(1, 5_000)
     table.note_acknowledged(1, 60, 0, 100, 10)
-    (member,) = table.reports(100, 10, TIMEOUT_MS)
+    (member,) = table.reports(100, 10, TIMEOUT_MS, TIMEOUT_MS)
     assert member == "101", "a member is a store"
-    assert table.reports(100, 10, TIMEOUT_MS)[member] == (60, True, 5_000)
-    assert not table.reports(100, 10 + TIMEOUT_MS // 2, TIMEOUT_MS // 2)[member].is_live
+    assert table.reports(100, 10, TIMEOUT_MS, TIMEOUT_MS)[member] == (60, True, 5_000)
+    assert not table.reports(100, 10 + TIMEOUT_MS // 2, TIMEOUT_MS // 2, TIMEOUT_MS)[member].is_live
     table.note_heard(1, 4_000)
-    assert table.reports(100, 10, TIMEOUT_MS)[member].asked_ms == 5_000
+    assert table.reports(100, 10, TIMEOUT_MS, TIMEOUT_MS)[member].asked_ms == 5_000
 
 
 def test_a_new_session_has_answered_nothing() -> None:
@@ -273,4 +273,66 @@ def test_a_new_session_has_answered_nothing() -> None:
     table.note_said(1, 5_000)
     table.note_heard(1, 5_000)
     table.join(1, 101, 7, "host1", 0, 20)
-    assert table.reports(0, 20, TIMEOUT_MS) == {}
+    assert table.reports(0, 20, TIMEOUT_MS, TIMEOUT_MS) == {}
+
+
+class _Trickle:
+    """A slave behind a link that lets too little through. Each step of 100 ms the log grows by 10, and the slave says what it has got."""
+
+    def __init__(self) -> None:
+        self.table = joined(Limits(2, 1, 1 << 30, TIMEOUT_MS), 1)
+        self.table.note_said(1, 1)
+        self.table.note_heard(1, 1)
+        self.now_ms = self.log_end = self.has = 0
+
+    def step(self, size: int) -> None:
+        """The link lets this much through."""
+        self.now_ms += 100
+        self.log_end += 10
+        self.has = min(self.has + size, self.log_end)
+        self.table.note_sent(1, self.log_end, self.log_end, self.now_ms)
+        self.table.note_acknowledged(1, self.has, 0, self.log_end, self.now_ms)
+
+    @property
+    def is_in_sync(self) -> bool:
+        return self.table.verdict(self.log_end, self.now_ms).in_sync_count == 2
+
+
+def test_a_slave_that_gets_a_little_all_the_time_is_out_when_it_is_too_late() -> None:
+    link = _Trickle()
+    for _ in range(20):
+        link.step(10)
+        assert link.is_in_sync
+    begun_ms = link.now_ms
+    while link.is_in_sync:
+        link.step(1)
+    assert 0 <= link.now_ms - begun_ms - TIMEOUT_MS <= 100
+    for _ in range(100):
+        link.step(1)
+        verdict = link.table.verdict(link.log_end, link.now_ms)
+        assert (verdict.in_sync_count, verdict.is_short, verdict.waits) == (1, True, False), "SLAVE_NOT_AVAILABLE, and nobody waits"
+    link.step(10_000)
+    assert link.is_in_sync, "it has caught up"
+
+
+def test_a_slave_that_is_late_by_less_stays_in() -> None:
+    link = _Trickle()
+    link.step(0)
+    for _ in range(200):
+        link.step(10)
+        assert link.has < link.log_end
+        assert link.is_in_sync
+
+
+def test_a_member_that_gets_a_little_all_the_time_does_not_keep_up() -> None:
+    link = _Trickle()
+    link.step(10)
+    begun_ms = link.now_ms
+
+    def is_live() -> bool:
+        reports = link.table.reports(link.log_end, link.now_ms, TIMEOUT_MS, TIMEOUT_MS // 2)
+        return reports["101"].is_live
+
+    while is_live():
+        link.step(1)
+    assert 0 <= link.now_ms - begun_ms - TIMEOUT_MS // 2 <= 100
