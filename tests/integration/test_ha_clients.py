@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -183,12 +183,19 @@ def test_while_the_master_is_away_the_command_line_shows_what_its_slave_has_and_
     assert run("group", "show", "shown", "-o", "jsonl", namesrv=namesrv).stdout == shown["group", "show", "shown"]
 
 
-def test_a_slave_of_another_cluster_does_not_follow_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "settings"),
+    [("SLAVE", {}), ("SYNC_MASTER", {"etcd": {"endpoints": ["http://127.0.0.1:1"]}})],
+    ids=["follows", "is elected"],
+)
+def test_a_broker_with_another_cluster_than_its_name_has_does_not_start(
+    tmp_path: Path, role: str, settings: dict[str, Any]
+) -> None:
     with running_namesrv() as namesrv:
-        address = str(namesrv.remoting)
-        master = HaBroker(tmp_path / "master", "ASYNC_MASTER", 0, namesrv=[address])
-        slave = HaBroker(tmp_path / "slave", "SLAVE", 1, namesrv=[address], cluster="other")
-        with running(master, slave):
-            wait_for(lambda: "a slave has the cluster of its master" in slave.status().problem, PATIENCE_S)
-            assert "a slave has the cluster of its master" in run("ha", "status", "-o", "jsonl", namesrv=address).stdout
+        addresses = [str(namesrv.remoting)]
+        master = HaBroker(tmp_path / "master", "ASYNC_MASTER", 0, namesrv=addresses)
+        stray = HaBroker(tmp_path / "stray", role, 1, namesrv=addresses, cluster="other", **settings)
+        with running(master):
+            assert stray.exit_of_start() == 6
+            assert "this one has cluster 'other'. Give it the same cluster" in stray.log_text()
             assert not master.status().replicas

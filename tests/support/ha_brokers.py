@@ -79,7 +79,14 @@ class HaBroker:
             self._config["listen"][f"{name}_port"] = int(words[name].rpartition(":")[2])
         return self
 
-    def _start_once(self) -> str:
+    def exit_of_start(self) -> int:
+        """The exit code of a start that fails."""
+        self._start_once(kills=False)
+        code = self.process.wait(PATIENCE_S)
+        self.kill()
+        return code
+
+    def _start_once(self, *, kills: bool = True) -> str:
         """The ready line; "" if it has ended instead."""
         file = self.folder.with_suffix(".yaml")
         # JSON is YAML, too.
@@ -94,7 +101,8 @@ class HaBroker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("ready "):
-            self.kill()
+            if kills:
+                self.kill()
             return ""
         return line
 

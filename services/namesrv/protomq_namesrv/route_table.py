@@ -6,6 +6,8 @@ Rules
 - A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
   its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a kill. Then
   no hold of it is open, since its connection has broken; or it has the address of before.
+- A name belongs to one cluster. A broker that brings another one is refused with NAME_TAKEN, whatever its id and epoch: it has a wrong
+  configuration, and may lead an election of its own. It is not refused if it had its name here before, or if only its own store is there.
 - A copy of a store has the store's number. So one that comes from another address, while a hold of that store is open, may be a copy. The
   holder is asked to hold again (`on_doubt`), and has `broken_grace_ms` for it. If it does, the other one is refused like another store.
 - But a broker that had its name here before replaces one that has just come (`newcomer_ms`). After a restart of this process it is chance
@@ -37,6 +39,7 @@ from enum import Enum
 from itertools import count
 from typing import Final, NamedTuple
 
+from protomq.v1.route_service_pb2 import Broker
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .config import LimitsConfig, LivenessConfig
@@ -141,6 +144,8 @@ class RouteTable:
         with self._lock:
             liveness = self._liveness.get(key)
             known = self._registrations.get(key)
+            if not is_returning and (known is None or known.broker.cluster != registration.broker.cluster):
+                self._check_cluster(registration.broker, now_ms)
             is_other = liveness is not None and liveness.store_id != store_id
             may_be_copy = (
                 liveness is not None
@@ -304,6 +309,26 @@ class RouteTable:
             self._notify()
         return removals
 
+    def _check_cluster(self, broker: Broker, now_ms: int) -> None:
+        """Raises NAME_TAKEN if another store has the name, in another cluster."""
+        for key, other in self._registrations.items():
+            holder = self._liveness[key]
+            is_stray = key.broker_name == broker.broker_name and other.broker.cluster != broker.cluster
+            if not is_stray or holder.store_id == broker.store_id != 0:
+                continue
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "NAME_TAKEN",
+                f"broker {key.broker_name} of cluster {other.broker.cluster!r} is registered here, at {other.broker.grpc_address}, "
+                f"and this one has cluster {broker.cluster!r}. Give it the same cluster, or a broker_name of its own",
+                metadata={
+                    "broker_name": key.broker_name,
+                    "broker_id": str(key.broker_id),
+                    "grpc_address": other.broker.grpc_address,
+                },
+                retry_delay_ms=_gone_ms(holder, now_ms),
+            )
+
     def _check_copy(
         self, key: BrokerKey, holder: _Liveness, incarnation: int, now_ms: int, doubts: list[BrokerKey]
     ) -> None:
@@ -387,9 +412,8 @@ class RouteTable:
         gone_ms = None
         if is_copy and holder.doubted_until_ms is not None and not holder.has_answered:
             gone_ms = max(0, holder.doubted_until_ms - now_ms)
-        elif not holder.holds:
-            due_ms = holder.expires_ms if holder.hold_due_ms is None else holder.hold_due_ms
-            gone_ms = max(0, min(due_ms, holder.expires_ms) - now_ms)
+        else:
+            gone_ms = _gone_ms(holder, now_ms)
         store = "a store of the same number (one is a copy of the other)" if is_copy else "another store"
         remedy = "Give this broker a broker_name of its own, or stop the other one"
         if is_copy:
@@ -472,6 +496,14 @@ class RouteTable:
 
 def _addresses(registration: Registration) -> tuple[str, str]:
     return registration.broker.grpc_address, registration.broker.remoting_address
+
+
+def _gone_ms(holder: _Liveness, now_ms: int) -> int | None:
+    """Returns when a broker would be given up. None: it holds, so it is there."""
+    if holder.holds:
+        return None
+    due_ms = holder.expires_ms if holder.hold_due_ms is None else holder.hold_due_ms
+    return max(0, min(due_ms, holder.expires_ms) - now_ms)
 
 
 def _overdue(liveness: _Liveness, now_ms: int) -> RemovalCause | None:

@@ -41,9 +41,10 @@ def registration(
     auto_create_queues: int = 0,
     epoch: int = 0,
     port: int = 8081,
+    cluster: str = "c",
 ) -> Registration:
     broker = Broker(
-        cluster="c",
+        cluster=cluster,
         broker_name=name,
         broker_id=broker_id,
         grpc_address=f"{name}:{port + broker_id}",
@@ -224,6 +225,34 @@ def test_the_same_store_comes_back_at_once_though_its_old_hold_looks_alive() -> 
     with pytest.raises(ServiceError) as error:
         table.register(registration(store_id=1, incarnation=100), 6)
     assert reason_of(error) == "STALE_REGISTRATION"
+
+
+def test_a_name_belongs_to_one_cluster() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, epoch=1, topics={"t": 4}), 0)
+    hold = table.open_hold(A, 100, 0, store_id=1)
+    for broker_id in (0, 2):
+        # An election in a cluster of its own counts its own epochs.
+        stray = registration(broker_id=broker_id, store_id=2, epoch=7, cluster="d")
+        with pytest.raises(ServiceError, match="a of cluster 'c' is registered here, at a:8081, and this one has cluster 'd'") as error:
+            table.register(stray, 10)
+        assert reason_of(error) == "NAME_TAKEN"
+        assert error.value.retry_delay_ms is None  # it holds: nobody knows of an end
+    assert queues_of(table, "t") == {"a": 4}
+    table.register(registration("b", store_id=3, cluster="d"), 10)
+    table.end_hold(A, hold, 20, broken=True)
+    with pytest.raises(ServiceError) as error:
+        table.register(registration(broker_id=2, store_id=2, cluster="d"), 20)
+    assert error.value.retry_delay_ms == LIVENESS.broken_grace_ms
+    scan_until(table, 20, 20 + LIVENESS.broken_grace_ms)
+    table.register(registration(broker_id=2, store_id=2, cluster="d"), 10_000)
+
+
+def test_a_broker_alone_may_come_back_with_another_cluster() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=100), 0)
+    table.register(registration(store_id=1, incarnation=101, cluster="d", topics={"t": 1}), 5)
+    assert queues_of(table, "t") == {"a": 1}
 
 
 def held(**fields: Any) -> tuple[RouteTable, list[int]]:
