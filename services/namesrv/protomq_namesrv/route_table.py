@@ -6,8 +6,8 @@ Rules
 - A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
   its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a kill. Then
   no hold of it is open, since its connection has broken; or it has the address of before.
-- A name belongs to one cluster. A broker that brings another one is refused with NAME_TAKEN, whatever its id and epoch: it has a wrong
-  configuration, and may lead an election of its own. It is not refused if it had its name here before, or if only its own store is there.
+- A name belongs to one cluster. A broker that brings another one is refused with NAME_TAKEN, whatever its id and epoch. It may lead an
+  election of its own by mistake. It is not refused if it had its name here before, or if only its own store is there.
 - A copy of a store has the store's number. So one that comes from another address, while a hold of that store is open, may be a copy. The
   holder is asked to hold again (`on_doubt`), and has `broken_grace_ms` for it. If it does, the other one is refused like another store.
 - But a broker that had its name here before replaces one that has just come (`newcomer_ms`). After a restart of this process it is chance
