@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .leadership_world import LeadershipWorld
 
 TICK_MS: Final = 100
+FULL_AFTER_MS: Final = 3_000
+"""A master says that its disk is full when it has refused messages for this time."""
 HOLD_MS: Final = 150
 SILENCE_MS: Final = 800
 BREAK_MS: Final = 5
@@ -118,6 +120,7 @@ class SimBroker:
         self.asked: set[int] = set()
         self.refused = False
         self.is_full = False
+        self.leads_since_ms: float | None = None
         self.confirmed = 0
         self.follows: Follow | None = None
         self.session, self.has_agreed = 0, False
@@ -181,7 +184,9 @@ class SimBroker:
     def look_for_room(self, now_ms: int) -> None:
         """Its disk is full for some seconds, now and then."""
         world = self.world
-        if self.is_full and (not world.full or world.disks.random() < 0.02):
+        if world.has_quotas:
+            self.meet_quota()
+        elif self.is_full and (not world.full or world.disks.random() < 0.02):
             self.is_full = False
         elif not self.is_full and world.full and world.disks.random() < 0.01:
             self.is_full = True
@@ -190,6 +195,14 @@ class SimBroker:
                 world.fired["master's disk full"] += 1
         if self.is_full is not self.machine.is_full:
             self.run(self.machine.full("its disk is full" if self.is_full else "", now_ms))
+
+    def meet_quota(self) -> None:
+        """Its disk reports room, and refuses what a master writes."""
+        if self.machine.role not in (Role.LEADING, Role.HANDING_OVER):
+            self.leads_since_ms, self.is_full = None, False
+            return
+        self.leads_since_ms = self.leads_since_ms or self.world.now_ms
+        self.is_full = self.world.now_ms - self.leads_since_ms >= FULL_AFTER_MS
 
     def note_confirmed(self) -> None:
         """As a master, now and then: so what it has acknowledged last is not in it."""

@@ -11,6 +11,7 @@ Rules (the letters are those of docs/reliability.md)
     L4  nobody from outside the in-sync set is elected without an order
     L5  when all faults are over, somebody leads within 12 s, takes sends, and all logs become equal
     L6  nobody drops what was acknowledged, but for orders
+    L7  where no disk takes messages, the lead stays somewhere
 
 Where etcd has lost its data, two members may go on from two pasts. So only L6 holds then, and whoever does not follow has to say why.
 """
@@ -43,6 +44,7 @@ EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
 DEAF_MS: Final = 3_000
 STEP_MS: Final = 7
+QUOTA_MINUTES: Final = 5
 
 
 KINDS: Final = (
@@ -84,6 +86,7 @@ class LeadershipWorld:
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
+        self.has_quotas = False
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...], Any]] = []
         self.event_count = 0
         self.found: list[Violation] = []
@@ -480,6 +483,27 @@ def check_restored_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
     world.run_until(world.now_ms + EQUAL_MS)
     fired["kept from a restored etcd"] += master.refused
     world.heal()
+    return world.found
+
+
+def check_quotas(seed: int, fired: Counter[str]) -> list[Violation]:
+    """All disks report room, and refuse what a master writes. The lead must not go round: each change stops what readers get, too."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    world.has_quotas = True
+    world.at(0, world.clients)
+    for minute in range(QUOTA_MINUTES):
+        elected_before = fired["elected"]
+        world.run_until(world.now_ms + 60_000)
+        changes = fired["elected"] - elected_before
+        fired["given away for a quota"] += changes
+        if changes > (2 if minute == QUOTA_MINUTES - 1 else 2 * len(world.brokers)):
+            world.say("L7", f"{changes} changes of the master in a minute, and no disk takes anything")
+        if not any(broker.machine.role in (Role.LEADING, Role.HANDING_OVER, Role.OPENING) for broker in world.brokers):
+            world.say("L7", "nobody leads, and readers have only what slaves give")
+    world.has_quotas = False
+    if not world.found:
+        world.heal()
     return world.found
 
 

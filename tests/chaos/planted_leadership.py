@@ -18,6 +18,7 @@ from .leadership_world import (
     LeadershipWorld,
     Mood,
     check_leadership,
+    check_quotas,
     check_restored_etcd,
     check_young_cluster,
 )
@@ -224,9 +225,19 @@ def an_epoch_may_have_two_writers() -> Any:
     return mock.patch.object(OwnLog, "kept_for", kept_for)
 
 
+def believes_a_disk_at_once() -> Any:
+    """A member that has given the lead away for its disk takes it again as soon as the disk reports room."""
+    return mock.patch.object(Leadership, "_counts_as_full", lambda self, now_ms: self.is_full)
+
+
 def etcds_of_a_copy(seed: int) -> list[Violation]:
     """Etcd goes back in time."""
     return check_restored_etcd(seed, Counter())
+
+
+def disks_with_quotas(seed: int) -> list[Violation]:
+    """No disk takes messages, and all report room."""
+    return check_quotas(seed, Counter())
 
 
 def young_clusters(seed: int) -> list[Violation]:
@@ -279,6 +290,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),
     ("lets an epoch have two writers", an_epoch_may_have_two_writers, etcds_of_a_copy),
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
+    ("believes at once that a disk has room again", believes_a_disk_at_once, disks_with_quotas),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
 """(name, what plants it, where it shows, within how many seeds where that is not the default)."""

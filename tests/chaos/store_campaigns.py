@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import Phase, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
 from .ha_world import check_ha
-from .leadership_world import check_leadership
+from .leadership_world import check_leadership, check_quotas
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
@@ -32,6 +32,9 @@ from .store_states import check_states_of_log
 from .store_topics import check_topics
 from .store_transactions import check_transactions
 from .store_world import watch_log
+
+SEEDS_PER_QUOTA: Final = 20
+"""Of so many lives one more is lived with disks that report room, and take nothing: it is five minutes long."""
 
 
 class CampaignFailed(AssertionError):
@@ -207,7 +210,12 @@ def ha(seeds: Iterable[int]) -> Tally:
 
 def leadership(seeds: Iterable[int]) -> Tally:
     """Brokers that decide in etcd who leads, through crashes, partitions, pauses and clocks that jump."""
-    return _run("leadership", "brokers decide who leads", seeds, check_leadership)
+    return _run("leadership", "brokers decide who leads", seeds, _check_leadership)
+
+
+def _check_leadership(seed: int, fired: Counter[str]) -> list[Violation]:
+    found = check_leadership(seed, fired)
+    return found or (check_quotas(seed, fired) if seed % SEEDS_PER_QUOTA == 0 else [])
 
 
 def store_machine(seeds: Iterable[int], *, rounds_each: int | None = None, shrinks: bool = True) -> Tally:

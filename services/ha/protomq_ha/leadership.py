@@ -81,6 +81,10 @@ HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
 LONGER_LOG_WAIT_MS: Final = 500
 """How long a member with a shorter log lets one with a longer log run first. A truncation takes longer."""
+FULL_PAUSE_MS: Final = 60_000
+"""How long a member counts as full after it has given the lead away for that. A disk may report room, and yet refuse messages (a quota)."""
+FULL_PAUSE_MAX_MS: Final = 960_000
+"""The same if that happens again and again: each time it is twice as long."""
 HURRIED_MAX_MS: Final = 60_000
 """From then on a member that hears nobody lead waits for an operator, or for a member that is to be started."""
 
@@ -156,6 +160,7 @@ class Leadership:
         """Why its log cannot be opened to lead; in OPENING it gives the lead back."""
         self._fullness = ""
         """Why its disk takes no messages."""
+        self._counts_as_full_until_ms, self._full_pause_ms = NEVER_MS, FULL_PAUSE_MS
         self._next_full_ms = self._next_give_away_ms = now_ms
         """When etcd may next be told whether the disk is full, and when a switch away from it may next be ordered."""
         self.is_leaving = False
@@ -200,6 +205,9 @@ class Leadership:
             found.append("the disk here is full, and the lead stays here until a member in sync has room")
         elif self._fullness:
             found.append(f"this member does not lead if another one can, since its disk is full: {self._fullness}")
+        elif self._counts_as_full(now_ms):
+            pause_s = (self._counts_as_full_until_ms - now_ms) // 1_000
+            found.append(f"its disk has refused messages: for {pause_s} s more this member does not lead if another one can")
         if view is None or self.role is not Role.FOLLOWING:
             return found
         if view.in_sync is None:
@@ -292,6 +300,10 @@ class Leadership:
     def is_full(self) -> bool:
         """Whether the disk is noted as full."""
         return bool(self._fullness)
+
+    def _counts_as_full(self, now_ms: int) -> bool:
+        """Whether another member should lead: the disk is full, or was when this one gave the lead away."""
+        return self.is_full or (self.role is Role.FOLLOWING and now_ms < self._counts_as_full_until_ms)
 
     @property
     def is_unable(self) -> bool:
@@ -489,13 +501,14 @@ class Leadership:
     def _tell_room(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Tells etcd that the disk here is full, or is no more."""
         own = self.settings.member
-        if (own in view.full) is self.is_full or now_ms < self._next_full_ms or now_ms >= self._lease_until_ms:
+        counts_as_full = self._counts_as_full(now_ms)
+        if (own in view.full) is counts_as_full or now_ms < self._next_full_ms or now_ms >= self._lease_until_ms:
             return
         if self._is_fresh and not self._is_pending(Transaction):
             self._next_full_ms = now_ms + self.settings.read_interval_ms
             key = f"{FULL_PREFIX}{own}"
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
-            puts = (Put(key, encode_full(), self._lease),) if self.is_full else ()
+            puts = (Put(key, encode_full(), self._lease),) if counts_as_full else ()
             self._ask(effects, Transaction(compares, puts, () if puts else (key,)), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
@@ -564,7 +577,7 @@ class Leadership:
             return False
         others = in_sync.members - {own}
         has_less = any(end > self._log_end for each, end in view.ends.items() if each in others)
-        has_less = has_less or (self.is_full and not others <= view.full)
+        has_less = has_less or (self._counts_as_full(now_ms) and not others <= view.full)
         free_ms = max(self._heard_ms + ttl_ms, self._absent_since_ms)
         return now_ms >= (free_ms + LONGER_LOG_WAIT_MS if has_less else self._heard_ms + ttl_ms)
 
@@ -711,6 +724,10 @@ class Leadership:
             self._drop_order(effects, self._order_revision, now_ms)
         elif has_all and self._successor in in_sync.members:
             self._gave_away = True
+            if self.is_full:
+                is_again = now_ms < self._counts_as_full_until_ms + FULL_PAUSE_MS
+                self._full_pause_ms = min(2 * self._full_pause_ms, FULL_PAUSE_MAX_MS) if is_again else FULL_PAUSE_MS
+                self._counts_as_full_until_ms = now_ms + self._full_pause_ms
             # Sends of the next master wait for all members. This one follows some time later, or never.
             left = in_sync.members - {self.settings.member}
             members = left if self.is_leaving or self.is_full or len(left) > 1 else in_sync.members

@@ -22,7 +22,7 @@ from protomq_ha.cluster_state import (
     encode_order,
 )
 from protomq_ha.in_sync_set import MemberReport
-from protomq_ha.leadership import LONGER_LOG_WAIT_MS, Leadership
+from protomq_ha.leadership import FULL_PAUSE_MS, LONGER_LOG_WAIT_MS, Leadership
 from protomq_ha.leadership_values import (
     Ask,
     Effect,
@@ -506,6 +506,28 @@ def test_a_master_whose_disk_is_full_stays_and_says_so_while_nobody_in_sync_has_
         master.report(60, reports, now_ms)
     assert etcd.view.in_sync is not None
     assert etcd.view.in_sync.successor == "s"
+
+
+def test_who_gave_the_lead_away_for_a_full_disk_counts_as_full_for_a_while_whatever_the_disk_reports(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd)
+    master.run(master.machine.full("no space", 400), 400)
+    for now_ms in (700, 710, 720):
+        master.report(60, reports, now_ms)
+    assert etcd.view.master is None
+    successor = etcd.view.in_sync.successor if etcd.view.in_sync is not None else ""
+    assert Member(etcd, successor).lead(730) == 2
+    assert StopLeading() in master.tick(1_100)
+    master.run(master.machine.full("", 1_200), 1_200)
+    (problem,) = master.machine.problems(1_200)
+    assert "its disk has refused messages" in problem
+    assert "does not lead if another one can" in problem
+    for now_ms in range(1_500, 720 + FULL_PAUSE_MS, 500):
+        master.tick(now_ms)
+        assert etcd.view.full == {"m"}
+    master.tick(720 + FULL_PAUSE_MS)
+    master.tick(1_500 + FULL_PAUSE_MS)
+    assert not etcd.view.full
+    assert not any("its disk" in each for each in master.machine.problems(1_500 + FULL_PAUSE_MS))
 
 
 def test_a_master_that_has_room_again_keeps_the_lead(etcd: SimEtcd) -> None:
