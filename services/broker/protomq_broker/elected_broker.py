@@ -40,6 +40,7 @@ from .broker import Election
 from .broker_process import BrokerProcess, with_ports_of
 from .config import BrokerConfig, EtcdConfig
 from .etcd_gateway import ANSWER_TIMEOUT_S, HttpEtcd
+from .failed_opens import FailedOpens
 from .leadership_driver import LeadershipDriver
 from .store.errors import StoreFailedError
 from .store.files.disk import Disk
@@ -354,6 +355,7 @@ class ElectedBroker:
 
     async def _open_until_it_works(self, *, also_if_broken: bool = True) -> None:
         """Opens the store to follow as soon as its disk has room; `also_if_broken`: as soon as its disk is well."""
+        failed_opens = FailedOpens(self._config.data_dir)
         while True:
             try:
                 await self._open()
@@ -361,7 +363,7 @@ class ElectedBroker:
             except OSError as error:
                 if self._is_stopping or not (also_if_broken or error.errno in DISK_FULL_ERRNOS):
                     raise
-                log.error("the store cannot be opened again yet: %s", error)
+                failed_opens.say(error)
             await asyncio.sleep(FAILURE_LOOK_S)
 
     async def _open(self) -> None:

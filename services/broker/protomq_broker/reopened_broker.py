@@ -12,6 +12,7 @@ from typing import Final
 
 from .broker_process import REFUSED_GRACE_S, BrokerProcess, with_ports_of
 from .config import BrokerConfig
+from .failed_opens import FailedOpens
 from .store.log.commit_log import DISK_FULL_ERRNOS
 
 log = logging.getLogger("protomq.broker")
@@ -65,12 +66,13 @@ class ReopenedBroker:
 
     async def _reopen(self) -> None:
         config = with_ports_of(self.process, self.process.broker.config)
+        failed_opens = FailedOpens(config.data_dir)
         while True:
-            if await self._try_reopen(config):
+            if await self._try_reopen(config, failed_opens):
                 return
             await asyncio.sleep(ROOM_LOOK_S)
 
-    async def _try_reopen(self, config: BrokerConfig) -> bool:
+    async def _try_reopen(self, config: BrokerConfig, failed_opens: FailedOpens) -> bool:
         """Returns False if there was no room to open the store."""
         async with self._changing:
             if self._is_stopped:
@@ -84,7 +86,7 @@ class ReopenedBroker:
                 await self.process.start()
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-                    log.error("the store cannot be opened again yet: %s", error)
+                    failed_opens.say(error)
                     return False
                 log.critical("the store could not be opened again: %s", error)
                 self._is_stopped = True

@@ -1,0 +1,40 @@
+"""What an operator reads while a store cannot be opened again: why, what to do, and that the broker goes on by itself."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from .store.log.commit_log import DISK_FULL_ERRNOS
+
+log = logging.getLogger("protomq.broker")
+
+TRIES_PER_LINE: Final = 60
+"""A store is tried about each second; the log need not have all of that."""
+
+
+class FailedOpens:
+    """The tries to open one store."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._said = ""
+        self._tries = 0
+
+    def say(self, error: OSError) -> None:
+        """Logs a try that failed; the same again only after TRIES_PER_LINE of them."""
+        self._tries += 1
+        if str(error) == self._said and self._tries < TRIES_PER_LINE:
+            return
+        self._said, self._tries = str(error), 0
+        if error.errno in DISK_FULL_ERRNOS:
+            remedy = f"free some space on the disk of {self._data_dir}"
+        else:
+            remedy = f"see to the disk of {self._data_dir}"
+        log.error(
+            "the store cannot be opened again yet, and this broker serves nothing: %s. To do: %s; the broker tries again and goes on"
+            " by itself",
+            error,
+            remedy,
+        )  # fmt: skip

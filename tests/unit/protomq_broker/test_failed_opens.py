@@ -1,0 +1,40 @@
+"""While a store cannot be opened again the log says why and what to do, and does not fill."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from protomq_broker.failed_opens import TRIES_PER_LINE, FailedOpens
+
+
+def failure(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space on the disk of /data/b"),
+        (errno.EDQUOT, "free some space on the disk of /data/b"),
+        (errno.EIO, "see to the disk of /data/b"),
+    ],
+)
+def test_it_says_what_to_do(number: int, remedy: str, caplog: pytest.LogCaptureFixture) -> None:
+    FailedOpens(Path("/data/b")).say(failure(number))
+    assert os.strerror(number) in caplog.text
+    assert f"To do: {remedy}; the broker tries again and goes on by itself" in caplog.text
+
+
+def test_the_same_is_said_once_a_minute_and_news_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    opens = FailedOpens(Path("/data/b"))
+    for _ in range(TRIES_PER_LINE):
+        opens.say(failure(errno.ENOSPC))
+    assert len(caplog.records) == 1
+    opens.say(failure(errno.ENOSPC))
+    assert len(caplog.records) == 2
+    opens.say(failure(errno.EIO))
+    assert len(caplog.records) == 3
