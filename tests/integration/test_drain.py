@@ -11,6 +11,7 @@ from typing import Final, Literal
 import pytest
 
 from protomq import (
+    Admin,
     AsyncProducer,
     ConnectionOptions,
     Producer,
@@ -19,6 +20,7 @@ from protomq import (
     TransactionProducer,
 )
 from protomq.errors import ProtomqError
+from protomq_cli import draining
 from tests.support.cli import run
 from tests.support.ha_brokers import HaBroker, running
 from tests.support.namesrv import running_namesrv
@@ -159,7 +161,6 @@ def test_senders_with_sharding_keys_go_on_while_a_broker_is_drained_and_opened_a
             wait_for(lambda: run("cluster", "list", "-o", "jsonl", namesrv=namesrv).stdout.count("\n") == 2)
             run("topic", "create", "t", "-q", "2", namesrv=namesrv)
             for drained, left in (("a", "b"), ("b", "a")):
-                # New ones: those that know of one broker look for others every 30 s only.
                 senders = [
                     KeyedSender(namesrv, transport, as_coroutine=as_coroutine)
                     for transport in KINDS for as_coroutine in (False, True)
@@ -184,6 +185,55 @@ def test_senders_with_sharding_keys_go_on_while_a_broker_is_drained_and_opened_a
                 for key in ("k1", None):
                     with Producer(namesrv=namesrv) as producer:
                         assert producer.send("t", b"y", sharding_key=key).queue.broker_name == "a"
+
+
+def test_producers_come_back_within_two_seconds_after_undo(tmp_path: Path) -> None:
+    """Nothing fails that would make them look at the route: they look each second, as long as a broker is closed and others are not."""
+    places: dict[str, list[str]] = {"thread": [], "coroutine": []}
+    stopping = threading.Event()
+
+    def from_thread() -> None:
+        with Producer(namesrv=namesrv) as producer:
+            while not stopping.wait(0.02):
+                places["thread"].append(producer.send("t", b"x").queue.broker_name)
+
+    async def from_coroutine() -> None:
+        async with AsyncProducer(namesrv=namesrv) as producer:
+            while not stopping.is_set():
+                places["coroutine"].append((await producer.send("t", b"x", sharding_key="k")).queue.broker_name)
+                await asyncio.sleep(0.02)
+
+    def wait_until_used(name: str, *, timeout_s: float = PATIENCE_S, only: bool = False) -> None:
+        counts = {who: len(found) for who, found in places.items()}
+
+        def is_used() -> bool:
+            new = [set(found[counts[who] :]) for who, found in places.items()]
+            return all(found == {name} if only else name in found for found in new)
+
+        wait_for(is_used, timeout_s, pause_s=0.01)
+
+    with running_namesrv() as server:
+        namesrv = str(server.remoting)
+        a, b = (HaBroker(tmp_path / name, "ASYNC_MASTER", 0, broker_name=name, namesrv=[namesrv]) for name in "ab")
+        with running(a, b), Admin(namesrv=namesrv) as admin:
+            wait_for(lambda: len(admin.cluster_info()) == 2, PATIENCE_S)
+            admin.create_topic("t", write_queues=1, read_queues=1)
+            # The queue that the key chooses among both.
+            with Producer(namesrv=namesrv) as producer:
+                drained = producer.send("t", b"x", sharding_key="k").queue.broker_name
+            threads = [threading.Thread(target=run_it) for run_it in (from_thread, lambda: asyncio.run(from_coroutine()))]
+            for thread in threads:
+                thread.start()
+            try:
+                wait_until_used(drained)
+                run("cluster", "drain", drained, "--wait", "0s", namesrv=namesrv, code=6)
+                wait_until_used("ab".replace(drained, ""), only=True)
+                draining.reopen(admin, drained)
+                wait_until_used(drained, timeout_s=2)
+            finally:
+                stopping.set()
+                for thread in threads:
+                    thread.join(PATIENCE_S)
 
 
 def test_undo_needs_no_other_broker_and_touches_no_other_topic(tmp_path: Path) -> None:

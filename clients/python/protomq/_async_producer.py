@@ -86,7 +86,7 @@ class AsyncProducer(AsyncLineSender):
             )  # fmt: skip
             self._transport, namesrv = async_transport_with(connection, self._hooks), connection.namesrv
         self._hooks.named_by(client_name(self._transport.options.client_id))
-        self._routes = AsyncRoutes(self._transport, namesrv)
+        self._routes = AsyncRoutes(self._transport, namesrv, sends=True)
         if self._transport.is_replaced is None:
             self._transport.is_replaced = self._routes.is_replaced
         self._driver = AsyncDriver(self._transport, self._routes)

@@ -22,9 +22,9 @@ class AsyncRoutes(RouteBook):
     """Routes for coroutines of one event loop."""
 
     def __init__(
-        self, transport: AsyncTransport, namesrv: str | Sequence[str] | None = None
+        self, transport: AsyncTransport, namesrv: str | Sequence[str] | None = None, *, sends: bool = False
     ) -> None:
-        super().__init__(namesrv)
+        super().__init__(namesrv, sends=sends)
         self._driver = AsyncDriver(transport)
         self._looking_up: dict[str, asyncio.Task[Route]] = {}
 

@@ -3,6 +3,8 @@
 Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
   that does not exist yet (auto_create) is trusted for 2 s only.
+- No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
+  while only some brokers of a topic may be written, a producer trusts its route for 1 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
 - While no name server answers, the last known route stays in use. So does, for 4 s, one that lacks a broker in the next answer, unless a
   call has failed. That name server may have just started.
@@ -37,6 +39,8 @@ logger = logging.getLogger("protomq")
 ROUTE_FRESH_S: Final = 30.0
 """RocketMQ's pollNameServerInterval."""
 AUTO_CREATE_FRESH_S: Final = 2.0
+CLOSED_FRESH_S: Final = 1.0
+"""For a producer, while a broker of the topic is drained or has slaves only: it may be opened again at any time."""
 RETRY_AFTER_FAILURE_S: Final = 2.0
 INVALIDATE_INTERVAL_S: Final = 0.2
 MISSING_KEPT_S: Final = 10.0
@@ -68,8 +72,10 @@ class _Entry:
 class RouteCache:
     """What is known about topics; time is handed in, no I/O. The caller holds a lock or runs on one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sends: bool = False) -> None:
+        """`sends`: a producer's."""
         self._entries: dict[str, _Entry] = {}
+        self._closed_fresh_s = CLOSED_FRESH_S if sends else ROUTE_FRESH_S
 
     def fresh(self, topic: str, now_s: float) -> Route | None:
         """A route that needs no look-up."""
@@ -119,6 +125,8 @@ class RouteCache:
         if old is not None and old.route == route:
             route = old.route
         fresh_s = AUTO_CREATE_FRESH_S if route.auto_create else ROUTE_FRESH_S
+        if route.is_partly_closed:
+            fresh_s = min(fresh_s, self._closed_fresh_s)
         self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s)
         return route
 
@@ -232,6 +240,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         slaves=slaves,
         is_write_permitted=writable_count > 0 or not known_count,
         is_read_permitted=readable_count > 0 or not known_count,
+        is_partly_closed=0 < writable_count < known_count,
     )
 
 
@@ -243,9 +252,10 @@ def broker_address(broker: route_service_pb2.Broker) -> BrokerAddress:
 class RouteBook:
     """What both flavours have: name servers, the cache, and the steps of looking up. Any thread."""
 
-    def __init__(self, namesrv: str | Sequence[str] | None = None) -> None:
+    def __init__(self, namesrv: str | Sequence[str] | None = None, *, sends: bool = False) -> None:
+        """`sends`: a producer's."""
         self.name_servers = NameServerList(namesrv)
-        self._cache = RouteCache()
+        self._cache = RouteCache(sends=sends)
         self._outages = Outages()
         self._looked_s: dict[str, float] = {}
         """When a route was last looked up for a silent broker, by its name."""
@@ -323,9 +333,9 @@ class Routes(RouteBook):
     """Routes for threads. Any thread may call everything."""
 
     def __init__(
-        self, transport: SyncTransport, namesrv: str | Sequence[str] | None = None
+        self, transport: SyncTransport, namesrv: str | Sequence[str] | None = None, *, sends: bool = False
     ) -> None:
-        super().__init__(namesrv)
+        super().__init__(namesrv, sends=sends)
         self._driver = Driver(transport)
 
     def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:

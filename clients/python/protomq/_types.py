@@ -150,7 +150,8 @@ class Route:
     reading the slave of lowest id if no master is known. `auto_create`: the topic does not exist yet, the queues are those that
     the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
     `slaves`: by name and broker id. `leaderless_brokers`: names of which only slaves are known now. `is_write_permitted`,
-    `is_read_permitted`: not if the permission of the topic or the broker forbids it everywhere.
+    `is_read_permitted`: not if the permission of the topic or the broker forbids it everywhere. `is_partly_closed`: some brokers
+    forbid to write, and others do not.
     """
 
     topic: str
@@ -163,6 +164,7 @@ class Route:
     slaves: Mapping[tuple[str, int], BrokerAddress] = field(default_factory=dict)
     is_write_permitted: bool = True
     is_read_permitted: bool = True
+    is_partly_closed: bool = False
 
 
 class QueueRange(NamedTuple):

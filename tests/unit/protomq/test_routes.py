@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,9 @@ from protomq._name_servers import (
 from protomq._remoting_hello import split_address
 from protomq._routes import (
     BROKER_KEPT_S,
+    CLOSED_FRESH_S,
     LACKING_FRESH_S,
+    ROUTE_FRESH_S,
     RouteCache,
     Routes,
     decode_route,
@@ -190,6 +193,17 @@ def test_a_topic_to_be_created_is_looked_up_soon() -> None:
     assert cache.fresh("t", 2.0) is None
 
 
+def test_a_producer_looks_for_a_closed_broker_each_second_as_long_as_others_can_be_written() -> None:
+    closed = replace(route_at("a", "b"), writable_brokers=("b",), is_partly_closed=True)
+    for sends, fresh_s in ((True, CLOSED_FRESH_S), (False, ROUTE_FRESH_S)):
+        cache = RouteCache(sends=sends)
+        cache.store(closed, 0.0)
+        assert cache.fresh("t", fresh_s - 0.1) is closed
+        assert cache.fresh("t", fresh_s) is None
+        cache.store(route_at("a", "b"), 100.0)
+        assert cache.fresh("t", 99.9 + ROUTE_FRESH_S) == route_at("a", "b")
+
+
 def test_an_invalid_route_is_looked_up_but_not_five_times_in_a_row() -> None:
     cache = RouteCache()
     cache.store(route(), 0.0)
@@ -265,6 +279,7 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
     assert {queue.broker_name for queue in found.read_queues} == {"a", "b", "c"}
     assert found.brokers["a"].grpc_address == "a0:1"
     assert found.brokers["c"].grpc_address == "c2:1"
+    assert found.is_partly_closed
 
 
 def test_a_page_that_is_no_list_is_said_by_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
