@@ -75,6 +75,7 @@ class AsyncSimpleConsumer:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
+        self._transport.is_replaced = self._routes.is_replaced
         self._driver = AsyncDriver(self._transport, self._routes)
         self._acks = AckGatherer(self._steps, self._driver.run)
         self._closed = False

@@ -19,8 +19,6 @@ from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
 from ._transport_options import (
-    SILENT_LOOK_S,
-    SILENT_S,
     WATCHED_CONNECT_S,
     TransportOptions,
     given_up,
@@ -103,7 +101,7 @@ class AsyncTransport:
         except ConnectionLostError as error:
             lost = error
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or self._closed:
+            if left_s <= 0 or self._closed or (self.is_replaced is not None and self.is_replaced(address)):
                 raise
         # The server had closed the connection, and this loop had not heard of it.
         try:
@@ -162,7 +160,7 @@ class AsyncTransport:
     ) -> bytes:
         """The outcome of a call over gRPC, which is given up where its server is silent, and another one has its name."""
         assert self.is_replaced is not None
-        task, wait_s = asyncio.get_running_loop().create_task(calling), SILENT_S
+        task, (wait_s, look_s) = asyncio.get_running_loop().create_task(calling), WATCHED[method.method_id]
         try:
             while True:
                 done, _ = await asyncio.wait((task,), timeout=wait_s)
@@ -170,7 +168,7 @@ class AsyncTransport:
                     return task.result()
                 if self.is_replaced(address):
                     raise given_up(address.grpc_address, method)
-                wait_s = SILENT_LOOK_S
+                wait_s = look_s
         finally:
             task.cancel()
 

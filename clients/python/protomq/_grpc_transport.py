@@ -17,7 +17,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ._transport_options import SILENT_LOOK_S, SILENT_S, given_up
+from ._methods import WATCHED
+from ._transport_options import given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -95,7 +96,7 @@ class GrpcLink:
     def _call_watched(
         self, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
     ) -> bytes:
-        future, wait_s = stub.future(request, timeout=timeout_s), SILENT_S
+        future, (wait_s, look_s) = stub.future(request, timeout=timeout_s), WATCHED[method.method_id]
         try:
             while True:
                 try:
@@ -103,8 +104,9 @@ class GrpcLink:
                     return answer
                 except grpc.FutureTimeoutError:
                     if is_replaced():
-                        raise given_up(self._address, method) from None
-                    wait_s = SILENT_LOOK_S
+                        lost = given_up(self._address, method)
+                        raise lost from lost.__cause__
+                    wait_s = look_s
         except grpc.FutureCancelledError:
             raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
         finally:

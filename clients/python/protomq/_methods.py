@@ -5,8 +5,10 @@ Written once here, so that no descriptor has to be loaded for a first call; a te
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from ._transport_options import HELD, SOON, Watch
 from ._types import MethodInfo
 
 LANE_ROUTE: Final = 1
@@ -104,8 +106,21 @@ DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LA
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)
 
-WATCHED: Final = frozenset((SEND.method_id,))
-"""Calls that end early where their server is silent, and another one has taken its name: see `SyncTransport.is_replaced`."""
+WATCHED: Final[Mapping[int, Watch]] = {
+    SEND.method_id: SOON,  # A repeat is known by its producer id and sequence,
+    RECALL_MESSAGE.method_id: SOON,  # ... or answered "not pending", which then raises.
+    END_TRANSACTION.method_id: SOON,  # By the handle of the transaction.
+    ACK.method_id: SOON,  # By receipt and offset.
+    CHANGE_INVISIBLE.method_id: SOON,
+    REPLY.method_id: SOON,  # By the id of the request's call.
+    SEND_BACK.method_id: SOON,  # By its request id.
+    COMMIT_OFFSETS.method_id: SOON,  # It sets what it set before.
+    POP.method_id: HELD,  # What the lost answer had comes again, as after any lost answer.
+    WAIT_FOR_REPLIES.method_id: HELD,  # Replies stay at the broker until it hears that they have come.
+}
+"""Calls that may be made twice, and end early where their server is silent, and another one has taken its name: see
+`SyncTransport.is_replaced`.
+"""
 
 REPEATABLE: Final = frozenset(
     method.method_id

@@ -95,6 +95,7 @@ class SimpleConsumer:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = Routes(self._transport, connection.namesrv)
+        self._transport.is_replaced = self._routes.is_replaced
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
         self._handlers: set[HandlerThreads] = set()

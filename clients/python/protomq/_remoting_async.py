@@ -26,7 +26,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
-from ._transport_options import SILENT_LOOK_S, SILENT_S, given_up
+from ._transport_options import given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -137,8 +137,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         # A lone call does not wait for company; the next ones of this turn go together.
         self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0, at_once=idle)
         look_s = deadline_s
-        if self._is_replaced is not None and timeout_s > SILENT_S and method.method_id in WATCHED:
-            look_s = now_s + SILENT_S
+        if self._is_replaced is not None and (watch := WATCHED.get(method.method_id)) is not None:
+            look_s = min(deadline_s, now_s + watch.silent_s)
         if look_s < self._timer_at_s:
             self._set_timer(look_s)
         return request_id, future
@@ -250,17 +250,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Ends watched calls without an answer where another broker has taken this one's name; when to look again."""
         if self._is_replaced is None:
             return float("inf")
-        watched = [item for item in self._pending.items() if item[1][3].method_id in WATCHED]
         # A timer may come a moment early.
-        silent = [item for item in watched if item[1][2] + SILENT_S <= now_s + 0.01]
+        early_s = now_s + 0.01
+        silent: list[int] = []
+        look_s = float("inf")
+        for request_id, (_, _, sent_at_s, method) in self._pending.items():
+            watch = WATCHED.get(method.method_id)
+            if watch is None:
+                continue
+            doubt_s = sent_at_s + watch.silent_s
+            if doubt_s <= early_s:
+                silent.append(request_id)
+                doubt_s = now_s + watch.look_s
+            look_s = min(look_s, doubt_s)
         if silent and self._is_replaced():
-            for request_id, (future, _, sent_at_s, method) in silent:
-                del self._pending[request_id]
+            for request_id in silent:
+                future, _, sent_at_s, method = self._pending.pop(request_id)
                 self.usable = self.usable and self._read_at_s >= sent_at_s
                 if not future.done():
                     future.set_exception(given_up(self._address, method))
-            watched = [item for item in watched if item[0] in self._pending]
-        return min((max(item[1][2] + SILENT_S, now_s + SILENT_LOOK_S) for item in watched), default=float("inf"))
+        return look_s
 
     # -- asyncio.BufferedProtocol --------------------------------------------------------------------------------------
 

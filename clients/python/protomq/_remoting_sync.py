@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
-from ._methods import REPEATABLE
+from ._methods import REPEATABLE, WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -25,13 +25,7 @@ from ._remoting_hello import (
     error_of_answer,
 )
 from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
-from ._transport_options import (
-    SILENT_LOOK_S,
-    SILENT_S,
-    WATCHED_CONNECT_S,
-    TransportOptions,
-    given_up,
-)
+from ._transport_options import WATCHED_CONNECT_S, TransportOptions, given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -172,7 +166,9 @@ class Connection:
         """
         timeout_ms = int(timeout_s * 1000.0) or 1
         # The kernel's limit is set again only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
-        receive_ms = None if is_replaced is None or timeout_s <= SILENT_S else int(SILENT_S * 1000)
+        receive_ms = None
+        if is_replaced is not None and timeout_s > (silent_s := WATCHED[method.method_id].silent_s):
+            receive_ms = int(silent_s * 1000)
         if not timeout_ms <= self._timeout_ms <= timeout_ms + 125 or receive_ms != self._receive_ms:
             self._set_timeout(timeout_ms, receive_ms)
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
@@ -207,25 +203,29 @@ class Connection:
     def _read_watched(
         self, request_id: int, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
     ) -> tuple[int, bytes]:
-        """A small answer, waited for in pieces: between them is asked whether anybody is there to give it."""
-        got = self._receive_spinning()
+        """An answer, waited for in pieces: between them is asked whether anybody is there to give it."""
+        silent_s, look_s = WATCHED[method.method_id]
+        header_first = method.method_id in _BIG_ANSWERS
+        got = -1 if header_first else self._receive_spinning()
         if got < 0:
             started_s = time.monotonic()
             while True:
                 try:
-                    got = self._stream.recv_into(self._buffer)
+                    got = self._stream.recv_into(self._buffer, HEADER_SIZE_BYTES if header_first else 0)
                     break
                 except BlockingIOError:
                     left_s = started_s + timeout_s - time.monotonic()
                     if left_s <= 0:
                         raise
                     if is_replaced():
-                        raise given_up(self._address, method) from None
-                    self._set_timeout(self._timeout_ms, int(min(left_s, SILENT_LOOK_S) * 1000) or 1)
-            if self._receive_ms != int(SILENT_S * 1000):
-                # What is left of the answer.
-                self._set_timeout(self._timeout_ms, int(SILENT_S * 1000))
-        return self._read_answer(request_id, False, timeout_s, got)
+                        lost = given_up(self._address, method)
+                        raise lost from lost.__cause__
+                    self._set_timeout(self._timeout_ms, int(min(left_s, look_s) * 1000) or 1)
+            # What is left of the answer. A large one may pause for longer, as on a slow link.
+            receive_ms = None if header_first else int(silent_s * 1000)
+            if self._receive_ms != receive_ms:
+                self._set_timeout(self._timeout_ms, receive_ms)
+        return self._read_answer(request_id, header_first, timeout_s, got)
 
     def _read_answer(
         self, request_id: int, header_first: bool, timeout_s: float, got: int = -1
@@ -375,7 +375,7 @@ class ConnectionPool:
                 timeout_s = max(deadline_s - time.monotonic(), 0.001)
             try:
                 if method.method_id in _BIG_ANSWERS:
-                    status, answer = self._exchange_held(connection, method, payload, timeout_s)
+                    status, answer = self._exchange_held(connection, method, payload, timeout_s, is_replaced)
                 else:
                     status, answer = connection.exchange(method, payload, timeout_s, one_way, is_replaced)
                 break
@@ -384,7 +384,7 @@ class ConnectionPool:
                 if isinstance(error, ConnectionLostError):
                     self._drop_idle()  # The others are most likely gone, too.
                     timeout_s = deadline_s - time.monotonic()
-                    if may_reopen and timeout_s > 0:
+                    if may_reopen and timeout_s > 0 and not (is_replaced is not None and is_replaced()):
                         connection, may_reopen, lost = None, False, error
                         continue
                 raise
@@ -397,14 +397,19 @@ class ConnectionPool:
         return answer
 
     def _exchange_held(
-        self, connection: Connection, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self,
+        connection: Connection,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        is_replaced: Callable[[], bool] | None,
     ) -> tuple[int, bytes]:
         with self._held_lock:
             if self._closed:
                 raise ClosedError("the transport is closed")
             self._held.add(connection)
         try:
-            return connection.exchange(method, payload, timeout_s, False)
+            return connection.exchange(method, payload, timeout_s, False, is_replaced)
         except ConnectionLostError:
             if self._closed:
                 raise ClosedError("it was closed while this call waited") from None

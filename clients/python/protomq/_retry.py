@@ -24,6 +24,9 @@ only reads, or may be carried out twice (`REPEATABLE`), where the server had clo
 A try that falls from the remoting port over to gRPC is one try, since nothing was sent on the first way. "As asked": the server's
 `retry_delay_ms`.
 
+A broker that is silent, or was so in the same call, costs no try: another master may be elected. Then a call goes on until its time is
+over, with pauses up to 0.5 s.
+
 Where the address is fixed (Admin), an error that suspects the route ends it: there is no other address.
 
 A send is tried again within its total time-out (3 s), by these rules:
@@ -57,6 +60,7 @@ from enum import Enum
 from typing import Final
 
 from ._checks import check_count
+from ._transport_options import was_silent
 from .errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -118,7 +122,7 @@ UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
 class CallRetries:
     """The tries of one call: it takes each failure and decides whether there is another. One thread or task."""
 
-    __slots__ = ("_clock", "_deadline_s", "_fixed_address", "_pause_s", "_retries", "_tries")
+    __slots__ = ("_clock", "_deadline_s", "_fixed_address", "_pause_max_s", "_pause_s", "_retries", "_tries", "_waits")
 
     def __init__(
         self,
@@ -134,11 +138,17 @@ class CallRetries:
         self._fixed_address = fixed_address
         self._tries = 0
         self._pause_s = PAUSE_MIN_S
+        self._pause_max_s = retries.pause_max_s
+        self._waits = False
+        """A silent broker's master may be elected now: tries do not count."""
 
     def decide(self, error: ProtomqError) -> float | None:
         """Seconds until the next try, None: there is none."""
-        self._tries += 1
         retries = self._retries
+        if not self._fixed_address and retries.tries_max != 1 and was_silent(error):
+            self._waits, self._pause_max_s = True, max(retries.pause_max_s, BACKOFF_MAX_S)
+        if not self._waits:
+            self._tries += 1
         if (
             not error.retriable
             or (retries.tries_max is not None and self._tries >= retries.tries_max)
@@ -147,7 +157,7 @@ class CallRetries:
         ):
             return None
         pause_s = max((error.retry_delay_ms or 0) / 1000, self._pause_s)
-        self._pause_s = min(self._pause_s * 2, retries.pause_max_s)
+        self._pause_s = min(self._pause_s * 2, self._pause_max_s)
         return pause_s if self._clock() + pause_s < self._deadline_s else None
 
 

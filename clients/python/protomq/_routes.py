@@ -50,7 +50,7 @@ BROKER_KEPT_S: Final = 4.0
 LACKING_FRESH_S: Final = 0.5
 """Until such a route is looked up again."""
 REPLACED_LOOK_S: Final = 1.0
-"""Between two look-ups for a broker that is silent while a send waits for it."""
+"""Between two look-ups for a broker that is silent while calls wait for it."""
 TIMEOUT_S: Final = 3.0
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
@@ -289,17 +289,17 @@ class RouteBook:
         name, now_s = address.broker_name, time.monotonic()
         with self._own_lock():
             found = self._cache.newest_with(name)
+            if found is None:
+                return False
+            route, fetched_at_s = found
             looked_s = self._looked_s.get(name, float("-inf"))
+            # The look-up of an earlier silence counts no more.
+            is_new = fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S
+            if is_new and route.brokers[name] != address and name not in route.leaderless_brokers:
+                return True
             is_due = now_s - looked_s >= REPLACED_LOOK_S
             if is_due:
                 self._looked_s[name] = now_s
-        if found is None:
-            return False
-        route, fetched_at_s = found
-        # The look-up of an earlier silence counts no more.
-        is_new = fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S
-        if is_new and route.brokers[name] != address and name not in route.leaderless_brokers:
-            return True
         if is_due:
             self.look_up_behind(route.topic)
         return False

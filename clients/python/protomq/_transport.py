@@ -265,7 +265,7 @@ class SyncTransport:
             if not opening.acquire(timeout=min(timeout_s, 2 * connect_timeout_s)):
                 raise ConnectFailedError(
                     f"no connection to {address.broker_name or address.remoting_address} in time"
-                )
+                ) from TimeoutError()
             link = self._links.get(key)
             if link is not None and (
                 link.kind == "remoting" or not self._choice.retry_is_due(address, started_s)

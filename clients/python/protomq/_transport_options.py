@@ -5,26 +5,35 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ._checks import check_count, check_flag, check_seconds, check_text
 from ._types import PEER_TIMEOUT_S, MethodInfo
-from .errors import ConfigurationError, ConnectFailedError, ConnectionLostError
+from .errors import ConfigurationError, ConnectionLostError, ProtomqError
 
-SILENT_S: Final = 1.0
-"""A send without an answer for this time is in doubt: see `SyncTransport.is_replaced`."""
-SILENT_LOOK_S: Final = 0.5
-"""Then it is in doubt again each time this has passed."""
+
+class Watch(NamedTuple):
+    """A call that had no answer for `silent_s` is in doubt: see `SyncTransport.is_replaced`. Then it is again after each `look_s`."""
+
+    silent_s: float
+    look_s: float
+
+
+SOON: Final = Watch(1.0, 0.5)
+HELD: Final = Watch(2.5, 2.0)
+"""Of a call that a broker holds as long as it has nothing. So each client that waits asks a name server every 2 s, not more often."""
 WATCHED_CONNECT_S: Final = 1.5
-"""How long a send tries to connect at most. One lost SYN is sent again after 1 s."""
+"""How long a watched call tries to connect at most. One lost SYN is sent again after 1 s."""
 
 
 def given_up(address: str, method: MethodInfo) -> ConnectionLostError:
     """The error of a call whose server was silent until another one had its name."""
-    return ConnectionLostError(f"{address}: no answer to {method.path}, and another broker leads under its name")
+    error = ConnectionLostError(f"{address}: no answer to {method.path}, and another broker leads under its name")
+    error.__cause__ = TimeoutError("silent")
+    return error
 
 
-def was_silent(error: ConnectFailedError) -> bool:
+def was_silent(error: ProtomqError) -> bool:
     """Whether nothing answered at all: a server that stopped, or a machine that is cut off. A port that refuses is something else."""
     return isinstance(error.__cause__ or error.__context__, TimeoutError | BlockingIOError)
 

@@ -119,6 +119,7 @@ class Calls:
     def _use(self, transport: SyncTransport, namesrv: str | Sequence[str] | None) -> None:
         self._transport = transport
         self._routes = Routes(transport, namesrv)
+        transport.is_replaced = self._routes.is_replaced
         self._driver = Driver(transport, _SureRoutes(self))
         self._steps = ConsumerCalls()
 

@@ -17,6 +17,7 @@ from protomq.errors import (
     ConnectionLostError,
     InvalidArgumentError,
     NoRouteError,
+    NotMasterError,
     ProtocolError,
     ProtomqError,
     QueueHealingError,
@@ -63,6 +64,31 @@ def test_until_the_end_means_until_the_time_is_over() -> None:
     assert set(world.pauses[5:]) == {1.0}
     assert 9.0 <= world.now_s() < 10.0
     assert len(world.calls) == len(world.pauses) + 1
+
+
+def silent(text: str) -> ProtomqError:
+    error = ConnectFailedError(text)
+    error.__cause__ = TimeoutError()
+    return error
+
+
+def test_a_silent_broker_costs_no_tries_since_another_master_may_be_elected() -> None:
+    world = world_with(*(silent("x") for _ in range(5)), *(NotMasterError("not yet") for _ in range(5)))
+    assert call(world, CALL, 10.0) == b""
+    assert world.pauses[:5] == [0.05, 0.1, 0.2, 0.4, 0.5]
+    assert set(world.pauses[5:]) == {0.5}
+    world = world_with(*(silent("x") for _ in range(99)))
+    with pytest.raises(ConnectFailedError):
+        call(world, CALL, 5.0)
+    assert 4.0 <= world.now_s() < 5.0
+    world = world_with(silent("x"))
+    with pytest.raises(ConnectFailedError):
+        call(world, ONCE)
+    assert len(world.calls) == 1
+    world = world_with(*(silent("x") for _ in range(9)))
+    with pytest.raises(ConnectFailedError):
+        world.driver.run(call_address(A, GET_OFFSETS, (b"ask",), 9.0, CHANGE, world.now_s))
+    assert len(world.calls) == 1, "there is no other address"
 
 
 def test_what_waiting_does_not_mend_is_raised_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,26 @@ from protomq import (
     _transport,
 )
 from protomq._async_transport import AsyncTransport
-from protomq._methods import LANE_SEND, PULL, SEND
+from protomq._methods import (
+    ACK,
+    CHANGE_INVISIBLE,
+    COMMIT_OFFSETS,
+    END_TRANSACTION,
+    LANE_CONSUMER,
+    LANE_SEND,
+    POP,
+    PULL,
+    RECALL_MESSAGE,
+    REPLY,
+    SEND,
+    SEND_BACK,
+    WAIT_FOR_REPLIES,
+)
 from protomq._remoting_async import AsyncConnection
 from protomq._remoting_sync import Connection, ConnectionPool
 from protomq._routes import RouteBook
 from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     ConnectFailedError,
@@ -40,6 +56,10 @@ from tests.unit.protomq.test_remoting_async import Stream as AsyncStream
 
 OLD = BrokerAddress("a", "old:1", "old:2")
 NEW = BrokerAddress("a", "new:1", "new:2")
+
+
+def path_of(method: MethodInfo) -> str:
+    return method.path
 
 
 class Clock:
@@ -116,6 +136,19 @@ def test_a_route_from_before_the_silence_says_nothing(clock: Clock) -> None:
     assert book.looked == ["before", "before"]
 
 
+def test_all_that_wait_for_a_replaced_broker_are_told_so(clock: Clock) -> None:
+    """Whoever asks first takes the news from nobody."""
+    book = Book(clock)
+    book.learn(OLD)
+    clock.advance(1)
+    assert not book.is_replaced(OLD)
+    book.learn(NEW)
+    for waited_s in (0.5, 0.5, 0.0, 0.5):
+        clock.advance(waited_s)
+        assert book.is_replaced(OLD)
+        assert book.is_replaced(OLD)
+
+
 # -- waiting for an answer -------------------------------------------------------------------------------------------------
 
 
@@ -134,8 +167,8 @@ class Stream:
         self._receive_ms = timeout_ms if receive_ms is None else receive_ms
 
     def send(self, parts: Sequence[bytes]) -> None:
-        request_id = HEADER.unpack(parts[0][:HEADER_SIZE_BYTES])[1]
-        self._answer = encode_answer(request_id, SEND.method_id, 6) + b"stored"
+        header = HEADER.unpack(parts[0][:HEADER_SIZE_BYTES])
+        self._answer = encode_answer(header[1], header[2], 6) + b"stored"
 
     def recv_into(self, buffer: bytearray | memoryview, size: int = 0) -> int:
         end_s = self._clock.now_s + self._receive_ms / 1000
@@ -143,16 +176,29 @@ class Stream:
             self._clock.now_s = end_s
             raise BlockingIOError
         self._clock.now_s = max(self._clock.now_s, self._answers_at_s)
-        buffer[: len(self._answer)] = self._answer
-        return len(self._answer)
+        part, self._answer = self._answer[: size or None], self._answer[size or len(self._answer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def recv(self, size: int) -> bytes:
+        """The rest; it pauses for three seconds."""
+        assert self._receive_ms > 3_000
+        self._clock.advance(3)
+        return self._answer[:size]
 
     def close(self) -> None:
         self.is_closed = True
 
 
-def exchange(stream: Stream, is_replaced: Callable[[], bool], timeout_s: float = 15.0) -> tuple[int, bytes]:
+def exchange(
+    stream: Stream, is_replaced: Callable[[], bool], timeout_s: float = 15.0, method: MethodInfo = SEND
+) -> tuple[int, bytes]:
     made: Any = stream
-    return Connection(made, "old:2", spin=False).exchange(SEND, (b"x",), timeout_s, False, is_replaced)
+    return Connection(made, "old:2", spin=False).exchange(method, (b"x",), timeout_s, False, is_replaced)
+
+
+REPEATED = [SEND, RECALL_MESSAGE, END_TRANSACTION, ACK, CHANGE_INVISIBLE, REPLY, SEND_BACK, COMMIT_OFFSETS]
+WAITING = [POP, WAIT_FOR_REPLIES]
 
 
 def test_a_thread_gives_a_silent_server_up_once_it_is_replaced(clock: Clock) -> None:
@@ -170,6 +216,43 @@ def test_a_thread_waits_for_a_slow_server_to_the_end(clock: Clock) -> None:
     with pytest.raises(RequestTimeoutError):
         exchange(Stream(clock), lambda: False, 4.8)
     assert clock.now_s - began_s - 7.3 == pytest.approx(4.8, abs=0.01)
+
+
+@pytest.mark.parametrize("method", REPEATED, ids=path_of)
+def test_what_may_be_made_twice_does_not_wait_for_a_silent_server_that_is_replaced(clock: Clock, method: MethodInfo) -> None:
+    began_s = clock.now_s
+    with pytest.raises(ConnectionLostError, match="another broker leads under its name") as lost:
+        exchange(Stream(clock), lambda: True, method=method)
+    assert (lost.value.retriable, lost.value.stale_route, lost.value.definite) == (True, True, False)
+    assert clock.now_s - began_s == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("method", WAITING, ids=path_of)
+def test_a_call_that_is_held_asks_when_several_brokers_would_have_answered_and_every_two_seconds(clock: Clock, method: MethodInfo) -> None:
+    began_s, asked_s = clock.now_s, list[float]()
+
+    def is_replaced() -> bool:
+        asked_s.append(clock.now_s - began_s)
+        return len(asked_s) == 3
+
+    with pytest.raises(ConnectionLostError, match="another broker leads under its name"):
+        exchange(Stream(clock), is_replaced, 20.0, method)
+    assert asked_s == pytest.approx([2.5, 4.5, 6.5], abs=0.01)
+    assert exchange(Stream(clock, clock.now_s + 2.4), lambda: pytest.fail("it was asked"), 20.0, method) == (0, b"stored")
+    assert exchange(Stream(clock, clock.now_s + 6.0), lambda: False, 20.0, method) == (0, b"stored")
+
+
+def test_a_commit_is_not_made_again_at_a_server_that_is_replaced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one of the calls that are, once, where the server has closed the connection."""
+    pool, stream = ConnectionPool(OLD.remoting_address, LANE_CONSUMER, TransportOptions()), Stream(clock)
+    made: Any = stream
+    idle = Connection(made, "old:2", spin=False)
+    idle.last_used_s = clock.now_s
+    pool._idle.append(idle)
+    monkeypatch.setattr(ConnectionPool, "_open", lambda *_: pytest.fail("it was called again"))
+    with pytest.raises(ConnectionLostError, match="another broker leads under its name"):
+        pool.call(COMMIT_OFFSETS, (b"x",), 5.0, False, lambda: True)
+    assert stream.is_closed
 
 
 def test_an_answer_in_time_asks_nobody(clock: Clock) -> None:
@@ -198,6 +281,48 @@ async def test_coroutines_give_a_silent_server_up_once_it_is_replaced() -> None:
         await late
     assert not held.done()
     held.cancel()
+
+
+async def test_each_call_of_coroutines_is_given_up_when_it_has_waited_for_long_enough() -> None:
+    loop = Loop()
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: True)  # type: ignore[arg-type]
+    connection._transport = AsyncStream()  # type: ignore[assignment]
+    loop.advance(1.0)
+    calls = {method: connection.request(method, (b"",), 20.0)[1] for method in (*REPEATED, *WAITING)}
+    loop.advance(0.9)
+    assert not any(call.done() for call in calls.values())
+    loop.advance(0.1)
+    assert [method for method, call in calls.items() if not call.done()] == WAITING
+    loop.advance(1.4)
+    assert [method for method, call in calls.items() if not call.done()] == WAITING
+    loop.advance(0.1)
+    for call in calls.values():
+        with pytest.raises(ConnectionLostError, match="another broker leads under its name"):
+            await call
+
+
+async def test_a_commit_of_a_coroutine_is_not_made_again_at_a_server_that_is_replaced() -> None:
+    loop, opened = Loop(), list[BrokerAddress]()
+
+    class NoMore(AsyncTransport):
+        async def _connect(
+            self, address: BrokerAddress, lane: int, timeout_s: float, *, is_watched: bool = False
+        ) -> AsyncConnection | None:
+            opened.append(address)
+            raise ConnectFailedError("it was called again")
+
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: True)  # type: ignore[arg-type]
+    connection._transport = AsyncStream()  # type: ignore[assignment]
+    transport = NoMore()
+    transport._bind_to_loop()
+    transport.is_replaced = lambda _: True
+    transport._connections[OLD, LANE_CONSUMER] = connection
+    call = asyncio.ensure_future(transport.call(OLD, COMMIT_OFFSETS, (b"",), 5.0))
+    await asyncio.sleep(0)
+    loop.advance(1.0)
+    with pytest.raises(ConnectionLostError, match="another broker leads under its name"):
+        await call
+    assert not opened
 
 
 # -- connecting ------------------------------------------------------------------------------------------------------------
