@@ -6,10 +6,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
@@ -28,14 +27,16 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
+from protomq.errors import GroupDisabledError, ProtomqError
 from tests.support.elected_brokers import ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 TIMEOUT_S: Final = 60.0
 """Of each call. Without a look at the route, half of it is the least that a call waits."""
 LATEST_S: Final = 15.0
 HOUR_S: Final = 3_600
+HOLD_S: Final = 3.0
 TOPICS: Final = ("popped", "consumed", "later", "bookings", "questions")
 
 
@@ -146,9 +147,10 @@ def took_s(call: Callable[[], None]) -> float:
     return time.monotonic() - began_s
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Any:
-    with elected_cluster(tmp_path, count=2, election={"lease_ttl_ms": 2_000, "renew_interval_ms": 500}) as running:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElectedCluster]:
+    folder = tmp_path_factory.mktemp("silent")
+    with elected_cluster(folder, count=2, election={"lease_ttl_ms": 2_000, "renew_interval_ms": 500}) as running:
         yield running
 
 
@@ -179,4 +181,94 @@ def test_what_may_be_made_twice_does_not_wait_for_a_silent_master(cluster: Elect
             old.process.send_signal(signal.SIGCONT)
     print({name: round(wait_s, 2) for name, wait_s in waits_s.items()})
     assert {name: wait_s for name, wait_s in waits_s.items() if wait_s > LATEST_S} == {}
+    assert cluster.wait_leading(2) is not old
+
+
+class Receivers:
+    """Groups that receive a topic without a pause, by threads and coroutines over both kinds of port. Attributes: bodies, errors."""
+
+    def __init__(self, pool: ThreadPoolExecutor, namesrv: str, topic: str) -> None:
+        self.bodies: dict[str, list[bytes]] = {}
+        self.errors: list[str] = []
+        self._topic = topic
+        self._stops = threading.Event()
+        self._ended: list[Future[None]] = []
+        kinds: tuple[Literal["remoting", "grpc"], ...] = ("remoting", "grpc")
+        for kind in kinds:
+            connection = ConnectionOptions(namesrv=namesrv, transport=kind)
+            self._ended.append(pool.submit(self._receive, f"thread-{kind}", connection))
+            self._ended.append(pool.submit(asyncio.run, self._receive_async(f"coroutine-{kind}", connection)))
+
+    def _receive(self, group: str, connection: ConnectionOptions) -> None:
+        found = self.bodies.setdefault(group, [])
+        with SimpleConsumer(group, connection=connection) as consumer:
+            while not self._stops.is_set():
+                try:
+                    found += [message.body for message in consumer.receive(self._topic, invisible_s=HOUR_S, hold_s=HOLD_S)]
+                except ProtomqError as error:
+                    self.errors.append(f"{group}: {error!r}")
+
+    async def _receive_async(self, group: str, connection: ConnectionOptions) -> None:
+        found = self.bodies.setdefault(group, [])
+        async with AsyncSimpleConsumer(group, connection=connection) as consumer:
+            while not self._stops.is_set():
+                try:
+                    found += [message.body for message in await consumer.receive(self._topic, invisible_s=HOUR_S, hold_s=HOLD_S)]
+                except ProtomqError as error:
+                    self.errors.append(f"{group}: {error!r}")
+
+    def wait_for(self, body: bytes) -> None:
+        """Until all groups have it."""
+        wait_for(lambda: len(self.bodies) == 4 and all(body in found for found in self.bodies.values()), PATIENCE_S)
+
+    def close(self) -> None:
+        self._stops.set()
+        for ended in self._ended:
+            ended.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_receive_raises_nothing_during_a_fail_over_and_goes_on(cluster: ElectedCluster, sent: signal.Signals) -> None:
+    old = cluster.wait_leading(2)
+    topic = f"waited-{sent.name}"
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1)
+    with ThreadPoolExecutor() as pool, Producer(namesrv=cluster.namesrv, send_timeout_s=TIMEOUT_S) as producer:
+        producer.send(topic, b"before")
+        receivers = Receivers(pool, cluster.namesrv, topic)
+        try:
+            receivers.wait_for(b"before")
+            old.process.send_signal(sent)
+            began_s = time.monotonic()
+            producer.send(topic, b"after")
+            receivers.wait_for(b"after")
+            took_s = time.monotonic() - began_s
+        finally:
+            if sent == signal.SIGSTOP:
+                old.process.send_signal(signal.SIGCONT)
+            receivers.close()
+    if sent == signal.SIGKILL:
+        old.kill()
+        old.start()
+    print(f"all have it after {took_s:.2f} s")
+    assert receivers.errors == []
+    assert took_s < LATEST_S
+    assert cluster.wait_leading(2) is not old
+
+
+def test_receive_raises_what_waiting_does_not_mend_while_a_broker_is_silent(cluster: ElectedCluster) -> None:
+    old = cluster.wait_leading(2)
+    with Admin(namesrv=cluster.namesrv) as admin, SimpleConsumer("off", namesrv=cluster.namesrv) as consumer:
+        admin.create_topic("refused", write_queues=1, read_queues=1)
+        admin.set_group("off", consume_enabled=False)
+        with pytest.raises(GroupDisabledError):
+            consumer.receive("refused", hold_s=0)
+        old.process.send_signal(signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            with pytest.raises(GroupDisabledError):
+                consumer.receive("refused", hold_s=LATEST_S)
+            assert time.monotonic() - began_s < LATEST_S, "the new master says so"
+        finally:
+            old.process.send_signal(signal.SIGCONT)
     assert cluster.wait_leading(2) is not old

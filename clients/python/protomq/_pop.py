@@ -128,8 +128,9 @@ class SimpleConsumer:
         key is handed out at a time; all members must use it, or none. `start`: where a group begins in a queue in which it has received and
         committed nothing yet.
 
-        `message.queue` is a PoppedQueue: its `attempt` says which delivery this is. Raises TopicNotFoundError, IllegalFilterError,
-        GroupDisabledError, TransportError.
+        `message.queue` is a PoppedQueue: its `attempt` says which delivery this is. While a broker is away, is silent, or another master is
+        elected, it is asked again until the hold is over. The others are asked meanwhile. If none has any, the list is empty. Raises
+        TopicNotFoundError, NotPermittedError, IllegalFilterError, GroupDisabledError, and NoRouteError if no name server answers.
         """
         self._check_open()
         wish = self._steps.wish(

@@ -4,6 +4,9 @@
 
 A topic's brokers are asked in turn, first each without a hold. Then each is asked with a hold of HOLD_SLICE_S at most, until one has
 messages or the time is over. With one broker it is one call.
+
+What may pass raises nothing: a broker restarts or is silent, or another master is elected. It is asked again until the hold is over, by the
+route as it is then. The log says when that begins and ends. While other brokers answer, one that failed rests between its tries.
 """
 
 from __future__ import annotations
@@ -36,19 +39,29 @@ from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
 from ._message import Message
 from ._offset_calls import checked_tags
+from ._outages import Outages
 from ._permitted import nothing_to_read
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps, reply_timeout_s
-from ._retry import CALL, ONCE, SETTLE, Retries
+from ._retry import BACKOFF_MAX_S, CALL, ONCE, PAUSE_MIN_S, SETTLE, Retries, is_away
 from ._route_looks import LOOK_S
+from ._routes import NAME_SERVERS
 from ._send_back import attempt_fields, error_text, send_back_steps
-from ._steps import Each, ForgetRoute, GetRoute, Steps
+from ._steps import Each, ForgetRoute, GetRoute, Pause, Steps
 from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
+    BusyError,
     ConfigurationError,
+    DeadlineExceededError,
+    NoRouteError,
+    NotMasterError,
     ProtocolError,
     ProtomqError,
+    RequestTimeoutError,
     StaleReceiptError,
+    StoreFailedError,
+    TopicNotFoundError,
+    TransportError,
     WrongTypeError,
 )
 
@@ -67,6 +80,10 @@ SIZE_MAX_BYTES: Final = 4 << 20
 SETTLED_COUNT_MAX: Final = 10_000
 CALL_EXTRA_S: Final = 5.0
 """What a pop may take beyond its hold: a cold disk, a slow network."""
+
+REST_MIN_S: Final = 0.1
+REST_MAX_S: Final = 3.0
+"""A broker that failed is asked again after this time, which doubles, as long as others answer; as pulls are."""
 
 _QUEUE: Final = attrgetter("queue")
 _PLACE: Final = attrgetter("queue.topic", "queue.broker_name")
@@ -141,6 +158,9 @@ class PopSteps:
         self._next_look_s: dict[str, float] = {}
         """When the route of each topic is looked up again: nobody says that a broker came new, or came back."""
         self._known_names: tuple[Route | None, list[str]] = None, []
+        self._outages = Outages(clock)
+        self._rests: dict[str, tuple[float, float]] = {}
+        """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
     def wish(
         self,
@@ -198,32 +218,78 @@ class PopSteps:
         if self._clock() >= self._next_look_s.get(wish.topic, 0.0):
             self._next_look_s[wish.topic] = self._clock() + LOOK_S
             yield ForgetRoute(wish.topic, may_be_old=True)
-        route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
-        names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
-        if not names:
-            raise nothing_to_read(route)
         first = next(self._turns)
-        is_first_round = len(names) > 1
+        is_first_round = True
+        pause_s = PAUSE_MIN_S
         while True:
             failures: list[ProtomqError] = []
-            for index in range(len(names)):
+            try:
+                names = yield from self._names(wish)
+            except TopicNotFoundError as error:
+                if not is_away(error):
+                    raise
+                self._outages.failed(NAME_SERVERS, wish.topic, error)
+                failures.append(error)
+                names = []
+            is_first_round = is_first_round and len(names) > 1
+            awake = self._awake([names[(first + index) % len(names)] for index in range(len(names))])
+            for name in awake:
                 left_s = max(deadline_s - self._clock(), 0.0)
                 hold_s = left_s if len(names) == 1 else min(left_s, HOLD_SLICE_S)
-                hold_ms = 0 if is_first_round else round(hold_s * 1000)
+                hold_ms = 0 if is_first_round or not hold_s else max(round(hold_s * 1000), 1)
                 try:
-                    messages = yield from self._pop(wish, names[(first + index) % len(names)], hold_ms)
+                    messages = yield from self._pop(wish, name, hold_ms)
                 except ProtomqError as error:
+                    if passes(error):
+                        self._failed(name, wish.topic, error)
+                    if isinstance(error, RequestTimeoutError):
+                        # A master that is stopped or cut off: meanwhile another one may lead.
+                        yield ForgetRoute(wish.topic)
                     failures.append(error)
                     continue
+                self._rests.pop(name, None)
+                self._outages.answered(f"broker {name}", wish.topic)
                 if messages:
                     return messages
                 if not is_first_round and self._clock() >= deadline_s:
                     return []
-            if len(failures) == len(names):
-                raise failures[0]
             is_first_round = False
-            if self._clock() >= deadline_s:
+            left_s = deadline_s - self._clock()
+            if len(failures) < len(awake):
+                if left_s <= 0:
+                    return []
+                continue
+            for failure in failures:
+                # No route: the queue's broker is a wrong one, or no name server answers.
+                if not passes(failure) or (left_s <= 0 and isinstance(failure, NoRouteError)):
+                    raise failure
+            if left_s <= 0:
                 return []
+            yield Pause(min(pause_s, left_s))
+            pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+            if not names:
+                yield ForgetRoute(wish.topic)
+
+    def _names(self, wish: PopWish) -> Steps[list[str]]:
+        """The brokers that are to be asked."""
+        route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
+        names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
+        if not names:
+            raise nothing_to_read(route)
+        self._outages.answered(NAME_SERVERS, wish.topic)
+        return names
+
+    def _awake(self, names: list[str]) -> list[str]:
+        """Those that do not rest; all, if all do."""
+        if not self._rests:  # Nearly always.
+            return names
+        now_s = self._clock()
+        return [name for name in names if self._rests.get(name, (0.0, 0.0))[0] <= now_s] or names
+
+    def _failed(self, name: str, topic: str, error: ProtomqError) -> None:
+        self._outages.failed(f"broker {name}", topic, error)
+        rest_s = min(self._rests.get(name, (0.0, REST_MIN_S / 2))[1] * 2, REST_MAX_S)
+        self._rests[name] = self._clock() + rest_s, rest_s
 
     def _readable(self, route: Route) -> list[str]:
         """The brokers with queues that can be read; looked up once for each route that comes."""
@@ -236,8 +302,10 @@ class PopSteps:
     def _pop(self, wish: PopWish, broker_name: str, hold_ms: int) -> Steps[list[Message]]:
         timeout_s = hold_ms / 1000 + CALL_EXTRA_S
         payload = (wish.encoded(hold_ms),)
+        # What is held is asked for again by `_receive`, for as long as is left then.
+        retries = ONCE if hold_ms else CALL
         data = yield from call_broker(
-            wish.topic, broker_name, _methods.POP, payload, timeout_s, CALL
+            wish.topic, broker_name, _methods.POP, payload, timeout_s, retries, self._clock
         )
         messages = decode_pop_answer(data, wish.topic, broker_name)
         kept = messages
@@ -426,6 +494,12 @@ class PopSteps:
             offsets = set(_offsets_in(named.offset_runs))
             stale += [m for m in by_receipt.get(named.receipt, ()) if m.queue_offset in offsets]
         return stale
+
+
+def passes(error: ProtomqError) -> bool:
+    """Whether a pop may succeed by itself soon: its broker is away, silent, busy, or another one is elected."""
+    kinds = TransportError | NoRouteError | NotMasterError | BusyError | StoreFailedError | DeadlineExceededError
+    return error.retriable and (isinstance(error, kinds) or is_away(error))
 
 
 def decode_pop_answer(payload: bytes, topic: str, broker_name: str) -> list[Message]:

@@ -7,8 +7,8 @@
     a consumer's calls to a broker        3 (CALL)                                    request_timeout_s          50 ms, or as asked
       commits in `poll`, new queues       1 (ONCE); the next `poll` makes up for it   0.5 s                      -
       the last commit, on close           2 (LAST_COMMIT)                             request_timeout_s          50 ms, or as asked
-    receive, send_back                    3 (CALL)                                    the hold and some; or      50 ms, or as asked
-                                                                                      request_timeout_s
+    send_back                             3 (CALL)                                    request_timeout_s          50 ms, or as asked
+    receive (`_pop_steps.py`)             any number; without a hold 3 (CALL)         the hold and 5 s           50 ms, doubling to 0.5 s
     ack, nack, change_invisible           any number (SETTLE)                         request_timeout_s          50 ms, doubling to 0.5 s
     the end of a transaction              any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
     a recall                              any number (RECALL)                         send_timeout_s             50 ms, doubling to 0.5 s

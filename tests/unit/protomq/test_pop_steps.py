@@ -15,9 +15,16 @@ from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
+    GroupDisabledError,
     NoRouteError,
+    NotMasterError,
+    NotPermittedError,
     ProtocolError,
+    ProtomqError,
+    RequestTimeoutError,
+    ShuttingDownError,
     StaleReceiptError,
+    SystemBusyError,
     TopicNotFoundError,
 )
 from protomq.hooks import Hook
@@ -57,6 +64,7 @@ class Brokers:
         self.acks: list[AckRequest] = []
         self.ack_failures: list[Exception] = []
         self.change_answer = ChangeInvisibleResponse()
+        self.route_failures: list[Exception] = []
 
     def run(self, steps: Any) -> Any:
         try:
@@ -74,6 +82,8 @@ class Brokers:
     def _do(self, effect: Any) -> Any:
         match effect:
             case GetRoute():
+                if self.route_failures:
+                    raise self.route_failures.pop(0)
                 return self.route
             case Each(several):
                 return [self.run(steps) for steps in several]
@@ -188,6 +198,74 @@ def test_a_broker_that_fails_is_passed_over_and_if_all_do_it_is_said() -> None:
     brokers.route = Route("T")
     with pytest.raises(NoRouteError):
         brokers.receive()
+
+
+PASSING = [
+    ConnectFailedError("refused"), ConnectionLostError("lost"), RequestTimeoutError("silent"), NotMasterError("a slave"),
+    ShuttingDownError("stops"), SystemBusyError("busy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_what_passes_is_waited_for_within_the_hold_and_said_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x"]
+    brokers.failures["a"] = [error] * 12
+    assert [message.body for message in brokers.receive(hold_s=15.0)] == [b"x"]
+    assert 2.0 < brokers.clock.now_s < 6.0
+    ((_, hold_ms),) = brokers.asked
+    assert hold_ms == pytest.approx(15_000 - brokers.clock.now_s * 1_000, abs=1), "what is left of the hold"
+    assert len(caplog.messages) == 2
+    assert "trying again" in caplog.messages[0]
+    assert "answers again" in caplog.messages[1]
+    began_s = brokers.clock.now_s
+    brokers.failures["a"] = [error] * 99
+    assert brokers.receive(hold_s=3.0) == []
+    assert brokers.clock.now_s - began_s == pytest.approx(3.0, abs=0.2)
+    assert brokers.receive(hold_s=0.0) == []
+
+
+@pytest.mark.parametrize("error", [TopicNotFoundError("gone"), NotPermittedError("no"), GroupDisabledError("off")])
+def test_what_no_waiting_mends_is_raised_also_during_a_fail_over(error: ProtomqError) -> None:
+    brokers = Brokers("a", "b")
+    brokers.failures = {"a": [NotMasterError("a slave")] * 2 + [error] * 3, "b": [ConnectFailedError("away")] * 99}
+    with pytest.raises(type(error)):
+        brokers.receive(hold_s=15.0)
+    assert brokers.clock.now_s < 2.0
+
+
+def test_a_broker_that_fails_rests_while_another_answers() -> None:
+    brokers = Brokers("a", "b")
+    brokers.failures["a"] = [ConnectFailedError("away")] * 1_000
+    for _ in range(10):
+        assert brokers.receive(hold_s=6.0) == []
+    assert brokers.clock.now_s == pytest.approx(60.0, abs=3.0)
+    tries = 1_000 - len(brokers.failures["a"])
+    assert tries < 60
+    brokers.failures["a"].clear()
+    brokers.messages["a"] = [b"x"]
+    assert len(brokers.receive(hold_s=6.0)) == 1
+    assert not brokers.steps._rests
+
+
+def test_while_all_brokers_of_a_topic_are_away_the_route_is_looked_up_again() -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x"]
+    brokers.route_failures = [TopicNotFoundError("away", metadata={"missing_brokers": "a"})] * 5
+    assert len(brokers.receive(hold_s=15.0)) == 1
+    brokers.route_failures = [TopicNotFoundError("away", metadata={"missing_brokers": "a"})] * 99
+    assert brokers.receive(hold_s=3.0) == []
+
+
+def test_where_no_route_leads_is_said_when_the_hold_is_over() -> None:
+    brokers = Brokers("a")
+    with pytest.raises(NoRouteError):
+        brokers.receive(queue=MessageQueue("T", "x", 0), hold_s=3.0)
+    assert brokers.clock.now_s == pytest.approx(3.0, abs=0.2)
+    brokers.route_failures = [NoRouteError("no name server answers")]
+    with pytest.raises(NoRouteError):
+        brokers.receive(hold_s=3.0)
+    assert brokers.clock.now_s == pytest.approx(3.0, abs=0.2), "nothing was ever known"
 
 
 @pytest.mark.parametrize("call", ["ack", "nack", "change_invisible", "reject"])
