@@ -8,11 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from protomq import Admin, Message, MessageQueue, Producer, PushConsumer
+from protomq import Admin, Message, MessageQueue, Producer, PushConsumer, SimpleConsumer
 from protomq.allocation import Average, GroupMember
 from protomq.errors import ConfigurationError
 from protomq.hooks import Hook
@@ -287,6 +289,28 @@ def test_members_of_which_one_keeps_no_order_are_told(
             wait_for(lambda: len(told(caplog.messages, group)) == 2, PATIENCE_S)  # By each member once.
     assert all("in-order locks its queues, as orderly consumers do, free does not" in text for text in told(caplog.messages, group))
     assert told(broker.log_text().splitlines(), group)
+
+
+@pytest.mark.parametrize("way", ["pop", "broadcast"])
+def test_members_are_told_of_who_consumes_beside_them(
+    kind: str, way: str, broker: Broker, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    topic = f"beside-{way}-{kind}"
+    group = group_of(broker, topic, 20)
+    one, two = Push(kind, broker), Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, caplog.at_level(logging.WARNING, "protomq"):
+        send(producer, topic, 1)
+        with one(group, topic, lambda _: None, client_id="sharing"), ExitStack() as stack:
+            if way == "pop":
+                simple = stack.enter_context(SimpleConsumer(group, namesrv=broker.namesrv))
+                assert simple.receive(topic, hold_s=PATIENCE_S)
+            else:
+                stack.enter_context(two(group, topic, lambda _: None, broadcast=True, offset_folder=str(tmp_path)))
+                wait_for(lambda: any(f"consumers of group {group} are not alike: sharing" in text for text in caplog.messages), PATIENCE_S)
+            wait_for(lambda: len(told(caplog.messages, group)) == 1, PATIENCE_S)
+    how = {"pop": "a simple consumer (pop) at 127.0.0.1", "broadcast": "a consumer in broadcast mode at 127.0.0.1"}[way]
+    assert how in told(caplog.messages, group)[0]
+    assert how in told(broker.log_text().splitlines(), group)[0]
 
 
 def told(lines: Sequence[str], group: str) -> list[str]:

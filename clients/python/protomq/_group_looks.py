@@ -24,6 +24,7 @@ from ._types import MessageQueue
 from .errors import ProtomqError, UnknownMethodError
 
 if TYPE_CHECKING:
+    from .v1 import group_service_pb2
     from .v1.group_pb2 import GroupSettings
 
 logger = logging.getLogger("protomq")
@@ -49,6 +50,7 @@ class GroupLooks:
         self._named_s: dict[str, float] = {}
         """When each of them was last in a route."""
         self._next_s = -math.inf
+        self._has_told = False
         self.is_shut = False
         """Broadcasting: whether the settings say that nothing is consumed."""
 
@@ -62,10 +64,16 @@ class GroupLooks:
         """Until the next look."""
         return max(self._next_s - now_s, 0.0)
 
-    def look(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
-        """Asks the brokers of these queues."""
+    def look(
+        self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S, *, broadcasting: bool = False
+    ) -> Steps[None]:
+        """Asks the brokers of these queues. `broadcasting`: and says how it consumes, which brokers tell members of the group."""
         topics = {queue.broker_name: queue.topic for queue in queues}
-        found: list[GroupSettings | None] = yield Each([self._ask(topic, name, timeout_s) for name, topic in topics.items()])
+        answers: list[group_service_pb2.GetGroupResponse | None] = yield Each(
+            [self._ask(topic, name, timeout_s, broadcasting) for name, topic in topics.items()]
+        )
+        found = [None if answer is None else answer.settings for answer in answers]
+        self._tell_of_members([answer.sharing_member for answer in answers if answer is not None])
         now_s = self._clock()
         self._by_broker |= {name: one for name, one in zip(topics, found, strict=True) if one is not None}
         self._named_s |= dict.fromkeys(topics, now_s)
@@ -77,7 +85,7 @@ class GroupLooks:
 
     def look_at_broadcast(self, queues: Iterable[MessageQueue], timeout_s: float = LOOK_TIMEOUT_S) -> Steps[None]:
         """Asks, and says whether a broadcasting consumer goes on (`is_shut`). The log hears of a change."""
-        yield from self.look(queues, timeout_s)
+        yield from self.look(queues, timeout_s, broadcasting=True)
         off: list[str] = []
         known = self._known
         if known is not None and known.HasField("consume_enabled") and not known.consume_enabled:
@@ -93,16 +101,29 @@ class GroupLooks:
         else:
             logger.warning("group %s consumes in broadcast mode again, as its settings say", self._group)
 
-    def _ask(self, topic: str, broker_name: str, timeout_s: float) -> Steps[GroupSettings | None]:
+    def _tell_of_members(self, names: Iterable[str]) -> None:
+        """Once; members are told by their brokers."""
+        name = next(filter(None, names), "")
+        if name and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "the consumers of group %s are not alike: %s shares its queues with other members, and this one consumes in broadcast "
+                "mode. Each message comes to both: give each kind a group of its own",
+                self._group, name,
+            )  # fmt: skip
+
+    def _ask(
+        self, topic: str, broker_name: str, timeout_s: float, broadcasting: bool
+    ) -> Steps[group_service_pb2.GetGroupResponse | None]:
         with fork_waits:
             from .v1 import group_service_pb2 as pb
 
-        payload = pb.GetGroupRequest(consumer_group=self._group).SerializeToString()
+        payload = pb.GetGroupRequest(consumer_group=self._group, broadcasting=broadcasting).SerializeToString()
         try:
             data = yield from call_broker(topic, broker_name, _methods.GET_GROUP, (payload,), timeout_s, ONCE, self._clock)
-            return decoded(data, pb.GetGroupResponse.FromString).settings
+            return decoded(data, pb.GetGroupResponse.FromString)
         except UnknownMethodError:
-            return pb.GetGroupResponse().settings  # A broker of an older version has none.
+            return pb.GetGroupResponse()  # A broker of an older version has none.
         except ProtomqError as error:
             logger.debug("group %s: broker %s does not tell its settings: %r", self._group, broker_name, error)
             return None

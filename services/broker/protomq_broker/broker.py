@@ -205,6 +205,7 @@ class Broker:
             clock,
             broker_start=secrets.randbits(63) or 1,
             hold_max_ms=config.hold_max_ms,
+            beside=self._others_beside,
         )
         locks = QueueLocks(
             self.store.locks,
@@ -283,6 +284,7 @@ class Broker:
             config.delay_levels_ms,
             self._signal_group,
             self._send_backs,
+            self._came_beside,
         )
         self._dead_letters = DeadLetterService(self.store, self._writer, self._permit)
         first_reply_id = secrets.randbits(62) | 1
@@ -538,6 +540,13 @@ class Broker:
     def _signal_reset(self, group: str) -> None:
         self._pull.signal_reset(group)
         self._pop.signal_group(group)
+
+    def _others_beside(self) -> dict[str, str]:
+        return self._pull.members.beside()
+
+    def _came_beside(self, group: str, peer: str) -> str:
+        self._pull.members.came_beside(group, "a consumer in broadcast mode", peer)
+        return self._memberships.a_member(group)
 
     def _signal_group(self, group: str) -> None:
         self._pull.signal_group(group)

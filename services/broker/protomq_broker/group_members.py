@@ -3,7 +3,8 @@
 If the members of a group do not share queues, each member that subscribes to a topic gets all its messages. This module knows no
 registrations, only pulls: two names that pull one queue in turns are two members.
 
-It also remembers who pulled last for each group: the broker refuses to delete a group that is in use.
+It also remembers who pulled last for each group: the broker refuses to delete a group that is in use. And who consumes under a group's name
+beside its members, by pop or in broadcast mode, so that the broker can warn them. Each message comes to both.
 
 Rules:
 - A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
@@ -50,6 +51,8 @@ class GroupMembers:
         self._queues: dict[Key, _Queue] = {}
         self._groups: dict[str, tuple[str, int]] = {}
         """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
+        self._beside: dict[str, tuple[str, int]] = {}
+        """Who consumes beside the members of a group, for people, and until when; the latest stands last."""
         self._lock = threading.Lock()
 
     def pulled(self, key: Key, member: str) -> None:
@@ -78,6 +81,27 @@ class GroupMembers:
             self._groups[group] = (name, until_ms)
             if len(self._groups) > GROUPS_MAX:
                 del self._groups[next(iter(self._groups))]
+
+    def came_beside(self, group: str, how: str, peer: str, hold_ms: int = 0) -> None:
+        """Notes that somebody consumes under the group's name, and not as a member; may be held for `hold_ms`. The first one is named."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            text, until_ms = self._beside.pop(group, ("", 0))
+            if now_ms >= until_ms:
+                host = peer.rpartition(":")[0] or peer
+                text = f"{how} at {host} consumes under the group's name and shares nothing with its members, so each message comes to both"
+            self._beside[group] = (text, now_ms + hold_ms + REMEMBERED_MS)
+            if len(self._beside) > GROUPS_MAX:
+                del self._beside[next(iter(self._beside))]
+
+    def beside(self) -> dict[str, str]:
+        """Returns who consumes beside the members, for people, by group."""
+        with self._lock:
+            if not self._beside:
+                return {}
+            now_ms = self._clock.monotonic_ms()
+            self._beside = {group: known for group, known in self._beside.items() if now_ms < known[1]}
+            return {group: text for group, (text, _) in self._beside.items()}
 
     def user_of(self, group: str) -> str:
         """Returns the name of the member that pulled last for the group if the group is in use, else ""."""

@@ -60,12 +60,15 @@ class GroupService:
         levels_ms: Sequence[int],
         changed: Callable[[str], None],
         send_backs: SendBacks,
+        came_beside: Callable[[str, str], str],
     ) -> None:
+        """`came_beside` is called with a group and the address of a consumer in broadcast mode; it returns the name of a member, or ""."""
         self._store = store
         self._permit = permit
         self._levels_ms = levels_ms
         self._changed = changed
         self._send_backs = send_backs
+        self._came_beside = came_beside
         self._gathered: dict[CallLane, GatheredCalls] = {}
 
     @raw
@@ -99,6 +102,7 @@ class GroupService:
             settings=group_to_message(settings),
             retry_count_max=WITHOUT_LIMIT if limit is None else limit,
             retry_delays_ms=retry_delays_of(settings, self._levels_ms),
+            sharing_member=self._came_beside(request.consumer_group, context.peer) if request.broadcasting else "",
         )
 
     @tells_store_errors

@@ -46,7 +46,7 @@ from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from protomq.v1.membership_service_pb2 import GroupMember
     from protomq_runtime.call import Call, CallContext, CallLane
@@ -127,12 +127,20 @@ class MembershipService:
     """Implements protomq.v1.MembershipService."""
 
     def __init__(
-        self, memberships: Memberships, clock: Clock, *, broker_start: int, hold_max_ms: int
+        self,
+        memberships: Memberships,
+        clock: Clock,
+        *,
+        broker_start: int,
+        hold_max_ms: int,
+        beside: Callable[[], Mapping[str, str]],
     ) -> None:
+        """`beside`: who consumes under the name of which group and is no member, for people."""
         self._memberships = memberships
         self._clock = clock
         self._broker_start = broker_start
         self._hold_max_ms = hold_max_ms
+        self._beside = beside
         self._lock = threading.Lock()
         self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
         self._between: dict[MemberId, Call] = {}
@@ -156,6 +164,12 @@ class MembershipService:
         with self._lock:
             known = self._memberships.find(group)
             return known is not None and (client_id, nonce) in known.members
+
+    def a_member(self, group: str) -> str:
+        """Returns the name of a member of the group; "": there is none here. Any thread."""
+        with self._lock:
+            known = self._memberships.find(group)
+            return min(known.members)[0] if known is not None else ""
 
     def start(self, server: Server) -> None:
         """The server calls this hook before it accepts connections. The first consumer lane gets the work that answers no call."""
@@ -458,6 +472,7 @@ class MembershipService:
         encoded = self._encode(name, group)
         if len(encoded.of_each_kind) > 1:
             response.difference = difference(request.member, encoded.of_each_kind)
+        response.difference = response.difference or group.beside
         return response.SerializeToString() + encoded.members
 
     def _encode(self, name: str, group: Group) -> _Encoded:
@@ -472,7 +487,9 @@ class MembershipService:
         return encoded
 
     def _warn_of_difference(self, name: str, said: GroupMember, group: Group) -> None:
-        text = "" if group.are_alike else difference(said, group.said())
+        self._warn(name, "" if group.are_alike else difference(said, group.said()))
+
+    def _warn(self, name: str, text: str) -> None:
         if text and self._said.is_due((name, text)):
             log.warning(
                 "the members of group %s are not alike: %s. Topics, filters and settings have to be the same in all members: else "
@@ -496,6 +513,10 @@ class MembershipService:
                 self._tell(name)
                 self._tell_gone(name, *key)
             self._take_out_closed()
+            for name in self._memberships.beside_changed(self._beside()):
+                self._tell(name)
+                group = self._memberships.find(name)
+                self._warn(name, group.beside if group is not None else "")
             for name in [name for name in self._encoded if self._memberships.find(name) is None]:
                 del self._encoded[name]
         if expired:

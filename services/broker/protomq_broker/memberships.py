@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -98,6 +98,8 @@ class Group:
     """Number of members that consume each topic."""
     kinds: Counter[tuple[object, ...]] = field(default_factory=Counter)
     """Number of members that are alike, by what `difference` compares."""
+    beside: str = ""
+    """Who consumes under the group's name and is no member, for people."""
 
     def said(self) -> list[GroupMember]:
         """The members, sorted by name."""
@@ -141,6 +143,7 @@ class Memberships:
         """Members that are gone; the newest stands last."""
         self._departed_cost = 0
         self._versions = itertools.count(1)
+        self._with_others_beside: set[str] = set()
         self.rebalance_count = 0
         """Number of times that a member came or went."""
         self.refused_commit_count = 0
@@ -260,6 +263,21 @@ class Memberships:
             self._count_ownerless(name, group, now_ms)
             self._recount(group)
             if group.ownerless_queues != before:
+                group.version = next(self._versions)
+                changed.append(name)
+        return changed
+
+    def beside_changed(self, texts: Mapping[str, str]) -> list[str]:
+        """Takes who consumes beside members, by group. Returns the groups whose members are to hear of it."""
+        changed = []
+        for name in self._with_others_beside - texts.keys():
+            if (group := self._groups.get(name)) is not None:
+                group.beside = ""
+        self._with_others_beside = set(texts)
+        for name, text in texts.items():
+            group = self._groups.get(name)
+            if group is not None and group.beside != text:
+                group.beside = text
                 group.version = next(self._versions)
                 changed.append(name)
         return changed

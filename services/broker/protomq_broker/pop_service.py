@@ -117,6 +117,7 @@ class PopService:
         request = self._requests.pop(call)
         self._lane = call.lane
         self._members.seen(request.consumer_group, call.peer, request.hold_ms)
+        self._members.came_beside(request.consumer_group, "a simple consumer (pop)", call.peer, request.hold_ms)
         order = PopOrder(call, request, request.tag_codes)
         if request.hold_ms:
             order.ends_ms = self._clock.monotonic_ms() + call.hold_time_ms(request.hold_ms)

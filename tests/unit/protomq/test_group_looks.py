@@ -24,11 +24,15 @@ class Settings:
 
     def __init__(self, world: FakeWorld) -> None:
         self.at: dict[str, GroupSettings] = {}
+        self.sharing = ""
         world.answers[GET_GROUP] = self._answer
 
     def _answer(self, server: str, request: bytes) -> bytes:
-        assert pb.GetGroupRequest.FromString(request).consumer_group == "g"
-        return pb.GetGroupResponse(settings=self.at.get(server, GroupSettings())).SerializeToString()
+        asked = pb.GetGroupRequest.FromString(request)
+        assert asked.consumer_group == "g"
+        self.is_broadcast = asked.broadcasting
+        member = self.sharing if asked.broadcasting else ""
+        return pb.GetGroupResponse(settings=self.at.get(server, GroupSettings()), sharing_member=member).SerializeToString()
 
 
 @pytest.fixture
@@ -148,3 +152,17 @@ def test_members_that_share_are_told_by_their_pulls_and_do_not_ask(world: FakeWo
     consumer.subscribe()
     consumer.poll()
     assert not [one for one in world.calls if one[1] == GET_GROUP]
+
+
+def test_a_broadcasting_consumer_says_once_that_members_share_the_group(
+    world: FakeWorld, settings: Settings, looks: GroupLooks, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.sharing = "billing-7"
+    look(world, looks)
+    assert not settings.is_broadcast
+    assert not caplog.messages
+    for _ in range(2):
+        world.driver.run(looks.look_at_broadcast(QUEUES))
+    assert settings.is_broadcast
+    (text,) = caplog.messages
+    assert "the consumers of group g are not alike: billing-7 shares its queues" in text

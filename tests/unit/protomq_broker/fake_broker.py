@@ -189,6 +189,7 @@ class FakeBroker:
             config.delay_levels_ms,
             signal_group,
             self.send_backs,
+            lambda _, __: "",
         )
         self.replies = ReplyService(self.clock, config.hold_max_ms, lambda: self.permit.refusal)
         table = DispatchTable()

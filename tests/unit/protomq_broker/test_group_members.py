@@ -50,6 +50,25 @@ def test_a_group_is_in_use_until_a_minute_after_the_last_hold() -> None:
     assert members.user_of("g") == ""
 
 
+def test_who_consumes_beside_members_is_named_until_a_minute_after_the_last_hold_of_all_of_them() -> None:
+    clock = FakeClock()
+    members = GroupMembers(clock)
+    assert members.beside() == {}
+    members.came_beside("g", "a simple consumer", "10.0.0.5:4711", 15_000)
+    members.came_beside("g", "a simple consumer", "10.0.0.6:1")
+    members.came_beside("h", "a consumer in broadcast mode", "[::1]:2")
+    found = members.beside()
+    assert found["g"].startswith("a simple consumer at 10.0.0.5 consumes")
+    assert found["h"].startswith("a consumer in broadcast mode at [::1] consumes")
+    clock.advance(REMEMBERED_MS - 1)
+    members.came_beside("g", "a simple consumer", "10.0.0.6:1")
+    clock.advance(1)
+    assert list(members.beside()) == ["g"]
+    clock.advance(REMEMBERED_MS)
+    members.came_beside("g", "a simple consumer", "10.0.0.6:1")
+    assert members.beside()["g"].startswith("a simple consumer at 10.0.0.6")
+
+
 def test_the_groups_that_pulled_longest_ago_are_forgotten_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

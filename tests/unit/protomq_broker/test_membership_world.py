@@ -70,8 +70,9 @@ class BrokerNode:
             known_groups=known,
             takes_commits=takes_commits,
         )
+        self.beside: dict[str, str] = {}
         self.service = MembershipService(
-            known_members, self.clock, broker_start=start, hold_max_ms=60_000
+            known_members, self.clock, broker_start=start, hold_max_ms=60_000, beside=lambda: self.beside
         )
         table = DispatchTable()
         table.add_service(SERVICE, self.service)
@@ -945,6 +946,26 @@ def test_many_who_join_together_get_one_answer_each_with_all_of_them() -> None:
     found = [HoldMembershipResponse.FromString(call.answer_payload) for call in calls if call.answer_payload is not None]
     assert len(found) == 200
     assert [len(answer.members) for answer in found[SMALL_COUNT:]] == [200] * (200 - SMALL_COUNT)
+
+
+def test_members_hear_of_who_consumes_beside_them_once(caplog: pytest.LogCaptureFixture) -> None:
+    broker = BrokerNode("a", 4)
+    first = hold(broker).response()
+    assert first.difference == ""
+    held = hold(broker, known_version=first.version, broker_start=1)
+    broker.beside = {"g": "a simple consumer at 10.0.0.5", "others": "x"}
+    broker.advance(1_000)
+    answer = held.response()
+    assert answer.difference == "a simple consumer at 10.0.0.5"
+    held = hold(broker, known_version=answer.version, broker_start=1)
+    broker.advance(5_000)
+    assert not held.answered
+    assert hold(broker).response().difference == answer.difference
+    broker.beside.clear()
+    broker.advance(1_000)
+    assert hold(broker).response().difference == ""
+    told = [text for text in caplog.messages if "the members of group g are not alike: a simple consumer at 10.0.0.5" in text]
+    assert len(told) == 1
 
 
 def test_each_of_many_hears_how_the_first_differs_from_it() -> None:

@@ -75,16 +75,20 @@ class GetGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    BROADCASTING_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
+    broadcasting: _builtins.bool
+    """The caller consumes in broadcast mode under the group's name. It asks at least once a minute, and members of the group learn of it."""
     def __init__(
         self,
         *,
         consumer_group: _builtins.str = ...,
+        broadcasting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "consumer_group", b"consumer_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,8 +103,11 @@ class GetGroupResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     RETRY_COUNT_MAX_FIELD_NUMBER: _builtins.int
     RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
+    SHARING_MEMBER_FIELD_NUMBER: _builtins.int
     retry_count_max: _builtins.int
     """Retries of a message before it becomes a dead letter; -1: without limit."""
+    sharing_member: _builtins.str
+    """The answer to `broadcasting`: a member here that shares the group's queues with others; empty: there is none."""
     @_builtins.property
     def settings(self) -> _group_pb2.GroupSettings:
         """With all defaults filled in, but for retry_count_max and retry_delays_ms."""
@@ -115,10 +122,11 @@ class GetGroupResponse(_message.Message):
         settings: _group_pb2.GroupSettings | None = ...,
         retry_count_max: _builtins.int = ...,
         retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sharing_member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["retry_count_max", b"retry_count_max", "retry_delays_ms", b"retry_delays_ms", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retry_count_max", b"retry_count_max", "retry_delays_ms", b"retry_delays_ms", "settings", b"settings", "sharing_member", b"sharing_member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
