@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -26,11 +28,13 @@ from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import Admin, GroupLag
+    from protomq import Admin, GroupLag, MessageQueue, QueueRange
 
 _COLUMNS: Final = (
     "group", "topic", "broker", "queue_id", "committed_offset", "end_offset", "lag", "delay_s",
 )  # fmt: skip
+_NAMED_MAX: Final = 3
+"""Queues that one line names."""
 _EXPENDABLE: Final = ("group", "topic", "committed_offset", "end_offset", "delay_s")
 OneTopic = Annotated[
     str,
@@ -101,6 +105,10 @@ def reset(
             )
         missing.take(lambda: admin.reset_offsets(group, topic, place, queue_ids=queue or (), brokers=brokers))
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
+        if isinstance(place, int):
+            queues = missing.take(lambda: admin.describe_topic(topic, brokers=brokers)).queues
+            ranges = {one.queue: one.offsets for one in queues if not queue or one.queue.queue_id in queue}
+            sys.stderr.writelines(f"protomq: {told}\n" for told in nearest_places(place, ranges))
     rows = [_row(group, one) for one in found if not queue or one.queue.queue_id in queue]
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
@@ -152,6 +160,28 @@ def _place(wanted: OffsetRange) -> Literal["earliest", "latest"] | datetime | in
     if place == FromEnd():
         return "latest"
     raise typer.BadParameter("+2 and -3 differ by queue: `protomq group commit` takes them", param_hint="--to")
+
+
+def nearest_places(queue_offset: int, ranges: Mapping[MessageQueue, QueueRange]) -> list[str]:
+    """Where a group goes on in queues that do not have the offset to which it was reset."""
+    ends = [f"queue {queue.queue_id} at {queue.broker_name} ends at {end}" for queue, (_, end) in ranges.items() if end < queue_offset]
+    begins = [
+        f"queue {queue.queue_id} at {queue.broker_name} begins at {first}" for queue, (first, _) in ranges.items() if first > queue_offset
+    ]
+    told = []
+    if ends:
+        queues, place = ("1 queue", "its end") if len(ends) == 1 else (f"{len(ends)} queues", "their ends")
+        told.append(
+            f"offset {queue_offset} is beyond the end of {queues}, so the group goes on at {place}: with what comes next ({_some(ends)})"
+        )
+    if begins:
+        queues, place = ("1 queue", "its first message") if len(begins) == 1 else (f"{len(begins)} queues", "their first messages")
+        told.append(f"offset {queue_offset} is not stored any more in {queues}, so the group goes on at {place} ({_some(begins)})")
+    return told
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join((*texts[:_NAMED_MAX], "…") if len(texts) > _NAMED_MAX else texts)
 
 
 def _row(group: str, one: GroupLag) -> dict[str, object]:

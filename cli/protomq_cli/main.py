@@ -48,7 +48,13 @@ from protomq_cli import (
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
-from protomq_cli.output import ALL_DONE, escape_what_cannot_be_written, flush_stdout, forget_reader
+from protomq_cli.output import (
+    ALL_DONE,
+    NO_OUTPUT,
+    escape_what_cannot_be_written,
+    flush_stdout,
+    forget_reader,
+)
 from protomq_cli.quick_values import convert_quickly
 
 SERVERS = "Run a server"
@@ -257,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         return _report(_usage_error(error), arguments)
     except Exception as error:
-        known = translate(error)
+        known = _help_error(error, arguments) or translate(error)
         if known is None:
             raise
         return _report(known, arguments)
@@ -274,12 +280,40 @@ def _complete() -> None:
 
 
 def _report(error: CliError, arguments: list[str]) -> int:
+    as_json = wants_json_errors(arguments)
+    if error.reason != NO_OUTPUT and (lost := _stdout_error()) is not None:
+        _say(error_line(lost, as_json=as_json))
+    _say(error_line(error, as_json=as_json))
+    return error.exit_code
+
+
+def _help_error(error: Exception, arguments: Sequence[str]) -> CliError | None:
+    """What is wrong with stdout, if the help cannot be written there: typer writes it."""
+    if not isinstance(error, OSError) or error.filename or not {"-h", "--help"}.intersection(arguments):
+        return None
+    forget_reader()
+    return CliError(ExitCode.FAILURE, NO_OUTPUT, f"stdout cannot be written: {error.strerror or error}")
+
+
+def _stdout_error() -> CliError | None:
+    """What is wrong with stdout, if what was printed cannot be written there; a reader that has gone is no error."""
     try:
-        sys.stdout.flush()
+        flush_stdout()
     except BrokenPipeError:
         forget_reader()
-    sys.stderr.write(error_line(error, as_json=wants_json_errors(arguments)) + "\n")
-    return error.exit_code
+    except CliError as error:
+        forget_reader()
+        return error
+    return None
+
+
+def _say(text: str) -> None:
+    """To stderr. Where that takes nothing, the exit code says what there is to say."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        forget_reader(sys.stderr)
 
 
 def _usage_error(error: typer.TyperException) -> CliError:
@@ -289,7 +323,7 @@ def _usage_error(error: typer.TyperException) -> CliError:
     message = _plain(error.format_message().rstrip("."))
     if type(error).__name__ == "NoArgsIsHelpError":
         # The message is the whole help text: shown as it is, and still an error.
-        sys.stderr.write(error.format_message() + "\n")
+        _say(error.format_message())
         message = "a command is missing"
     return CliError(ExitCode.USAGE, "USAGE", f"{message}; `{path} --help` explains")
 

@@ -148,9 +148,9 @@ def require_stdout() -> None:
         raise CliError(ExitCode.FAILURE, NO_OUTPUT, text)
 
 
-def forget_reader() -> None:
-    """Nobody reads stdout any more (`head`, a pager): from here on it goes nowhere. Else Python complains at exit, with code 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def forget_reader(stream: TextIO | None = None) -> None:
+    """Nobody reads stdout (or `stream`) any more (`head`, a pager): it goes nowhere now. Else Python complains at exit, with code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 class RowStream:

@@ -288,12 +288,35 @@ def test_a_request_without_a_reply_says_who_is_missing(cli: Cli, protomq_topic: 
     assert "cluster list" not in told
 
 
-@pytest.mark.parametrize("words", [["version"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("words", [["version"], ["--version"], ["completion", "bash"], ["--help"], ["topic", "create", "-h"]])
 def test_a_full_disk_behind_stdout_is_named(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*PROTOMQ, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("protomq: stdout cannot be written: No space left on device")
+
+
+def test_what_stdout_does_not_take_hides_no_error() -> None:
+    words = ["cluster", "namesrv", "-n", "127.0.0.1:1", "--timeout", "1s"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROTOMQ, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=buffered)
+    assert done.returncode == 7
+    told, error = done.stderr.splitlines()
+    assert told == "protomq: stdout cannot be written: No space left on device"
+    assert error.startswith("protomq: the name servers do not know the same brokers yet; ")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["nonsense"], 2), (["topic"], 2), (["topic", "list", "-n", "127.0.0.1:1"], 3)])
+def test_who_cannot_read_the_error_has_its_exit_code(words: list[str], code: int) -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*PROTOMQ, *words], stderr=full, timeout=60, check=False).returncode == code
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert subprocess.run([*PROTOMQ, *words], stderr=writing, timeout=60, check=False).returncode == code
+    finally:
+        os.close(writing)
 
 
 def test_a_group_that_nobody_knows_has_the_defaults_and_that_is_said(cli: Cli, protomq_topic: str) -> None:
@@ -389,6 +412,9 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str)
     assert row["delay_s"] != 0
     (row,) = jsonl(cli("group", "clone", group, other, "-o", "jsonl"))
     assert (row["group"], row["committed_offset"]) == (other, 4)
+    beyond = cli("group", "reset", group, protomq_topic, "--to", "99", "-o", "jsonl")
+    assert {row["committed_offset"] for row in jsonl(beyond)} == {10, 0}
+    assert "offset 99 is beyond the end of 8 queues, so the group goes on at their ends" in beyond.stderr
     cli("group", "reset", group, protomq_topic, "--to", "end")
     assert {row["lag"] for row in jsonl(cli("group", "lag", group, "-o", "jsonl"))} == {0}
     (row, *_) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "@-1h", "-o", "jsonl"))

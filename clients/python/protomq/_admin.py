@@ -210,7 +210,8 @@ class Admin(AdminCalls):
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
         """Moves a group's offsets: to "earliest", to "latest" (skips its backlog), to the first message stored at a time or later, or to an
-        offset. "start" and "end" are the same places. Returns the brokers that did it. Each broker does it for all queues or for none.
+        offset. "start" and "end" are the same places. An offset that a queue does not have becomes the nearest that it has: its end, or
+        its first message. Returns the brokers that did it. Each broker does it for all queues or for none.
 
         Running members go on there within seconds. They drop messages that they have pulled and not handed out, and may finish their
         present ones. If the group pops, so do its next pops. Messages that its members hold are theirs no more (StaleReceiptError).
