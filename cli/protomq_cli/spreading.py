@@ -10,19 +10,22 @@ Interrupted, it is run again: what is done already stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from protomq_cli.connection import open_admin
+from protomq_cli.connection import open_admin, open_calls
 from protomq_cli.draining import BrokerArgument
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
     from protomq import Admin, ConsumerGroup, TopicConfig
+    from protomq.calls import Calls
 
 _COLUMNS: Final = ("topic", "broker", "write_queues", "read_queues", "permission", "groups", "is_new")
 
@@ -42,18 +45,26 @@ def spread(
     For one that was added: it has registered, and has no topics yet. Each
     topic has as many queues there as where it has most, and groups begin
     with its first message. What is sent with a sharding key may go to
-    another queue from then on.
+    another queue from then on. While a broker does not answer that has one
+    of them, no topic is changed.
     """
-    with open_admin(namesrv, timeout) as admin:
-        rows = [_row(broker, *done) for done in spread_to(admin, broker, topics)]
+    with open_admin(namesrv, timeout) as admin, open_calls(namesrv, "auto") as calls:
+        calls.timeout_s = timeout
+        rows = [_row(broker, *done) for done in spread_to(admin, broker, topics, partial(_brokers_of, admin, calls))]
     print_rows(rows, _COLUMNS, output)
 
 
 def spread_to(
-    admin: Admin, broker: str, names: Sequence[str] | None = None
+    admin: Admin, broker: str, names: Sequence[str] | None, brokers_of: Callable[[str], Collection[str]]
 ) -> list[tuple[TopicConfig, list[str], bool]]:
-    """The topics that the broker has then, groups that begin there, and whether the topic is new. Raises CliError."""
-    topics = admin.list_topics()
+    """The topics that the broker has then, groups that begin there, and whether the topic is new. Raises CliError.
+
+    `brokers_of`: names of those that have a topic, whether they answer or not.
+    """
+    missing = Missing()
+    topics = missing.take(admin.list_topics)
+    missing.raise_first(broker)
+    _check_missing(missing, names, brokers_of)
     if broker not in topics:
         raise CliError(
             ExitCode.NOT_FOUND,
@@ -64,16 +75,45 @@ def spread_to(
     unknown = sorted(set(names or ()) - set(wanted))
     if unknown:
         raise CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", f"no other broker has the topic {unknown[0]}")
-    _check_filters(admin, broker)
-    for group in admin.list_group_settings():
-        admin.set_group(group)
-    groups = admin.list_groups()
+    _check_filters(admin, broker, missing)
+    for group in missing.take(admin.list_group_settings):
+        missing.take(partial(admin.set_group, group))
+    groups = missing.take(admin.list_groups)
+    # One that has left meanwhile may have known of groups.
+    missing.raise_first(broker)
+    _check_missing(missing, names, brokers_of)
     has = {topic.name: topic for topic in topics[broker]}
     return [
         _spread_topic(admin, broker, topic, has.get(name), groups)
         for name, topic in wanted.items()
         if not names or name in names
     ]
+
+
+def _brokers_of(admin: Admin, calls: Calls, topic: str) -> set[str]:
+    from protomq.errors import TopicNotFoundError
+
+    gone = {one.broker.broker_name for one in admin.missing_brokers(topic)}
+    try:
+        route = calls.route(topic)
+    except TopicNotFoundError:
+        return gone
+    return gone if route.auto_create else gone.union(queue.broker_name for queue in (*route.read_queues, *route.write_queues))
+
+
+def _check_missing(missing: Missing, names: Sequence[str] | None, brokers_of: Callable[[str], Collection[str]]) -> None:
+    """Raises CliError if one that does not answer may have one of the topics: its groups would begin too late at the new broker."""
+    for name, why in missing.reasons().items():
+        held = [topic for topic in names or () if name in brokers_of(topic)]
+        if names and not held:
+            continue
+        what = f"has the topic {held[0]}" if held else "may have topics that nobody else has"
+        raise CliError(
+            ExitCode.UNREACHABLE,
+            "BROKER_MISSING",
+            f"{name} does not answer ({why}), {what}, and groups that nobody else knows; no topic was changed. Start it again, or"
+            f" `protomq cluster forget {name}` if it will not come back. Topics that it does not have are spread with --topic",
+        )
 
 
 def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> dict[str, TopicConfig]:
@@ -94,23 +134,23 @@ def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> d
     return dict(sorted(wanted.items()))
 
 
-def _check_filters(admin: Admin, broker: str) -> None:
+def _check_filters(admin: Admin, broker: str, missing: Missing) -> None:
     """Consumers whose filter the broker lacks would be refused there. Slaves (`name/id`) have what their masters have."""
     from protomq.errors import PartialResultError
 
     try:
         everywhere = admin.list_filters()
     except PartialResultError as error:
-        if not all("/" in name for name in error.failures):
+        if not all("/" in name or name in missing for name in error.failures):
             raise
         everywhere = error.result
     filters = {name: {module.name for module in found} for name, found in everywhere.items() if "/" not in name}
-    missing = set().union(*filters.values()) - filters.get(broker, set())
-    if missing:
+    lacks = set().union(*filters.values()) - filters.get(broker, set())
+    if lacks:
         raise CliError(
             ExitCode.REFUSED,
             "FILTERS_MISSING",
-            f"{broker} has no filter {', '.join(sorted(missing))}, which others have; nothing was changed: first"
+            f"{broker} has no filter {', '.join(sorted(lacks))}, which others have; nothing was changed: first"
             f" `protomq filter deploy NAME FILE --broker {broker}`",
         )
 

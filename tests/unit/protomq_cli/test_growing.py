@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from protomq import Permission, TopicConfig, TopicType
+from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError
 from protomq_cli.agreeing import is_agreed, wait_until_agreed
+from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.in_sync import judged, wait_until
-from protomq_cli.spreading import wanted_topics
+from protomq_cli.spreading import spread_to, wanted_topics
 
 
 def topic(name: str, queues: int = 8, permission: Permission = Permission.READ_WRITE) -> TopicConfig:
@@ -24,6 +28,68 @@ def test_a_topic_that_one_broker_has_closed_is_open() -> None:
     drained = topic("t", 8, Permission.READ)
     assert wanted_topics({"a": [drained], "b": [topic("t", 2)], "new": []}, "new") == {"t": topic("t", 2)}
     assert wanted_topics({"a": [drained], "new": []}, "new") == {"t": drained}
+
+
+class FakeAdmin:
+    """a has topic t and a group, c is new, and b does not answer: it has u, says the name server."""
+
+    def __init__(self) -> None:
+        self.error: ProtomqError = RequestTimeoutError("no answer in time")
+        self.done: list[tuple[str, ...]] = []
+
+    def _partly(self, result: Any) -> Any:
+        raise PartialResultError("not all", result, {"b": self.error})
+
+    def list_topics(self) -> Any:
+        return self._partly({"a": [topic("t", 2)], "c": []})
+
+    def list_filters(self) -> Any:
+        return self._partly({"a": [], "c": []})
+
+    def list_groups(self) -> Any:
+        return self._partly([SimpleNamespace(name="g", topics=("t",))])
+
+    def list_group_settings(self) -> Any:
+        return self._partly(["g"])
+
+    def set_group(self, group: str) -> Any:
+        self.done.append(("set", group))
+        return self._partly(None)
+
+    def group_lag(self, group: str, name: str, *, brokers: list[str]) -> list[Any]:
+        return []
+
+    def reset_offsets(self, group: str, name: str, place: str, *, brokers: list[str]) -> None:
+        self.done.append(("reset", group, name, *brokers))
+
+    def create_topic(self, name: str, *, brokers: list[str], update: bool, **settings: Any) -> dict[str, TopicConfig]:
+        self.done.append(("create", name, *brokers))
+        return {brokers[0]: topic(name, 2)}
+
+
+def brokers_of(name: str) -> set[str]:
+    return {"t": {"a"}, "u": {"b"}}[name]
+
+
+def test_a_topic_is_spread_though_a_broker_is_away_that_does_not_have_it() -> None:
+    admin = FakeAdmin()
+    ((config, begun, is_new),) = spread_to(admin, "c", ["t"], brokers_of)  # type: ignore[arg-type]
+    assert (config, begun, is_new) == (topic("t", 2), ["g"], True)
+    assert admin.done == [("set", "g"), ("create", "t", "c"), ("reset", "g", "t", "c"), ("create", "t", "c")]
+
+
+@pytest.mark.parametrize("names", [None, ["u"], ["t", "u"]])
+def test_nothing_is_changed_while_a_broker_is_away_that_has_what_is_to_be_spread(names: list[str] | None) -> None:
+    admin = FakeAdmin()
+    with pytest.raises(CliError, match=r"b does not answer \(no answer in time\), .*no topic was changed") as caught:
+        spread_to(admin, "c", names, brokers_of)  # type: ignore[arg-type]
+    assert (caught.value.exit_code, caught.value.reason) == (ExitCode.UNREACHABLE, "BROKER_MISSING")
+    assert admin.done == []
+
+
+def test_the_new_broker_itself_has_to_answer() -> None:
+    with pytest.raises(RequestTimeoutError):
+        spread_to(FakeAdmin(), "b", ["t"], brokers_of)  # type: ignore[arg-type]
 
 
 def row(**changes: Any) -> dict[str, Any]:
