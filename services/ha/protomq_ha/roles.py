@@ -46,7 +46,8 @@ class HaConfig:
         transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB. On a slave:
             the largest that it asks for.
         slave_read_enabled: consumers that lag are told to pull from a slave (RocketMQ: slaveReadEnable, off). A slave keeps them until they
-            have caught up. While the master is away, consumers read from a slave in any case.
+            have caught up. While the master is away, consumers read from a slave in any case. On here: who runs a slave has the memory
+            of two machines, and old reads push the newest messages out of the master's.
         slave_read_memory_ratio: messages further behind the end of the log than this part of the memory are read from a slave (RocketMQ:
             accessMessageInMemoryMaxRatio, 40 %). 0 to 100. With 0 these are all but the newest of a queue.
         master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.
