@@ -60,7 +60,9 @@ EXPIRED_PART: Final = 0.95
 """Of the time that a broker waits: whoever is refused later is not refused at once."""
 HOLD_S: Final = 5.0
 HOLD_MARGIN_S: Final = 2.0
-"""Together less than CALLER_WAIT_S: a caller whose master is silent, since it is stopped or cut off, comes to the next one in time."""
+"""Together less than CALLER_WAIT_S: a caller whose master is silent, since it is stopped or cut off, comes to the next one in time. Mostly
+the call is given up before, when a route names that one (`WATCHED`).
+"""
 ROUTE_TIMEOUT_S: Final = 3.0
 LISTEN_TIMEOUT_S: Final = 3.0
 """For a call that is not held."""
