@@ -98,6 +98,16 @@ def test_send_receive_has_ten_lines_of_code() -> None:
     assert len(code) <= 10
 
 
+def test_an_example_without_a_server_says_so_in_one_traceback_that_ends_with_it() -> None:
+    words = [sys.executable, str(EXAMPLES / "send_receive.py")]
+    environment = {**os.environ, "PROTOMQ_NAMESRV_ADDR": "127.0.0.1:1"}
+    finished = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert finished.stderr.count("Traceback (most recent call last)") == 1
+    assert finished.stderr.splitlines()[-1] == (
+        "protomq.errors.NoRouteError: no name server answers (127.0.0.1:1): 127.0.0.1:1: [Errno 111] Connection refused"
+    )
+
+
 def test_async_producer(protomq_server: Broker) -> None:
     assert re.match(
         r"sent 1000 messages to [1-8] queues, [\d,]+ a second\n",

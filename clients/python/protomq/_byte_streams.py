@@ -134,7 +134,8 @@ def open_stream(address: str, timeout_s: float, peer_timeout_s: float) -> Blocki
     try:
         sock = _connected(host, port, timeout_s)
     except OSError as error:
-        raise ConnectFailedError(f"{address}: {error}") from error
+        # The message has all that there is to say.
+        raise ConnectFailedError(f"{address}: {error}") from None
     set_socket_options(sock, peer_timeout_s)
     return TcpStream(sock)
 

@@ -139,15 +139,20 @@ class Driver:
         try:
             effect = next(steps)
             while True:
+                outcome: Any = None
+                thrown: BaseException | None = None
                 try:
                     outcome = self._do(effect)
                 except BaseException as error:
-                    effect = steps.throw(error)
-                else:
-                    effect = steps.send(outcome)
+                    thrown = error
+                # Not while the error is handled: it would be the context of whatever the steps raise later.
+                effect = steps.send(outcome) if thrown is None else steps.throw(thrown)
         except StopIteration as done:
             result: T = done.value
             return result
+        finally:
+            # An error that refers to this frame is not to be kept by it.
+            thrown = None
 
     def _do(self, effect: Effect) -> Any:
         match effect:

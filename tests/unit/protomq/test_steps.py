@@ -24,7 +24,7 @@ from protomq._steps import (
     Steps,
 )
 from protomq._types import BrokerAddress, MethodInfo, Route
-from protomq.errors import ConnectionLostError
+from protomq.errors import ConnectionLostError, NoRouteError
 from tests.support.fake_driver import address_of, route_of
 
 A = address_of("a")
@@ -163,6 +163,24 @@ def test_what_steps_do_not_catch_ends_them_with_their_finally(
     with pytest.raises(type(error)):
         run(steps())
     assert ended == [True]
+
+
+def test_what_steps_raise_after_an_error_that_they_took_does_not_drag_it_along(driven: tuple[Recorder, Run]) -> None:
+    """The message says what came of the tries: their tracebacks would only hide it."""
+    recorder, run = driven
+    recorder.error = ConnectionLostError("gone")
+
+    def steps() -> Steps[None]:
+        errors = []
+        try:
+            yield CallServer(A, PING, (), 1.0)
+        except ConnectionLostError as error:
+            errors.append(str(error))
+        raise NoRouteError(f"nobody answers: {errors[0]}")
+
+    with pytest.raises(NoRouteError) as caught:
+        run(steps())
+    assert (str(caught.value), caught.value.__context__) == ("nobody answers: gone", None)
 
 
 def test_several_steps_give_their_results_in_order(driven: tuple[Recorder, Run]) -> None:
