@@ -325,7 +325,8 @@ def _usage_error(error: typer.TyperException) -> CliError:
         # The message is the whole help text: shown as it is, and still an error.
         _say(error.format_message())
         message = "a command is missing"
-    return CliError(ExitCode.USAGE, "USAGE", f"{message}; `{path} --help` explains")
+    join = " " if message.endswith("?") else "; "
+    return CliError(ExitCode.USAGE, "USAGE", f"{message}{join}`{path} --help` explains")
 
 
 def _plain(message: str) -> str:

@@ -121,6 +121,8 @@ def send(
         raise typer.BadParameter("send it once at least", param_hint="--count")
     user_properties = properties_of(properties)
     keys = key or []
+    if "" in keys:
+        raise typer.BadParameter("a key is expected, this is empty; leave --key out for none", param_hint="--key")
     delivery = delays.delivery(delay, deliver_at, delay_level)
 
     def message(line_key: str | None, content: bytes) -> OutgoingMessage:

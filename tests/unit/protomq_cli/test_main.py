@@ -64,7 +64,8 @@ def test_every_command_of_the_tree_is_in_that_list(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["topik"], "No such command 'topik'. Did you mean 'topic'"),
+        (["topik"], "No such command 'topik'. Did you mean 'topic'? `protomq --help` explains"),
+        (["send", "t", "x", "-k", ""], "a key is expected, this is empty; leave --key out for none"),
         (["topic", "create"], "Missing argument 'TOPIC'"),
         (["pull", "t", "--offset", "nonsense"], "the forms are start, end, 47"),
         (["pull", "t", "--offset", "9:5"], "ends before it begins"),
