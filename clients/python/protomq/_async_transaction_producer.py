@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
@@ -180,7 +181,9 @@ class AsyncTransactionProducer:
         decision = decision_of(returned)
         is_ended = False
         if not wait_for_end:
-            await self._tell_end(half, decision, timeout_s)
+            told = self._tell_end(half, decision, timeout_s)
+            if told is not None:
+                await asyncio.wait((told,))
         elif decision is not TransactionDecision.UNKNOWN:
             # As `_try_to_end` has it; each coroutine that stands in between costs every transaction a call.
             try:
@@ -263,15 +266,18 @@ class AsyncTransactionProducer:
             return False
         return True
 
-    async def _tell_end(
+    def _tell_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
-    ) -> None:
-        """Puts the decision on its way; waits only where as many wait as one request takes."""
+    ) -> asyncio.Future[bool] | None:
+        """Puts the decision on its way. What is to be waited for where as many wait as one request takes."""
         if decision is TransactionDecision.UNKNOWN:
-            return
+            return None
         hooks = self._producer._hooks
         end = end_of_half(half, decision, for_hooks=bool(hooks.end))
-        line = self._line_of(end)
+        line, within_s = self._line_of(end), self._seconds(timeout_s)
+        if not hooks.end and line.room > 1:
+            line.tell_unawaited(end, within_s, partial(_say_not_taken, half, decision))
+            return None
         context = hooks.before_end(end) if hooks.end else None
 
         def note(told: asyncio.Future[bool]) -> None:
@@ -281,10 +287,9 @@ class AsyncTransactionProducer:
             if error is not None:
                 say_not_taken(half.message_id, decision, error)
 
-        told = line.tell(end, self._seconds(timeout_s))
+        told = line.tell(end, within_s)
         told.add_done_callback(note)
-        if line.is_full:
-            await asyncio.wait((told,))
+        return None if line.room > 0 else told
 
     async def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
         return await self._producer._driver.run(end_steps(ends, timeout_s))
@@ -411,4 +416,8 @@ def _note_not_taken(half: HalfResult, decision: TransactionDecision, error: Prot
     """The broker asks later. Raises the error where asking again would be answered alike."""
     if error.definite and not error.retriable:
         raise error
+    say_not_taken(half.message_id, decision, error)
+
+
+def _say_not_taken(half: HalfResult, decision: TransactionDecision, error: Exception) -> None:
     say_not_taken(half.message_id, decision, error)

@@ -17,7 +17,7 @@ from typing import Any
 from ._company import Company
 from ._lines import CHAINS, wake
 from ._transactions import ENDS_MAX, PAUSE_S, End
-from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
+from .errors import ClosedError, ConnectionLostError, ProtomqError, RequestTimeoutError
 
 
 def late() -> RequestTimeoutError:
@@ -180,8 +180,10 @@ class EndLine:
             wake(entry.wakeup)
 
 
-_AsyncEntry = tuple[End, float, asyncio.Future[bool]]
-"""A decision of one coroutine: (end, deadline_s, future). A plain tuple: one is made for every decision."""
+_AsyncEntry = tuple[End, float, asyncio.Future[bool] | None, Callable[[Exception], None] | None]
+"""A decision of one coroutine: (end, deadline_s, future, on_failure), with a future or a function. A plain tuple: one is made for every
+decision.
+"""
 
 
 class AsyncEndLine:
@@ -198,9 +200,9 @@ class AsyncEndLine:
         """That of the loop of the task: to ask which loop runs is a call of the kernel."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether so much waits that whoever brings more waits, too."""
-        return len(self._waiting) >= ENDS_MAX
+    def room(self) -> int:
+        """How many more may wait before whoever brings one waits, too."""
+        return ENDS_MAX - len(self._waiting)
 
     async def drain(self, timeout_s: float) -> None:
         """Until all that waits has been told, or the time is over."""
@@ -213,13 +215,28 @@ class AsyncEndLine:
         if is_idle:
             self._create_future = asyncio.get_running_loop().create_future
         future = self._create_future()
-        self._waiting.append((end, time.monotonic() + timeout_s, future))
+        self._waiting.append((end, time.monotonic() + timeout_s, future, None))
         if is_idle:
-            # It starts in the next turn of the loop: what other coroutines decide in this one goes along. With an eager task factory it
-            # starts here, so what it is to tell must be there. It may even have ended.
-            task = asyncio.get_running_loop().create_task(self._serve())
-            self._task = None if task.done() else task
+            self._begin()
         return future
+
+    def tell_unawaited(self, end: End, timeout_s: float, on_failure: Callable[[Exception], None]) -> None:
+        """As `tell`, but nobody waits: `on_failure` is called if the decision was not taken, or may not have been.
+
+        A future, and the call by which the loop says that it is done, were an eighth of what a transaction costs here.
+        """
+        is_idle = self._task is None
+        if is_idle:
+            self._create_future = asyncio.get_running_loop().create_future
+        self._waiting.append((end, time.monotonic() + timeout_s, None, on_failure))
+        if is_idle:
+            self._begin()
+
+    def _begin(self) -> None:
+        # It starts in the next turn of the loop: what other coroutines decide in this one goes along. With an eager task factory it
+        # starts here, so what it is to tell must be there. It may even have ended.
+        task = asyncio.get_running_loop().create_task(self._serve())
+        self._task = None if task.done() else task
 
     async def _serve(self) -> None:
         try:
@@ -231,25 +248,36 @@ class AsyncEndLine:
 
     async def _tell(self, entries: Sequence[_AsyncEntry]) -> None:
         now_s = time.monotonic()
-        for _, deadline_s, future in entries:
-            if deadline_s <= now_s and not future.done():
-                future.set_exception(late())
-        live = [entry for entry in entries if not entry[2].done()]
+        for entry in entries:
+            if entry[1] <= now_s:
+                _fail(entry, late())
+        live = [entry for entry in entries if entry[1] > now_s and (entry[2] is None or not entry[2].done())]
         if not live:
             return
-        ends, deadlines_s, futures = zip(*live, strict=True)
+        ends, deadlines_s, _, _ = zip(*live, strict=True)
         try:
             outcomes: Sequence[Any] = await self._call(ends, min(deadlines_s) - now_s)
         except Exception as error:
             outcomes = [error] * len(live)
         except BaseException:
-            for future in futures:
-                future.cancel()
+            for entry in live:
+                if entry[2] is not None:
+                    entry[2].cancel()
+                else:
+                    _fail(entry, ClosedError("the loop has ended"))
             raise
-        for future, outcome in zip(futures, outcomes, strict=True):
-            if future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
+        for entry, outcome in zip(live, outcomes, strict=True):
+            future = entry[2]
+            if isinstance(outcome, Exception):
+                _fail(entry, outcome)
+            elif future is not None and not future.done():
                 future.set_result(outcome)
+
+
+def _fail(entry: _AsyncEntry, error: Exception) -> None:
+    _, _, future, on_failure = entry
+    if future is not None:
+        if not future.done():
+            future.set_exception(error)
+    elif on_failure is not None:
+        on_failure(error)

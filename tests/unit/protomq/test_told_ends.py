@@ -12,7 +12,7 @@ import pytest
 from protomq._end_lines import AsyncEndLine
 from protomq._told_ends import ToldEnds
 from protomq._transactions import ENDS_MAX, End, TransactionDecision
-from protomq.errors import ConnectionLostError, ProtomqError, RequestTimeoutError
+from protomq.errors import ClosedError, ConnectionLostError, ProtomqError, RequestTimeoutError
 from tests.support.waiting import wait_for
 
 
@@ -156,13 +156,55 @@ def test_coroutines_need_not_wait_either() -> None:
         futures = [line.tell(end_of("first"), 30.0)]
         await asyncio.sleep(0)
         futures += [line.tell(end_of(str(number)), 30.0) for number in range(ENDS_MAX)]
-        assert line.is_full
+        assert line.room <= 0
         await line.drain(0.0)
         assert not any(future.done() for future in futures)
         may_answer.set()
         await line.drain(30.0)
         assert not any(future.result() for future in futures)
-        assert not line.is_full
+        assert line.room == ENDS_MAX
 
     asyncio.run(run())
     assert [len(some) for some in told] == [1, ENDS_MAX]
+
+
+def test_whom_nobody_waits_for_is_heard_of_only_if_it_was_not_taken() -> None:
+    failed: dict[str, Exception] = {}
+
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+            if ends[0].handle == "lost":
+                raise ConnectionLostError("gone")
+            await may_answer.wait()
+            return [ConnectionLostError("refused") if end.handle == "refused" else False for end in ends]
+
+        def tell(handle: str, timeout_s: float = 30.0) -> None:
+            line.tell_unawaited(end_of(handle), timeout_s, partial(failed.__setitem__, handle))
+
+        line = AsyncEndLine(call)
+        tell("first")
+        await asyncio.sleep(0)
+        tell("late", 0.0)
+        tell("taken")
+        tell("refused")
+        waited_for = line.tell(end_of("waited for"), 30.0)
+        may_answer.set()
+        await line.drain(30.0)
+        assert waited_for.result() is False
+        assert failed.keys() == {"late", "refused"}
+        assert isinstance(failed["late"], RequestTimeoutError)
+        tell("lost")
+        await line.drain(30.0)
+        assert isinstance(failed["lost"], ConnectionLostError)
+        may_answer.clear()
+        tell("cancelled")
+        await asyncio.sleep(0)
+        assert line._task is not None
+        line._task.cancel()
+        await line.drain(30.0)
+
+    asyncio.run(run())
+    assert failed.keys() == {"late", "refused", "lost", "cancelled"}
+    assert isinstance(failed["cancelled"], ClosedError)
