@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-from protomq_broker.store.state import ended_transactions as module
-from protomq_broker.store.state.ended_transactions import EndedTransactions
+from protomq_broker.store.state.ended_transactions import EndedTransactions, rows_of
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_says_what_a_list_says(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_it_says_what_a_list_says(seed: int) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(module, "_ROWS_MIN", 2)
     count_max = rng.randrange(1, 12)
     table = EndedTransactions(count_max)
     expected: list[tuple[int, int, int, int, int]] = []
@@ -22,6 +20,9 @@ def test_it_says_what_a_list_says(monkeypatch: pytest.MonkeyPatch, seed: int) ->
             endings = [rng.randrange(1, 4) for _ in range(rng.choice((1, 1, 2, 5, 13)))]
             # Some have ended before, or end twice here: then the first ending counts.
             keys = [(7, 1, max(number - rng.randrange(3) * (rng.random() < 0.2), 0)), *((8, 1, rng.randrange(30)) for _ in endings[1:])]
+            if rng.random() < 0.4:  # sent together
+                first = rng.randrange(20)
+                keys = [(8, 1, first + index) for index in range(len(endings))]
             table.add_all(keys, endings, 100 * number)
             for key, ending in zip(keys, endings, strict=True):
                 if key not in [row[:3] for row in expected]:
@@ -30,12 +31,12 @@ def test_it_says_what_a_list_says(monkeypatch: pytest.MonkeyPatch, seed: int) ->
             first_kept = rng.choice(expected)[4]
             table.forget_below(first_kept)
             expected = [row for row in expected if row[4] >= first_kept]
-        assert table.rows().tolist() == expected
+        assert rows_of(table.runs()).tolist() == expected
         assert len(table) == len(expected)
         every = [(7, 1, n) for n in range(number + 1)] + [(8, 1, n) for n in range(30)]
         known = {row[:3]: row[3] for row in expected}
         assert [table.get(key) for key in every] == [known.get(key) for key in every]
-        assert [table.has_any([key]) for key in every] == [key in known for key in every]
+        assert [table.has_any(*key[:2], range(key[2], key[2] + 1)) for key in every] == [key in known for key in every]
     loaded = EndedTransactions(count_max)
-    loaded.load(table.rows())
-    assert loaded.rows().tolist() == expected
+    loaded.load(rows_of(table.runs()))
+    assert rows_of(loaded.runs()).tolist() == expected

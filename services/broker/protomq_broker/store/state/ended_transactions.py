@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import Any, Final
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,105 +21,114 @@ ENDED_ROW: Final = np.dtype(
     ]
 )
 """As it stands in the state file. `position`: of the record that reports the ending."""
-_ROW: Final = struct.Struct("<QIQBQ")
-"""The same for one row: an item of an array costs several times as much to read and to write."""
-_KEY: Final = struct.Struct("<QIQ9x")
-"""The same for the key of a row."""
-assert _ROW.size == _KEY.size == ENDED_ROW.itemsize
-
-_ROWS_MIN: Final = 1_024
-"""What is there from the start."""
 
 Key = tuple[int, int, int]
 
 
+class Run(NamedTuple):
+    """Transactions of one producer that one record has ended, whose sequences follow each other: mostly all that were sent together."""
+
+    position: int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    endings: bytes
+
+
 class EndedTransactions:
-    """A table of bounded size. What stands in it stands in rows too, so that a snapshot is one copy."""
+    """A table of bounded size.
+
+    By the producer and then by the sequence: a key of three numbers for each would be hashed, kept and deleted at several times the cost.
+    """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        # Grown by doubling: all 3 MB at once would be most of what it takes to open a small store.
-        self._put(np.zeros(min(count_max, _ROWS_MIN), ENDED_ROW))
-        self._start = 0
-        self._endings: dict[Key, int] = {}
+        self._count = 0
+        self._runs: deque[Run] = deque()
+        """The oldest first."""
+        self._endings: dict[tuple[int, int], dict[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._endings)
+        return self._count
 
     def get(self, key: Key) -> int | None:
         """How it ended; None if that is not known, or it has not."""
-        return self._endings.get(key)
+        known = self._endings.get((key[0], key[1]))
+        return None if known is None else known.get(key[2])
 
-    def has_any(self, keys: Iterable[Key]) -> bool:
+    def has_any(self, producer_id: int, producer_epoch: int, sequences: range) -> bool:
         """Whether one of these is known to have ended."""
-        return not self._endings.keys().isdisjoint(keys)
+        known = self._endings.get((producer_id, producer_epoch))
+        return known is not None and not known.keys().isdisjoint(sequences)
 
     def add_all(self, keys: Sequence[Key], endings: Sequence[int], position: int) -> None:
         """These have ended, by the record at a position that is never less than the one before. Of each the first ending counts; the oldest
         are forgotten if they must be.
         """
-        known = self._endings
-        before = len(known)
-        deque(map(known.setdefault, keys, endings), maxlen=0)
-        count = len(known) - before
-        if count == len(keys) <= self._count_max:  # nearly always
-            self._add_rows(keys, endings, before, position)
+        if not keys:
             return
-        for _ in range(count):
-            known.popitem()
+        count = len(keys)
+        producer_id, producer_epoch, first = keys[0]
+        producer_ids, epochs, sequences = zip(*keys, strict=True)
+        if (
+            sequences == tuple(range(first, first + count))
+            and producer_ids.count(producer_id) == epochs.count(producer_epoch) == count
+            and not self.has_any(producer_id, producer_epoch, range(first, first + count))
+        ):  # nearly always
+            self._add(Run(position, producer_id, producer_epoch, first, bytes(endings)))
+            return
         for key, ending in zip(keys, endings, strict=True):
-            if key not in known:
-                known[key] = ending
-                self._add_rows((key,), (ending,), len(known) - 1, position)
+            if self.get(key) is None:
+                self._add(Run(position, *key, bytes((ending,))))
 
-    def _add_rows(
-        self, keys: Sequence[Key], endings: Sequence[int], before: int, position: int
-    ) -> None:
-        """The rows of the newest; there were `before` others."""
-        gone = max(before + len(keys) - self._count_max, 0)
-        if gone:
-            self._forget_first(gone)
-        count = before - gone
-        if count + len(keys) > len(self._rows):
-            size = max(2 * len(self._rows), count + len(keys))
-            grown = np.zeros(min(size, self._count_max), ENDED_ROW)
-            grown[:count] = self._first_rows(count)
-            self._put(grown)
-            self._start = 0
-        octets = b"".join(map(_ROW.pack, *zip(*keys, strict=True), endings, repeat(position)))
-        # Around the end of the rows, if it comes to that.
-        at = (self._start + count) % len(self._rows) * _ROW.size
-        first = min(len(octets), len(self._octets) - at)
-        self._octets[at : at + first] = octets[:first]
-        self._octets[: len(octets) - first] = octets[first:]
+    def _add(self, run: Run) -> None:
+        _, producer_id, producer_epoch, first, endings = run
+        known = self._endings.setdefault((producer_id, producer_epoch), {})
+        known.update(zip(range(first, first + len(endings)), endings, strict=True))
+        self._runs.append(run)
+        self._count += len(endings)
+        while self._count > self._count_max:
+            self._forget_first(self._count - self._count_max)
 
     def forget_below(self, position: int) -> None:
         """Forgets what is told by records before `position`."""
-        while self._endings and self._rows[self._start]["position"] < position:
-            self._forget_first(1)
+        while self._runs and self._runs[0].position < position:
+            self._forget_first(len(self._runs[0].endings))
 
-    def rows(self) -> NDArray[Any]:
-        """A copy of all rows, the oldest first."""
-        return self._first_rows(len(self._endings))
-
-    def _first_rows(self, count: int) -> NDArray[Any]:
-        numbers = np.arange(self._start, self._start + count) % len(self._rows)
-        found: NDArray[Any] = self._rows[numbers]
-        return found
+    def runs(self) -> list[Run]:
+        """All that is known, the oldest first; see `rows_of`."""
+        return list(self._runs)
 
     def load(self, rows: Sequence[Any] | NDArray[Any]) -> None:
-        """Takes over what `rows` gave."""
-        for producer_id, epoch, sequence, ending, position in np.asarray(rows, ENDED_ROW).tolist():
-            self.add_all([(producer_id, epoch, sequence)], [ending], position)
-
-    def _put(self, rows: NDArray[Any]) -> None:
-        self._rows = rows
-        self._octets = rows.view(np.uint8).data
+        """Takes over what `rows_of` gave."""
+        for position, some in groupby(np.asarray(rows, ENDED_ROW).tolist(), itemgetter(4)):
+            *identities, endings, _ = zip(*some, strict=True)
+            self.add_all(list(zip(*identities, strict=True)), endings, position)
 
     def _forget_first(self, count: int) -> None:
-        """Forgets the oldest; `count` of them are there."""
-        at, size = self._start * _ROW.size, count * _ROW.size
-        octets = bytes(self._octets[at : at + size])
-        octets += bytes(self._octets[: size - len(octets)])
-        deque(map(self._endings.__delitem__, _KEY.iter_unpack(octets)), maxlen=0)
-        self._start = (self._start + count) % len(self._rows)
+        """Forgets the oldest of the oldest run, `count` of them if it has so many."""
+        run = self._runs.popleft()
+        _, producer_id, producer_epoch, first, endings = run
+        if count < len(endings):
+            self._runs.appendleft(run._replace(first_sequence=first + count, endings=endings[count:]))
+        gone = range(first, first + min(count, len(endings)))
+        known = self._endings[producer_id, producer_epoch]
+        deque(map(known.__delitem__, gone), maxlen=0)
+        if not known:
+            del self._endings[producer_id, producer_epoch]
+        self._count -= len(gone)
+
+
+def rows_of(runs: Sequence[Run]) -> NDArray[Any]:
+    """As they stand in the state file, the oldest first. Any thread: it takes a while where each run is one transaction."""
+    counts = np.array([len(run.endings) for run in runs], np.int64)
+    rows = np.zeros(int(counts.sum()), ENDED_ROW)
+    if not runs:
+        return rows
+    positions, producer_ids, epochs, firsts, endings = zip(*runs, strict=True)
+    for name, values in (("position", positions), ("producer_id", producer_ids), ("producer_epoch", epochs)):
+        rows[name] = np.repeat(np.array(values, np.uint64), counts)
+    behind = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows["sequence"] = np.repeat(np.array(firsts, np.uint64), counts) + behind.astype(np.uint64)
+    rows["ending"] = np.frombuffer(b"".join(endings), np.uint8)
+    return rows

@@ -40,7 +40,7 @@ from protomq.v1.state_pb2 import TransactionsRecord
 from protomq.wire.record import encode_varint
 from protomq.wire.topics import TRANSACTIONS_TOPIC
 
-from .ended_transactions import EndedTransactions
+from .ended_transactions import EndedTransactions, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +293,8 @@ class Transactions:
     def known(self) -> Known:
         """All that is known at this moment."""
         with self._lock:
-            return Known(list(self._open.values()), self._ended.rows(), self._end_position)
+            all_open, ended, end_position = list(self._open.values()), self._ended.runs(), self._end_position
+        return Known(all_open, rows_of(ended), end_position)
 
     def open_transactions(self) -> list[OpenTransaction]:
         """All open ones, in the order in which their half messages stand in the log."""
@@ -308,7 +309,7 @@ class Transactions:
         """Whether it `knows` one of these."""
         producer = repeat(producer_id), repeat(producer_epoch)
         keys = list(zip(*producer, sequences, strict=False))
-        return not self._open.keys().isdisjoint(keys) or self._ended.has_any(keys)
+        return not self._open.keys().isdisjoint(keys) or self._ended.has_any(producer_id, producer_epoch, sequences)
 
     def find(self, key: TransactionKey) -> OpenTransaction | None:
         """An open one."""
