@@ -24,7 +24,8 @@ def test_it_says_what_a_list_says(seed: int) -> None:
                 first = rng.randrange(20)
                 keys = [(8, 1, first + index) for index in range(len(endings))]
             table.add_all(keys, endings, 100 * number)
-            for key, ending in zip(keys, endings, strict=True):
+            first_endings = dict(reversed(list(zip(keys, endings, strict=True))))
+            for key, ending in sorted(first_endings.items()):
                 if key not in [row[:3] for row in expected]:
                     expected = [*expected, (*key, ending, 100 * number)][-count_max:]
         elif expected:

@@ -77,9 +77,26 @@ class EndedTransactions:
         ):  # nearly always
             self._add(Run(position, producer_id, producer_epoch, first, bytes(endings)))
             return
-        for key, ending in zip(keys, endings, strict=True):
-            if self.get(key) is None:
-                self._add(Run(position, *key, bytes((ending,))))
+        new: dict[Key, int] = {}
+        deque(map(new.setdefault, keys, endings), maxlen=0)
+        # Threads decide in no order, on what was sent together.
+        ordered = sorted(new.items())
+        begin = 0
+        for end in range(1, len(ordered) + 1):
+            (one, two, three), _ = ordered[end - 1]
+            if end < len(ordered) and ordered[end][0] == (one, two, three + 1):
+                continue
+            self._add_unknown(ordered[begin:end], position)
+            begin = end
+
+    def _add_unknown(self, run: Sequence[tuple[Key, int]], position: int) -> None:
+        producer_id, producer_epoch, first = run[0][0]
+        if self.has_any(producer_id, producer_epoch, range(first, first + len(run))):
+            if len(run) > 1:
+                for one in run:
+                    self._add_unknown((one,), position)
+            return
+        self._add(Run(position, producer_id, producer_epoch, first, bytes(ending for _, ending in run)))
 
     def _add(self, run: Run) -> None:
         _, producer_id, producer_epoch, first, endings = run
