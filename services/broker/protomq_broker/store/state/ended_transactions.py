@@ -38,7 +38,7 @@ class Run(NamedTuple):
 class EndedTransactions:
     """A table of bounded size.
 
-    By the producer and then by the sequence: a key of three numbers for each would be hashed, kept and deleted at several times the cost.
+    By the producer and then by the sequence. A key of three numbers for each would be hashed, kept and deleted at several times the cost.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -70,11 +70,12 @@ class EndedTransactions:
         count = len(keys)
         producer_id, producer_epoch, first = keys[0]
         producer_ids, epochs, sequences = zip(*keys, strict=True)
+        # Nearly always.
         if (
             sequences == tuple(range(first, first + count))
             and producer_ids.count(producer_id) == epochs.count(producer_epoch) == count
             and not self.has_any(producer_id, producer_epoch, range(first, first + count))
-        ):  # nearly always
+        ):
             self._add(Run(position, producer_id, producer_epoch, first, bytes(endings)))
             return
         new: dict[Key, int] = {}
