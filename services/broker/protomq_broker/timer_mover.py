@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("protomq.broker")
 
-BATCH_COUNT_MAX: Final = 512
+BATCH_COUNT_MAX: Final = 1024
 BATCH_SIZE_MAX_BYTES: Final = 1 << 20
 """Most bytes of a batch: some 15 ms to make on its own thread, 1 ms to append on the send lane."""
 LOOK_INTERVAL_S: Final = 0.05
