@@ -52,6 +52,8 @@ TOGETHER_MIN: Final = 3
 """Fewer messages are looked up faster one by one."""
 TOGETHER_SIZE_MAX_BYTES: Final = 8 << 20
 """Most bytes of messages that are looked up together. A request may name more, but is refused then."""
+PIECES_MAX: Final = 8
+"""Entries of more pieces of queues than these are looked up in the order of their queues."""
 READ_SIZE_BYTES: Final = 1 << 20
 """Size of one read of neighbouring messages."""
 
@@ -258,19 +260,24 @@ def _look_up(
 def _entries_of(store: Store, wanted: _Wanted) -> NDArray[Any] | None:
     """The entries of the messages in their queues; None if one of them cannot be read."""
     _, _, queue_ids, offsets = wanted
-    if not np.count_nonzero(queue_ids != queue_ids[0]) and not np.count_nonzero(offsets[1:] < offsets[:-1]):
-        return store.entries_at(wanted.topic, int(queue_ids[0]), offsets)
-    order = np.lexsort((offsets, queue_ids))
-    queue_ids, offsets = queue_ids[order], offsets[order]
-    bounds = [0, *(np.flatnonzero(queue_ids[1:] != queue_ids[:-1]) + 1).tolist(), len(offsets)]
+    breaks = (queue_ids[1:] != queue_ids[:-1]) | (offsets[1:] < offsets[:-1])
+    order = None
+    if np.count_nonzero(breaks) >= PIECES_MAX:
+        order = np.lexsort((offsets, queue_ids))
+        queue_ids, offsets = queue_ids[order], offsets[order]
+        breaks = queue_ids[1:] != queue_ids[:-1]
+    bounds = [0, *(breaks.nonzero()[0] + 1).tolist(), len(offsets)]
     parts = []
     for first, last in pairwise(bounds):
         part = store.entries_at(wanted.topic, int(queue_ids[first]), offsets[first:last])
         if part is None:
             return None
         parts.append(part)
-    entries = np.empty(len(offsets), parts[0].dtype)
-    entries[order] = np.concatenate(parts)
+    found: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if order is None:
+        return found
+    entries = np.empty_like(found)
+    entries[order] = found
     return entries
 
 
