@@ -170,7 +170,9 @@ class ConsumerBase:
         fields = {"error": error_text(error), **delay_fields(delay, dead_letter=dead_letter)}
         found = checked_messages(messages)
         timeout_s = self.options.request_timeout_s
-        return send_back_steps(group, found, fields, self._state.incarnation, timeout_s)
+        return send_back_steps(
+            group, found, fields, self._state.incarnation, timeout_s, alike_brokers=self._state.alike_brokers
+        )
 
     def _reply_steps(
         self,

@@ -63,6 +63,9 @@ DECOMPRESSED_SIZE_MAX_BYTES: Final = 8 * BODY_SIZE_MAX_BYTES
 _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
 _I64: Final = struct.Struct("<q").unpack_from
+_IDENTITY: Final = struct.Struct("<QxIxQ")
+"""Producer id, epoch and sequence, as they stand in a trailer, with a tag between."""
+_ID: Final = struct.Struct(">QIQ")
 
 TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
 _KEY_TAG: Final = 0x12
@@ -260,6 +263,11 @@ class Message:
     def message_id(self) -> str:
         """40 hex digits: producer id, epoch, sequence."""
         return encode_message_id(self.producer_id, self.producer_epoch, self.sequence)
+
+    @property
+    def _identity(self) -> bytes:
+        """The octets that `message_id` says in hexadecimal."""
+        return _ID.pack(*_IDENTITY.unpack_from(self._rest, len(self._rest) + PRODUCER_ID_AT))
 
     @property
     def producer_id(self) -> int:

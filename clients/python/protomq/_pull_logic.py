@@ -176,6 +176,8 @@ class PullState:
     def __init__(self, options: PullOptions, rng: random.Random | None = None) -> None:
         self.options = options
         self._queues: dict[MessageQueue, _Queue] = {}
+        self.alike_brokers: set[str] = set()
+        """Names of brokers that take messages that failed alike as runs."""
         self._generations = itertools.count()
         self._parked: dict[MessageQueue, _Queue] = {}
         # Queues with answers to hand out; the first is next.

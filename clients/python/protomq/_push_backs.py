@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ._message import Message
-from ._send_back import MESSAGES_MAX, SIZE_MAX_BYTES
+from ._send_back import MESSAGES_MAX, SIZE_MAX_BYTES, BackPayload
 from ._types import MessageQueue
 from .errors import (
     IllegalDelayError,
@@ -56,11 +56,11 @@ class Back:
 
 @dataclass(slots=True, eq=False)
 class BackCall:
-    """One call. `payload`: its octets, once they are encoded: a further try has the same."""
+    """One call. `payload`: once it is encoded: a further try has the same."""
 
     broker_name: str
     backs: list[Back]
-    payload: bytes = b""
+    payload: BackPayload | None = None
     tries: int = 0
 
 

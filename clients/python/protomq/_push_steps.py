@@ -18,13 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
-from . import _methods
-from ._call_steps import call_broker
 from ._consumer_steps import ConsumerSteps
-from ._decoding import decoded
 from ._filters import NO_FILTER, MessageFilter
 from ._group_looks import LOOK_TIMEOUT_S, GroupLooks
-from ._late_imports import fork_waits
 from ._local_offsets import LocalOffsets, StoredOffset, in_runs, instance_here, of_runs
 from ._message import Message
 from ._offset_calls import subscribed_queues
@@ -35,7 +31,7 @@ from ._push_options import PushOptions
 from ._push_results import Listener
 from ._push_state import Overdue, PushState
 from ._retry import CALL
-from ._send_back import encode_request, retry_topic_steps
+from ._send_back import BackPayload, retry_topic_steps
 from ._steps import Block, Steps
 from ._types import MessageQueue, Route
 from .errors import (
@@ -396,23 +392,12 @@ class PushSteps:
 
     def back_steps(self, call: BackCall) -> Steps[None]:
         """Gives messages back to their broker; a call that is made again has the same octets."""
-        with fork_waits:
-            from .v1 import group_service_pb2 as pb
-
-        if not call.payload:
+        if call.payload is None:
             failed = [(back.message, back.fields) for back in call.backs]
-            call.payload = encode_request(
-                self._options.group, failed, self._consumer.state.incarnation
-            )
-        data = yield from call_broker(
-            call.backs[0].message.queue.topic,
-            call.broker_name,
-            _methods.SEND_BACK,
-            (call.payload,),
-            self._options.request_timeout_s,
-            CALL,
-        )
-        decoded(data, pb.SendBackResponse.FromString)
+            state = self._consumer.state
+            call.payload = BackPayload(self._options.group, call.broker_name, failed, state.incarnation, state.alike_brokers)
+        topic = call.backs[0].message.queue.topic
+        yield from call.payload.call_steps(topic, self._options.request_timeout_s, CALL)
 
     def back_done(self, call: BackCall) -> None:
         """The broker has them."""

@@ -22,6 +22,7 @@ from ._types import DelayLevel, MessageQueue
 from .errors import (
     ConfigurationError,
     CorruptMessageError,
+    InvalidArgumentError,
     NoRouteError,
     TopicNotFoundError,
     WrongTypeError,
@@ -137,30 +138,115 @@ def requests_for(messages: Sequence[Message]) -> list[BackRequest]:
     return requests
 
 
-def encode_request(
-    group: str,
-    failed: Iterable[tuple[Message, Mapping[str, Any]]],
-    incarnation_of: Callable[[MessageQueue], int],
-) -> bytes:
-    """An encoded SendBackRequest with an id of its own: sent again it is done once. Each message with fields of its FailedMessage."""
-    with fork_waits:
-        from .v1 import group_service_pb2 as pb
+class BackPayload:
+    """An encoded SendBackRequest with an id of its own: all tries have the same octets, so it is done once.
 
-    return pb.SendBackRequest(
-        consumer_group=group,
-        messages=[
+    It names runs of messages, if the broker is one of `alike_brokers` and they failed alike. If the broker has an earlier version by now (a
+    fail-over during an upgrade) and refuses that, the request is encoded again, message by message.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        broker_name: str,
+        failed: Sequence[tuple[Message, Mapping[str, Any]]],
+        incarnation_of: Callable[[MessageQueue], int],
+        alike_brokers: set[str],
+    ) -> None:
+        """Each message with fields of its FailedMessage. `alike_brokers`: names of those that have said so; an answer may add one."""
+        self._group = group
+        self._broker_name = broker_name
+        self._failed = failed
+        self._incarnation_of = incarnation_of
+        self._alike_brokers = alike_brokers
+        alike = _alike_failures(failed, incarnation_of) if broker_name in alike_brokers else None
+        self._is_alike = alike is not None
+        self.octets: bytes = self._encoded(messages=[], alike=alike) if alike is not None else self._by_message()
+
+    def call_steps(
+        self, topic: str, timeout_s: float, retries: Retries, clock: Callable[[], float] = time.monotonic
+    ) -> Steps[Any]:
+        """The SendBackResponse of the broker, which is found by the route of a topic."""
+        with fork_waits:
+            from .v1 import group_service_pb2 as pb
+
+        def call() -> Steps[bytes]:
+            return call_broker(topic, self._broker_name, _methods.SEND_BACK, (self.octets,), timeout_s, retries, clock)
+
+        try:
+            data = yield from call()
+        except InvalidArgumentError as error:
+            if not self._is_alike or "messages" not in dict(error.field_violations):
+                raise
+            self._alike_brokers.discard(self._broker_name)
+            self._is_alike, self.octets = False, self._by_message()
+            data = yield from call()
+        answer = decoded(data, pb.SendBackResponse.FromString)
+        if answer.takes_alike:
+            self._alike_brokers.add(self._broker_name)
+        return answer
+
+    def _by_message(self) -> bytes:
+        with fork_waits:
+            from .v1 import group_service_pb2 as pb
+
+        messages = [
             pb.FailedMessage(
                 topic=message.queue.topic,
                 queue_id=message.queue.queue_id,
                 queue_offset=message.queue_offset,
-                topic_incarnation=incarnation_of(message.queue),
+                topic_incarnation=self._incarnation_of(message.queue),
                 message_id=message.message_id,
                 **fields,
             )
-            for message, fields in failed
-        ],
-        request_id=secrets.randbits(64) | 1,
-    ).SerializeToString()
+            for message, fields in self._failed
+        ]
+        return self._encoded(messages=messages)
+
+    def _encoded(self, **fields: Any) -> bytes:
+        with fork_waits:
+            from .v1 import group_service_pb2 as pb
+
+        return pb.SendBackRequest(
+            consumer_group=self._group, request_id=secrets.randbits(64) | 1, **fields
+        ).SerializeToString()
+
+
+def _alike_failures(
+    failed: Sequence[tuple[Message, Mapping[str, Any]]], incarnation_of: Callable[[MessageQueue], int]
+) -> Any:
+    """The messages as AlikeFailures; None if they did not fail alike."""
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    message, fields = failed[0]
+    topic, incarnation = message.queue.topic, incarnation_of(message.queue)
+    queue, next_offset = None, 0
+    queue_ids: list[int] = []
+    firsts: list[int] = []
+    counts: list[int] = []
+    ids: list[bytes] = []
+    for message, others in failed:
+        if others is not fields and others != fields:
+            return None
+        ids.append(message._identity)
+        if message.queue == queue and message.queue_offset == next_offset:
+            counts[-1] += 1
+            next_offset += 1
+            continue
+        queue, next_offset = message.queue, message.queue_offset + 1
+        if queue.topic != topic or incarnation_of(queue) != incarnation:
+            return None
+        queue_ids.append(queue.queue_id)
+        firsts.append(message.queue_offset)
+        counts.append(1)
+    return pb.AlikeFailures(
+        common=pb.FailedMessage(topic=topic, topic_incarnation=incarnation, **fields),
+        queue_ids=queue_ids,
+        first_offsets=firsts,
+        message_counts=counts,
+        message_ids=b"".join(ids),
+    )
 
 
 def send_back_steps(
@@ -171,24 +257,18 @@ def send_back_steps(
     timeout_s: float,
     retries: Retries = CALL,
     clock: Callable[[], float] = time.monotonic,
+    alike_brokers: set[str] | None = None,
 ) -> Steps[list[SentBack]]:
-    """What became of the messages, in their order. `fields`: of each FailedMessage. The first error ends it: requests before are done."""
-    with fork_waits:
-        from .v1 import group_service_pb2 as pb
+    """What became of the messages, in their order. `fields`: of each FailedMessage. The first error ends it: requests before are done.
 
+    `alike_brokers`: see BackPayload; None: of one call.
+    """
+    alike_brokers = set() if alike_brokers is None else alike_brokers
     results: dict[int, SentBack] = {}
     for request in requests_for(messages):
         failed = [(messages[row], fields) for row in request.rows]
-        data = yield from call_broker(
-            request.topic,
-            request.broker_name,
-            _methods.SEND_BACK,
-            (encode_request(group, failed, incarnation_of),),
-            timeout_s,
-            retries,
-            clock,
-        )
-        answer = decoded(data, pb.SendBackResponse.FromString)
+        payload = BackPayload(group, request.broker_name, failed, incarnation_of, alike_brokers)
+        answer = yield from payload.call_steps(request.topic, timeout_s, retries, clock)
         for row, result in zip(request.rows, answer.results, strict=True):
             results[row] = _sent_back(result)
     return [results[row] for row in range(len(messages))]

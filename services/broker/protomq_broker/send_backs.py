@@ -38,7 +38,7 @@ from protomq.wire.topics import (
 )
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
-from .alike_failures import MESSAGES_MAX, AlikeFailures, read_alike
+from .alike_failures import MESSAGES_MAX, AlikeFailures, messages_of, read_alike
 from .delays import illegal_delay
 from .failed_messages import (
     Place,
@@ -71,6 +71,7 @@ SIZE_MAX_BYTES: Final = 8 << 20
 APPEND_SIZE_BYTES: Final = 1 << 20
 """Most bytes of copies in one append. The limit keeps one append on the send lane short."""
 ATTEMPT_MAX: Final = (1 << 31) - 2
+_TAKES_ALIKE: Final = SendBackResponse(takes_alike=True).SerializeToString()
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class _Outcome:
         parts = [SendBackResponse(results=[self._result(plan)]).SerializeToString() * count for plan, count in self.runs]
         if self.is_repeat:
             parts.append(SendBackResponse(repeated_request=True).SerializeToString())
-        return b"".join(parts)
+        return b"".join([*parts, _TAKES_ALIKE])
 
     def _result(self, plan: RetryPlan) -> SentBack:
         if plan.due_time_ms is None:
@@ -203,11 +204,13 @@ class SendBacks:
         """Reads a request message by message. None if it is wrong: then the call is answered."""
         try:
             request = SendBackRequest.FromString(payload)
-            messages = list(request.messages)
+            messages = messages_of(request)
             places = list(map(place_of, messages))
             _check(request, places)
         except DecodeError:
             call.fail(unparsable("protomq.v1.SendBackRequest"))
+        except ValueError as error:
+            call.fail(invalid_argument("alike", str(error)))
         except Exception as error:
             call.fail(to_service_error(error))
         else:

@@ -12,6 +12,7 @@ from protomq import _methods
 from protomq._message import Message
 from protomq._send_back import (
     MESSAGES_MAX,
+    BackPayload,
     SentBack,
     checked_messages,
     delay_fields,
@@ -22,8 +23,13 @@ from protomq._send_back import (
 from protomq._steps import CallServer, GetRoute
 from protomq._transit import MessageOrigin
 from protomq._types import BrokerAddress, DelayLevel, MessageQueue, Route
-from protomq.errors import ConfigurationError, RequestTimeoutError, WrongTypeError
-from protomq.v1.group_service_pb2 import SendBackRequest, SendBackResponse
+from protomq.errors import (
+    ConfigurationError,
+    InvalidArgumentError,
+    RequestTimeoutError,
+    WrongTypeError,
+)
+from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse
 from protomq.v1.group_service_pb2 import SentBack as SentBackMessage
 from protomq.v1.record_pb2 import Transit
 from protomq.wire.record import FLAG_KIND_COPY, FLAG_TRANSIT, RecordTemplate, encode_varint
@@ -90,6 +96,84 @@ def test_a_lost_answer_sends_the_same_octets_again() -> None:
     assert results[1].due_time is None
     other = run(send_back_steps("g", messages, {}, lambda _: 0, 3.0), [answer])[1]
     assert other[0].request_id != asked[0].request_id
+
+
+def answer_for(messages: list[Message], *, takes_alike: bool = True) -> bytes:
+    results = [SentBackMessage(attempt=1, due_time_ms=1000)] * len(messages)
+    return SendBackResponse(results=results, takes_alike=takes_alike).SerializeToString()
+
+
+def messages_of(request: SendBackRequest) -> list[FailedMessage]:
+    """What the runs of a request name."""
+    ids = request.alike.message_ids.hex(" ", -20).upper().split()
+    columns = (request.alike.queue_ids, request.alike.first_offsets, request.alike.message_counts)
+    places = [(queue_id, first + row) for queue_id, first, count in zip(*columns, strict=True) for row in range(count)]
+    found = []
+    for (queue_id, queue_offset), message_id in zip(places, ids, strict=True):
+        found.append(FailedMessage(queue_id=queue_id, queue_offset=queue_offset, message_id=message_id))
+        found[-1].MergeFrom(request.alike.common)
+    return found
+
+
+def test_a_broker_that_takes_runs_is_sent_runs() -> None:
+    brokers: set[str] = set()
+    messages = [message("a", row) for row in (0, 1, 2, 5, 6)]
+
+    def give_back() -> SendBackRequest:
+        steps = send_back_steps("g", messages, {"error": "e", "delay_ms": 7}, lambda _: 9, 3.0, alike_brokers=brokers)
+        results, (asked,) = run(steps, [answer_for(messages)])
+        assert len(results) == 5
+        return asked
+
+    plain, runs = give_back(), give_back()
+    assert brokers == {"a"}
+    assert not plain.HasField("alike")
+    assert not runs.messages
+    assert runs.consumer_group == "g"
+    assert runs.request_id not in (0, plain.request_id)
+    assert list(runs.alike.queue_ids) == [0, 0]
+    assert list(runs.alike.first_offsets) == [0, 5]
+    assert list(runs.alike.message_counts) == [3, 2]
+    assert runs.alike.message_ids.hex().upper() == "".join(each.message_id for each in messages)
+    assert messages_of(runs) == list(plain.messages)
+    other = SendBackRequest.FromString(BackPayload("g", "b", [(message("b", 0), {})], lambda _: 9, brokers).octets)
+    assert len(other.messages) == 1, "each broker says it for itself"
+
+
+def test_an_earlier_version_that_has_the_broker_s_name_now_is_sent_messages() -> None:
+    brokers = {"a"}
+    messages = [message("a", row) for row in range(3)]
+    refused = InvalidArgumentError(
+        "messages: are 1 to 256, not 0", field_violations=[("messages", "are 1 to 256, not 0")]
+    )
+    lost = RequestTimeoutError("no answer")
+    steps = send_back_steps("g", messages, {}, lambda _: 9, 3.0, alike_brokers=brokers)
+    results, asked = run(steps, [lost, refused, lost, answer_for(messages, takes_alike=False)])
+    assert len(results) == 3
+    assert [one.HasField("alike") for one in asked] == [True, True, False, False]
+    assert asked[0] == asked[1]
+    assert asked[2] == asked[3]
+    assert messages_of(asked[0]) == list(asked[2].messages)
+    assert not brokers
+    steps = send_back_steps("g", messages, {}, lambda _: 9, 3.0, alike_brokers={"a"})
+    wrong = InvalidArgumentError("other", field_violations=[("messages[0].message_id", "is not that")])
+    with pytest.raises(InvalidArgumentError, match="other"):
+        run(steps, [wrong])
+
+
+def test_messages_that_did_not_fail_alike_are_named_one_by_one() -> None:
+    messages = [message("a", row) for row in range(3)]
+
+    def is_alike(*errors: str, incarnations: tuple[int, int] = (9, 9)) -> bool:
+        failed = [(each, {"error": error}) for each, error in zip(messages, errors, strict=True)]
+        left = iter((incarnations[0], *incarnations, *incarnations))
+        payload = BackPayload("g", "a", failed, lambda _: next(left, 9), {"a"})
+        return SendBackRequest.FromString(payload.octets).HasField("alike")
+
+    assert is_alike("e", "e", "e")
+    assert not is_alike("e", "e", "f")
+    messages[1] = message("a", 7)
+    assert not is_alike("e", "e", "e", incarnations=(9, 8))
 
 
 def test_delays_are_those_of_a_send() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomq.v1.group_service_pb2 import AlikeFailures as EncodedFailures
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq_broker import alike_failures
-from protomq_broker.alike_failures import ALIKE_MIN, MESSAGES_MAX, read_alike
+from protomq_broker.alike_failures import ALIKE_MIN, MESSAGES_MAX, messages_of, read_alike
 
 DELAYS = st.one_of(
     st.just({}),
@@ -199,3 +200,69 @@ def test_a_request_with_too_many_messages_costs_no_more_than_a_full_one() -> Non
     full = read_alike(request_of(fields, 200, MESSAGES_MAX).SerializeToString())
     assert full is not None
     assert full.message_count == MESSAGES_MAX
+
+
+def named(runs: Iterable[tuple[int, int, int]], ids: bytes = b"", **common: Any) -> SendBackRequest:
+    """A request that names the runs itself: (queue, first offset, count)."""
+    queue_ids, firsts, counts = zip(*runs, strict=True)
+    failures = EncodedFailures(
+        common=FailedMessage(**common), queue_ids=queue_ids, first_offsets=firsts, message_counts=counts, message_ids=ids
+    )
+    return SendBackRequest(consumer_group="group", request_id=9, alike=failures)
+
+
+@given(
+    FIELDS,
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99) | st.just(1 << 62), st.integers(-1, 90)), min_size=1, max_size=9),
+    st.booleans(),
+)
+def test_runs_that_a_request_names_are_its_messages(
+    fields: dict[str, Any], runs: list[tuple[int, int, int]], has_ids: bool
+) -> None:
+    common = {name: value for name, value in fields.items() if name != "queue_id"}
+    places = [(queue_id, first + row) for queue_id, first, count in runs for row in range(count)]
+    ids = [f"{number * 0x1234567:040X}" if has_ids else "" for number in range(len(places))]
+    request = named(runs, bytes.fromhex("".join(ids)), **common)
+    alike = read_alike(request.SerializeToString())
+    if any(count < 1 or first >= 1 << 62 for _, first, count in runs) or len(places) > MESSAGES_MAX:
+        assert alike is None
+        with pytest.raises(ValueError, match="has "):
+            messages_of(request)
+        return
+    assert messages_of(request) == [
+        FailedMessage(**common, queue_id=queue_id, queue_offset=queue_offset, message_id=message_id)
+        for (queue_id, queue_offset), message_id in zip(places, ids, strict=True)
+    ]
+    if len(set(places)) < len(places):
+        assert alike is None, "said by the other way"
+        return
+    assert alike is not None
+    assert (alike.group, alike.has_request_id, alike.message_count) == ("group", True, len(places))
+    (run,) = alike.runs
+    assert run.first == FailedMessage(**common)
+    assert list(zip(run.queue_ids.tolist(), run.queue_offsets.tolist(), strict=True)) == places
+    assert run.ids == bytes.fromhex("".join(ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda request: request.alike.queue_ids.append(1), "a queue, a first offset and a number"),
+        (lambda request: request.alike.ClearField("message_counts"), "one run at least"),
+        (lambda request: request.alike.message_counts.__setitem__(0, 257), "has not 1 to 256 messages"),
+        (lambda request: request.alike.queue_ids.__setitem__(0, -1), "a queue or an offset that none can be"),
+        (lambda request: request.alike.first_offsets.__setitem__(0, -1), "a queue or an offset that none can be"),
+        (lambda request: setattr(request.alike, "message_ids", bytes(41)), "an id of 20 octets"),
+        (lambda request: setattr(request.alike.common, "queue_id", 1), "in common"),
+        (lambda request: setattr(request.alike.common, "queue_offset", 1), "in common"),
+        (lambda request: setattr(request.alike.common, "message_id", "0" * 40), "in common"),
+        (lambda request: request.messages.add(topic="topic"), "stands beside messages"),
+    ],
+)
+def test_runs_that_cannot_be_are_told(change: Any, text: str) -> None:
+    request = named([(0, 7, 2)], bytes(40), topic="topic")
+    assert read_alike(request.SerializeToString()) is not None
+    change(request)
+    assert read_alike(request.SerializeToString()) is None
+    with pytest.raises(ValueError, match=text):
+        messages_of(request)

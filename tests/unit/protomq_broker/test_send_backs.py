@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -12,10 +12,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse
+from protomq.v1.group_service_pb2 import (
+    AlikeFailures,
+    FailedMessage,
+    SendBackRequest,
+    SendBackResponse,
+)
 from protomq.v1.record_pb2 import Record
 from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker import failed_messages, send_backs
+from protomq_broker.send_backs import SendBacks
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
 from protomq_broker.store.state.topics import TopicConfig
@@ -204,6 +210,87 @@ def test_runs_of_messages_go_back_as_single_ones_do() -> None:
     assert {result.dead_letter for result in answers[-2].results} == {True}
     counts = runs.send_backs.counts
     assert (counts.retried, counts.dead, counts.repeated) == (53, 52, 5)
+
+
+def named_runs(messages: Sequence[Record], **common: Any) -> AlikeFailures:
+    """Neighbours, in one run."""
+    first = messages[0]
+    return AlikeFailures(
+        common=FailedMessage(topic=first.topic, **common),
+        queue_ids=[first.queue_id],
+        first_offsets=[first.queue_offset],
+        message_counts=[len(messages)],
+        message_ids=b"".join(bytes.fromhex(id_of(each)) for each in messages),
+    )
+
+
+def failed_until_dead(*, is_named: bool) -> tuple[list[bytes], list[SendBackResponse]]:
+    """What comes of messages that fail three times, of which two are retries; each request is sent twice."""
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=2, retry_delays_ms=(5,)))
+    world.send(*(b"%03d" % number for number in range(40)))
+    messages = world.read(TOPIC)
+    answers = []
+    for turn in range(3):
+        said = {"error": f"failure {turn}"}
+        request = SendBackRequest(consumer_group=GROUP, request_id=turn + 1)
+        if is_named:
+            request.alike.CopyFrom(named_runs(messages, **said))
+        else:
+            request.messages.extend(failed(each, **said) for each in messages)
+        for _ in range(2):
+            call = world.call(request)
+            world.store.flush()
+            answers.append(answer_of(call))
+        world.deliver(5)
+        messages = world.retries()[-40:]
+    return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())], answers
+
+
+@pytest.mark.parametrize("by_arrays", [True, False])
+def test_runs_that_a_request_names_go_back_as_their_messages_do(by_arrays: bool) -> None:
+    if by_arrays:
+        with mock.patch.object(SendBacks, "_read", side_effect=AssertionError("read message by message")):
+            copies, answers = failed_until_dead(is_named=True)
+    else:
+        with mock.patch.object(send_backs, "read_alike", return_value=None):
+            copies, answers = failed_until_dead(is_named=True)
+    assert (copies, answers) == failed_until_dead(is_named=False)
+    assert len(copies) == 40 + 40 + 40
+    dead = Record.FromString(copies[-1])
+    assert (dead.transit.attempt, dead.transit.last_error) == (3, "failure 2")
+    assert [{(each.attempt, each.dead_letter) for each in answer.results} for answer in answers[::2]] == [
+        {(1, False)}, {(2, False)}, {(3, True)}
+    ]  # fmt: skip
+    assert [answer.repeated_request for answer in answers] == [False, True] * 3
+    assert all(answer.takes_alike for answer in answers), "a consumer learns from it that it may name runs"
+
+
+def test_runs_that_are_wrong_are_refused_and_change_nothing() -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b", b"c")
+    messages = world.read(TOPIC)
+
+    def refused(change: Callable[[AlikeFailures], Any]) -> ServiceError:
+        request = SendBackRequest(consumer_group=GROUP, alike=named_runs(messages))
+        change(request.alike)
+        outcome = world.call(request).outcome
+        assert isinstance(outcome, ServiceError)
+        return outcome
+
+    assert "alike: has not an id" in refused(lambda alike: setattr(alike, "message_ids", b"x")).message
+    other = refused(lambda alike: setattr(alike, "message_ids", bytes(60)))
+    assert "messages[0].message_id" in other.message
+    gone = refused(lambda alike: alike.first_offsets.__setitem__(0, 1))
+    assert gone.reason == "INVALID_ARGUMENT", "the ids are those of others"
+    with_third = named_runs(messages)
+    with_third.MergeFrom(named_runs(messages[2:]))
+    with_third.ClearField("message_ids")
+    twice = refused(lambda alike: alike.CopyFrom(with_third))
+    assert "names a message twice" in twice.message
+    assert refused(lambda alike: setattr(alike.common, "delay_level", 99)).reason == "ILLEGAL_DELAY"
+    world.deliver(10_000)
+    assert world.retries() == []
 
 
 def sent_back_here_and_there(world: RetryWorld, errors: Callable[[int], str]) -> list[bytes]:

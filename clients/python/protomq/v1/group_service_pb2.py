@@ -27,7 +27,7 @@ from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 from protomq.v1 import topic_pb2 as protomq_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/group_service.proto\x12\nprotomq.v1\x1a\x16protomq/v1/group.proto\x1a\x18protomq/v1/options.proto\x1a\x16protomq/v1/topic.proto\">\n\x0fPutGroupRequest\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\"?\n\x10PutGroupResponse\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\"?\n\x0fGetGroupRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x14\n\x0c\x62roadcasting\x18\x02 \x01(\x08\"\x89\x01\n\x10GetGroupResponse\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\x12\x17\n\x0fretry_count_max\x18\x02 \x01(\x05\x12\x17\n\x0fretry_delays_ms\x18\x03 \x03(\x03\x12\x16\n\x0esharing_member\x18\x04 \x01(\t\"A\n\x18ListGroupSettingsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"a\n\x19ListGroupSettingsResponse\x12+\n\x08settings\x18\x01 \x03(\x0b\x32\x19.protomq.v1.GroupSettings\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"j\n\x0fSendBackRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.protomq.v1.FailedMessage\x12\x12\n\nrequest_id\x18\x03 \x01(\x06\"\xf1\x01\n\rFailedMessage\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\x12\x12\n\nmessage_id\x18\x05 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x15\n\x0b\x64\x65lay_level\x18\x08 \x01(\x05H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\t \x01(\x03H\x00\x12\x15\n\x0b\x64\x65\x61\x64_letter\x18\n \x01(\x08H\x00\x42\x07\n\x05\x64\x65layB\n\n\x08_attempt\"E\n\x08SentBack\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x13\n\x0b\x64ue_time_ms\x18\x02 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x03 \x01(\x08\"S\n\x10SendBackResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.protomq.v1.SentBack\x12\x18\n\x10repeated_request\x18\x02 \x01(\x08\"1\n\x17\x43reateRetryTopicRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"<\n\x18\x43reateRetryTopicResponse\x12 \n\x05topic\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Topic2\xd7\x03\n\x0cGroupService\x12N\n\x08PutGroup\x12\x1b.protomq.v1.PutGroupRequest\x1a\x1c.protomq.v1.PutGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x0c\x12N\n\x08GetGroup\x12\x1b.protomq.v1.GetGroupRequest\x1a\x1c.protomq.v1.GetGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x0c\x12i\n\x11ListGroupSettings\x12$.protomq.v1.ListGroupSettingsRequest\x1a%.protomq.v1.ListGroupSettingsResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x0c\x12N\n\x08SendBack\x12\x1b.protomq.v1.SendBackRequest\x1a\x1c.protomq.v1.SendBackResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x0c\x12\x66\n\x10\x43reateRetryTopic\x12#.protomq.v1.CreateRetryTopicRequest\x1a$.protomq.v1.CreateRetryTopicResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x0c\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/group_service.proto\x12\nprotomq.v1\x1a\x16protomq/v1/group.proto\x1a\x18protomq/v1/options.proto\x1a\x16protomq/v1/topic.proto\">\n\x0fPutGroupRequest\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\"?\n\x10PutGroupResponse\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\"?\n\x0fGetGroupRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x14\n\x0c\x62roadcasting\x18\x02 \x01(\x08\"\x89\x01\n\x10GetGroupResponse\x12+\n\x08settings\x18\x01 \x01(\x0b\x32\x19.protomq.v1.GroupSettings\x12\x17\n\x0fretry_count_max\x18\x02 \x01(\x05\x12\x17\n\x0fretry_delays_ms\x18\x03 \x03(\x03\x12\x16\n\x0esharing_member\x18\x04 \x01(\t\"A\n\x18ListGroupSettingsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"a\n\x19ListGroupSettingsResponse\x12+\n\x08settings\x18\x01 \x03(\x0b\x32\x19.protomq.v1.GroupSettings\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x94\x01\n\x0fSendBackRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.protomq.v1.FailedMessage\x12\x12\n\nrequest_id\x18\x03 \x01(\x06\x12(\n\x05\x61like\x18\x04 \x01(\x0b\x32\x19.protomq.v1.AlikeFailures\"\x91\x01\n\rAlikeFailures\x12)\n\x06\x63ommon\x18\x01 \x01(\x0b\x32\x19.protomq.v1.FailedMessage\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x15\n\rfirst_offsets\x18\x03 \x03(\x03\x12\x16\n\x0emessage_counts\x18\x04 \x03(\x05\x12\x13\n\x0bmessage_ids\x18\x05 \x01(\x0c\"\xf1\x01\n\rFailedMessage\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\x12\x12\n\nmessage_id\x18\x05 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x15\n\x0b\x64\x65lay_level\x18\x08 \x01(\x05H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\t \x01(\x03H\x00\x12\x15\n\x0b\x64\x65\x61\x64_letter\x18\n \x01(\x08H\x00\x42\x07\n\x05\x64\x65layB\n\n\x08_attempt\"E\n\x08SentBack\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x13\n\x0b\x64ue_time_ms\x18\x02 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x03 \x01(\x08\"h\n\x10SendBackResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.protomq.v1.SentBack\x12\x18\n\x10repeated_request\x18\x02 \x01(\x08\x12\x13\n\x0btakes_alike\x18\x03 \x01(\x08\"1\n\x17\x43reateRetryTopicRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"<\n\x18\x43reateRetryTopicResponse\x12 \n\x05topic\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Topic2\xd7\x03\n\x0cGroupService\x12N\n\x08PutGroup\x12\x1b.protomq.v1.PutGroupRequest\x1a\x1c.protomq.v1.PutGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x0c\x12N\n\x08GetGroup\x12\x1b.protomq.v1.GetGroupRequest\x1a\x1c.protomq.v1.GetGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x0c\x12i\n\x11ListGroupSettings\x12$.protomq.v1.ListGroupSettingsRequest\x1a%.protomq.v1.ListGroupSettingsResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x0c\x12N\n\x08SendBack\x12\x1b.protomq.v1.SendBackRequest\x1a\x1c.protomq.v1.SendBackResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x0c\x12\x66\n\x10\x43reateRetryTopic\x12#.protomq.v1.CreateRetryTopicRequest\x1a$.protomq.v1.CreateRetryTopicResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x0c\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,18 +59,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTGROUPSETTINGSREQUEST']._serialized_end=519
   _globals['_LISTGROUPSETTINGSRESPONSE']._serialized_start=521
   _globals['_LISTGROUPSETTINGSRESPONSE']._serialized_end=618
-  _globals['_SENDBACKREQUEST']._serialized_start=620
-  _globals['_SENDBACKREQUEST']._serialized_end=726
-  _globals['_FAILEDMESSAGE']._serialized_start=729
-  _globals['_FAILEDMESSAGE']._serialized_end=970
-  _globals['_SENTBACK']._serialized_start=972
-  _globals['_SENTBACK']._serialized_end=1041
-  _globals['_SENDBACKRESPONSE']._serialized_start=1043
-  _globals['_SENDBACKRESPONSE']._serialized_end=1126
-  _globals['_CREATERETRYTOPICREQUEST']._serialized_start=1128
-  _globals['_CREATERETRYTOPICREQUEST']._serialized_end=1177
-  _globals['_CREATERETRYTOPICRESPONSE']._serialized_start=1179
-  _globals['_CREATERETRYTOPICRESPONSE']._serialized_end=1239
-  _globals['_GROUPSERVICE']._serialized_start=1242
-  _globals['_GROUPSERVICE']._serialized_end=1713
+  _globals['_SENDBACKREQUEST']._serialized_start=621
+  _globals['_SENDBACKREQUEST']._serialized_end=769
+  _globals['_ALIKEFAILURES']._serialized_start=772
+  _globals['_ALIKEFAILURES']._serialized_end=917
+  _globals['_FAILEDMESSAGE']._serialized_start=920
+  _globals['_FAILEDMESSAGE']._serialized_end=1161
+  _globals['_SENTBACK']._serialized_start=1163
+  _globals['_SENTBACK']._serialized_end=1232
+  _globals['_SENDBACKRESPONSE']._serialized_start=1234
+  _globals['_SENDBACKRESPONSE']._serialized_end=1338
+  _globals['_CREATERETRYTOPICREQUEST']._serialized_start=1340
+  _globals['_CREATERETRYTOPICREQUEST']._serialized_end=1389
+  _globals['_CREATERETRYTOPICRESPONSE']._serialized_start=1391
+  _globals['_CREATERETRYTOPICRESPONSE']._serialized_end=1451
+  _globals['_GROUPSERVICE']._serialized_start=1454
+  _globals['_GROUPSERVICE']._serialized_end=1925
 # @@protoc_insertion_point(module_scope)

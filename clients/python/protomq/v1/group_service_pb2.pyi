@@ -195,6 +195,7 @@ class SendBackRequest(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ALIKE_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     request_id: _builtins.int
@@ -205,20 +206,73 @@ class SendBackRequest(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedMessage]:
         """The messages, 1 to 256, each once; those in the log of this broker."""
 
+    @_builtins.property
+    def alike(self) -> Global___AlikeFailures:
+        """In place of `messages`, and shorter. Only for a broker that has answered with `takes_alike`: an earlier one does not see it, and refuses the
+        request, since that names no message.
+        """
+
     def __init__(
         self,
         *,
         consumer_group: _builtins.str = ...,
         messages: _abc.Iterable[Global___FailedMessage] | None = ...,
         request_id: _builtins.int = ...,
+        alike: Global___AlikeFailures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "messages", b"messages", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike", "consumer_group", b"consumer_group", "messages", b"messages", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SendBackRequest: _TypeAlias = SendBackRequest  # noqa: Y015
+
+@_typing.final
+class AlikeFailures(_message.Message):
+    """AlikeFailures names messages of one topic that failed in the same way, in runs: messages of a queue whose offsets follow one another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNTS_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    message_ids: _builtins.bytes
+    """The ids of all messages, in their order, 20 octets each: FailedMessage.message_id without the hexadecimal. Empty: not checked."""
+    @_builtins.property
+    def common(self) -> Global___FailedMessage:
+        """What holds for all of them: anything but queue, offset and id, which are left out."""
+
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queue of each run."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The offset of the first message of each run."""
+
+    @_builtins.property
+    def message_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many messages each run has, 1 at least."""
+
+    def __init__(
+        self,
+        *,
+        common: Global___FailedMessage | None = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        message_counts: _abc.Iterable[_builtins.int] | None = ...,
+        message_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["common", b"common"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "first_offsets", b"first_offsets", "message_counts", b"message_counts", "message_ids", b"message_ids", "queue_ids", b"queue_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlikeFailures: _TypeAlias = AlikeFailures  # noqa: Y015
 
 @_typing.final
 class FailedMessage(_message.Message):
@@ -325,8 +379,11 @@ class SendBackResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     REPEATED_REQUEST_FIELD_NUMBER: _builtins.int
+    TAKES_ALIKE_FIELD_NUMBER: _builtins.int
     repeated_request: _builtins.bool
     """The request was known already: nothing was appended now."""
+    takes_alike: _builtins.bool
+    """This broker takes SendBackRequest.alike."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentBack]:
         """In the order of the request. Due times are 0 if `repeated_request`: they were told the first time."""
@@ -336,10 +393,11 @@ class SendBackResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___SentBack] | None = ...,
         repeated_request: _builtins.bool = ...,
+        takes_alike: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["repeated_request", b"repeated_request", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["repeated_request", b"repeated_request", "results", b"results", "takes_alike", b"takes_alike"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
