@@ -19,7 +19,8 @@ import grpc
 from protomq import MessageQueue, Producer, SendStatus
 from protomq.errors import ProtomqError
 from protomq.testing import FaultProxy
-from protomq.v1 import ha_service_pb2, ha_service_pb2_grpc
+from protomq.v1.ha_service_pb2 import GetHaStatusRequest
+from protomq.v1.ha_service_pb2_grpc import HaServiceStub
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from protomq.v1.send_service_pb2 import SendStatus as WireStatus
@@ -66,15 +67,22 @@ class ElectedCluster:
         return max(lines, default="").rpartition(": ")[2]
 
     def leading(self, *, copies: int = 1) -> HaBroker | None:
-        """The broker that leads with so many copies in sync, if there is one that can be asked."""
+        """The broker that leads with so many copies in sync, if there is one that can be asked.
+
+        That of the last epoch: a master that was stopped may say that it leads, in the moment in which it wakes up.
+        """
+        last: tuple[int, int, HaBroker] | None = None
         for broker in self.brokers:
             try:
                 with grpc.insecure_channel(broker.address.grpc_address) as channel:
-                    if broker.is_up and _leads(channel, copies):
-                        return broker
+                    status = HaServiceStub(channel).GetHaStatus(GetHaStatusRequest(), timeout=1) if broker.is_up else None
             except grpc.RpcError:
                 continue
-        return None
+            if status is None or status.leadership.state != "LEADING":
+                continue
+            if last is None or status.leadership.epoch > last[0]:
+                last = status.leadership.epoch, status.in_sync_count, broker
+        return last[2] if last is not None and last[1] >= copies else None
 
     def wait_leading(self, copies: int = 3) -> HaBroker:
         """Until one leads with so many copies in sync."""
@@ -143,12 +151,6 @@ class ReadingThread:
                 if broker.is_up:
                     self.bodies += read_all(broker, len(self.bodies), 2)
                 self._stopping.wait(0.1)
-
-
-def _leads(channel: grpc.Channel, copies: int) -> bool:
-    stub = ha_service_pb2_grpc.HaServiceStub(channel)
-    status = stub.GetHaStatus(ha_service_pb2.GetHaStatusRequest(), timeout=1)
-    return status.leadership.state == "LEADING" and status.in_sync_count >= copies
 
 
 @dataclass
