@@ -21,7 +21,8 @@ Rules:
 - Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages before the offset
   were taken back (an unclean promotion), the queue goes on where the two logs part.
 - A broker says with each answer from which broker of its name to pull next: a slave while the consumer lags far behind (RocketMQ:
-  suggestWhichBrokerId). What a slave fails to give, or gives no offset for, is asked of the master, who knows. Slaves are left alone then.
+  suggestWhichBrokerId). What a slave fails to give, has no offset for, or says of a reset is asked of the master, who knows.
+  Slaves are left alone then.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. If the
   topic was created again, or deleted for good, every try raises an error until the queues are assigned again. Waiting does not bring
   back what the position counted.
@@ -76,8 +77,8 @@ GROUP_LOOK_MIN_S: Final = 0.01
 ANSWERS_WAITING_MAX: Final = 2
 READ_AHEAD_MAX_BYTES: Final = 8 << 20
 """While this many bytes wait to be handed out, no more are read: two of the largest answers, so that queues take turns."""
-_NOT_OF_A_SLAVE: Final = (PullStatus.OFFSET_ILLEGAL, PullStatus.DIVERGED)
-"""What the master may see otherwise: its log may begin earlier, or go on."""
+_NOT_OF_A_SLAVE: Final = (PullStatus.OFFSET_ILLEGAL, PullStatus.DIVERGED, PullStatus.OFFSET_RESET)
+"""What the master may see otherwise: its log may begin earlier, or go on, and have a later reset of the group's offset."""
 DELETED_AFTER_S: Final = 3.0
 """How long a deleted topic may take to be created again: the error then is TopicRecreatedError."""
 SLAVE_PAUSE_S: Final = 60.0

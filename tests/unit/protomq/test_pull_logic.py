@@ -752,7 +752,10 @@ def test_a_master_that_fails_is_not_left() -> None:
     assert made.is_under_way(ticket)
 
 
-@pytest.mark.parametrize("status", [pull_service_pb2.PULL_STATUS_OFFSET_ILLEGAL, pull_service_pb2.PULL_STATUS_DIVERGED])
+@pytest.mark.parametrize(
+    "status",
+    [pull_service_pb2.PULL_STATUS_OFFSET_ILLEGAL, pull_service_pb2.PULL_STATUS_DIVERGED, pull_service_pb2.PULL_STATUS_OFFSET_RESET],
+)
 def test_what_a_slave_has_no_offset_for_is_asked_of_the_master(status: int) -> None:
     made = state()
     advised(made, 2, 0)

@@ -263,8 +263,8 @@ class PullResponse(_message.Message):
     """Epoch of the log that gave this answer (Kafka: leader epoch). The next pull and commit of the queue name it."""
     suggested_broker_id: _builtins.int
     """The broker of this name from which to pull the queue next (RocketMQ: suggestWhichBrokerId): the broker_id of a slave while the consumer
-    lags far behind, else 0, the master. It is advice: the master serves whoever stays. A slave that fails, or answers OFFSET_ILLEGAL or
-    DIVERGED to a consumer that follows the advice, is left for the master.
+    lags far behind, else 0, the master. It is advice: the master serves whoever stays. A slave that fails, or answers OFFSET_ILLEGAL,
+    DIVERGED or OFFSET_RESET (of a reset that may be an old one) to a consumer that follows the advice, is left for the master.
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
