@@ -62,11 +62,14 @@ def outcome_of(call: Callable[[], Any], hook: Waits, close: Callable[[], None]) 
 
 
 @BOTH
-def test_a_receive_ends(protomq_server: Broker, protomq_topic: str, transport: Transport) -> None:
+def test_a_receive_ends(
+    protomq_server: Broker, protomq_topic: str, transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
     hook = Waits("/Pop")
     consumer = SimpleConsumer("g", namesrv=protomq_server.namesrv, transport=transport, hooks=[hook])
     error = outcome_of(lambda: consumer.receive(protomq_topic, hold_s=HOLD_S), hook, consumer.close)
     assert isinstance(error, ClosedError)
+    assert caplog.messages == [], "nobody failed to answer"
 
 
 @BOTH

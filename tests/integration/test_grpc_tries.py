@@ -1,8 +1,16 @@
-"""gRPC tries nothing again below the SDK, which counts its tries: a server that is not available is asked once."""
+"""gRPC tries nothing again below the SDK, which counts its tries: a server that is not available is asked once.
+
+A server that says nothing at all costs no try, as over the remoting port.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -11,8 +19,17 @@ import pytest
 
 from protomq import _methods
 from protomq._grpc_transport import AioGrpcLink, GrpcLink
+from protomq._retry import CALL
+from protomq._transport_options import was_silent
 from protomq._types import MethodInfo
-from protomq.errors import ConnectionLostError
+from protomq.errors import (
+    ClosedError,
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtomqError,
+    RequestTimeoutError,
+)
+from tests.support.waiting import PATIENCE_S
 
 
 class Unavailable(grpc.GenericRpcHandler):
@@ -48,3 +65,111 @@ async def test_a_call_over_grpc_is_made_once(method: MethodInfo) -> None:
         link.close()
         await aio_link.close()
         server.stop(None).wait(60)
+
+
+class Held(grpc.GenericRpcHandler):
+    """Answers no call before `ends` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.ends = threading.Event(), threading.Event()
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._hold)
+
+    def _hold(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.began.set()
+        self.ends.wait(PATIENCE_S)
+        return b""
+
+
+@contextmanager
+def held_server() -> Iterator[tuple[Held, str]]:
+    held = Held()
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[held])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield held, address
+    finally:
+        held.ends.set()
+        server.stop(None).wait(PATIENCE_S)
+
+
+async def errors_of(address: str, timeout_s: float) -> list[ProtomqError]:
+    """Of a commit, made by a thread and by a coroutine."""
+    link, aio_link = GrpcLink(address), AioGrpcLink(address)
+    errors: list[ProtomqError] = []
+    try:
+        for _ in range(2):  # gRPC makes the second call fail by what it knows of the first.
+            with pytest.raises(ProtomqError) as caught:
+                link.call(_methods.COMMIT_OFFSETS, (b"",), timeout_s, False)
+            errors.append(caught.value)
+            with pytest.raises(ProtomqError) as caught:
+                await aio_link.call(_methods.COMMIT_OFFSETS, (b"",), timeout_s, False)
+            errors.append(caught.value)
+    finally:
+        link.close()
+        await aio_link.close()
+    return errors
+
+
+def assert_silent(errors: list[ProtomqError], kind: type[ProtomqError]) -> None:
+    assert {type(error) for error in errors} == {kind}
+    assert all(map(was_silent, errors))
+    retries = CALL.of_call(60.0, lambda: 0.0)
+    assert None not in [retries.decide(error) for error in errors * 3], "none of these tries counts"
+
+
+async def test_a_port_that_says_nothing_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert_silent(await errors_of(f"127.0.0.1:{listener.getsockname()[1]}", PATIENCE_S), ConnectFailedError)
+
+
+async def test_a_machine_that_is_cut_off_is_silent() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        # Linux answers no more connections then.
+        for _ in range(2):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        assert_silent(await errors_of(f"127.0.0.1:{listener.getsockname()[1]}", PATIENCE_S), ConnectFailedError)
+
+
+async def test_a_server_that_does_not_answer_is_silent() -> None:
+    with held_server() as (_, address):
+        assert_silent(await errors_of(address, 0.1), RequestTimeoutError)
+
+
+async def test_a_port_that_refuses_is_not_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    errors = await errors_of(address, PATIENCE_S)
+    assert {type(error) for error in errors} == {ConnectFailedError}
+    assert not any(map(was_silent, errors))
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_call_that_waits_when_its_channel_is_closed_says_so(is_watched: bool) -> None:
+    with held_server() as (held, address), ThreadPoolExecutor(1) as pool:
+        link = GrpcLink(address)
+        waiting = pool.submit(link.call, _methods.POP, (b"",), PATIENCE_S, False, (lambda: False) if is_watched else None)
+        assert held.began.wait(PATIENCE_S)
+        link.close()
+        error = waiting.exception(PATIENCE_S)
+        assert isinstance(error, ClosedError)
+        assert not error.definite, "the server may have done it"
+        for one_way in (False, True):
+            with pytest.raises(ClosedError):
+                link.call(_methods.POP, (b"",), PATIENCE_S, one_way)
+
+
+async def test_a_coroutine_that_waits_when_its_channel_is_closed_hears_so() -> None:
+    with held_server() as (held, address):
+        link = AioGrpcLink(address)
+        waiting = asyncio.ensure_future(link.call(_methods.POP, (b"",), PATIENCE_S, False))
+        assert await asyncio.to_thread(held.began.wait, PATIENCE_S)
+        await link.close()
+        with pytest.raises(ClosedError) as caught:
+            await waiting
+        assert not caught.value.definite, "the server may have done it"

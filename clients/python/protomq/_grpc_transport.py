@@ -5,6 +5,8 @@ Rules:
 - Channels are made at the first call, thus after a fork, and belong to the process (aio: to the event loop) that made them.
 - gRPC tries nothing again by itself.
 - Errors come from grpc-status-details-bin; without it (a proxy's, or gRPC's own) from the status code.
+- A server that says nothing is told from one that refuses by the cause of the error, as over the remoting port: see `was_silent`.
+- A call that waits when its channel is closed ends with ClosedError, which is not definite: the server may carry it out.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_SILENT_TEXTS: Final = ("timed out", "timeout", "handshaker shutdown")
+"""What gRPC says where it has tried to connect, or to ping, and nothing came: it has no code for that."""
+
 
 def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]:
     """The servers allow a ping every 10 s; connections behind NAT and dead peers need them even between calls."""
@@ -64,6 +69,7 @@ class GrpcLink:
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address, options=_channel_options(peer_timeout_s))
+        self._closed = False
         self._methods: dict[str, Any] = {}
         self._one_way_calls: set[Any] = set()
 
@@ -78,18 +84,23 @@ class GrpcLink:
         """See SyncTransport.call."""
         stub = self.method(method)
         request = payload[0] if len(payload) == 1 else b"".join(payload)
-        if one_way:
-            future = stub.future(request, timeout=timeout_s)
-            self._one_way_calls.add(future)  # A call that nobody refers to is cancelled.
-            future.add_done_callback(self._one_way_calls.discard)
-            return b""
         try:
+            if one_way:
+                future = stub.future(request, timeout=timeout_s)
+                self._one_way_calls.add(future)  # A call that nobody refers to is cancelled.
+                future.add_done_callback(self._one_way_calls.discard)
+                return b""
             if is_replaced is not None:
                 return self._call_watched(stub, request, method, timeout_s, is_replaced)
             answer: bytes = stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise error_of_rpc(error, self._address, method) from None
+            failure = error_of_rpc(error, self._address, method)
+            if self._closed and isinstance(failure, ConnectFailedError | ConnectionLostError):
+                raise _closed_meanwhile() from None
+            raise failure from failure.__cause__
         except ValueError as error:  # "Cannot invoke RPC on closed channel!"
+            if self._closed:
+                raise ClosedError("the transport is closed") from None
             raise ConnectionLostError(f"{self._address}: {error}") from None
         return answer
 
@@ -108,6 +119,8 @@ class GrpcLink:
                         raise lost from lost.__cause__
                     wait_s = look_s
         except grpc.FutureCancelledError:
+            if self._closed:
+                raise _closed_meanwhile() from None
             raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
         finally:
             future.cancel()  # Where it has not ended.
@@ -121,6 +134,7 @@ class GrpcLink:
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
+        self._closed = True
         self._channel.close()
 
 
@@ -154,14 +168,17 @@ class AioGrpcLink:
         try:
             answer: bytes = await stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise error_of_rpc(error, self._address, method) from None
+            failure = error_of_rpc(error, self._address, method)
+            raise failure from failure.__cause__
         except grpc.aio.UsageError as error:  # "Channel is closed."
+            if self._closed:
+                raise ClosedError("the transport is closed") from None
             raise ConnectionLostError(f"{self._address}: {error}") from None
         except asyncio.CancelledError:
             # A channel that is closed cancels its calls; their tasks go on.
             caller = asyncio.current_task()
             if self._closed and (caller is None or not caller.cancelling()):
-                raise ClosedError("it was closed while this call waited") from None
+                raise _closed_meanwhile() from None
             raise
         return answer
 
@@ -178,8 +195,17 @@ async def _ignore_outcome(call: Any) -> None:
         return  # One way: nobody asked.
 
 
+def _closed_meanwhile() -> ClosedError:
+    error = ClosedError("it was closed while this call waited")
+    error.definite = False
+    return error
+
+
 def error_of_rpc(error: grpc.RpcError, address: str, method: MethodInfo) -> ProtomqError:
-    """The exception for a failed call; `error` is a grpc.Call, too, and an aio error has the same accessors."""
+    """The exception for a failed call; `error` is a grpc.Call, too, and an aio error has the same accessors.
+
+    Its cause is a TimeoutError where the server was silent: raise it `from failure.__cause__`.
+    """
     call: Any = error
     code: int = call.code().value[0]
     details: str = call.details() or ""
@@ -190,11 +216,19 @@ def error_of_rpc(error: grpc.RpcError, address: str, method: MethodInfo) -> Prot
                 return error_from_status(decode_status(value))
             except DecodeError:
                 break
-    if code == grpc.StatusCode.UNAVAILABLE.value[0] and "failed to connect" in details.lower():
-        return ConnectFailedError(f"{address}: {details}")
+    failure: ProtomqError
     if code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]:
-        return RequestTimeoutError(f"{address}: no answer to {method.path} in time")
-    return error_from_status(RpcStatus(code, f"{address}: {details}"))
+        failure = RequestTimeoutError(f"{address}: no answer to {method.path} in time")
+        failure.__cause__ = TimeoutError(details)
+        return failure
+    is_unavailable, details_lower = code == grpc.StatusCode.UNAVAILABLE.value[0], details.lower()
+    if is_unavailable and "failed to connect" in details_lower:
+        failure = ConnectFailedError(f"{address}: {details}")
+    else:
+        failure = error_from_status(RpcStatus(code, f"{address}: {details}"))
+    if is_unavailable and any(text in details_lower for text in _SILENT_TEXTS):
+        failure.__cause__ = TimeoutError(details)
+    return failure
 
 
 def outcome_of_future(call: Any, method: MethodInfo) -> bytes | ProtomqError:
