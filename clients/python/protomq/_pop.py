@@ -131,6 +131,7 @@ class SimpleConsumer:
         `message.queue` is a PoppedQueue: its `attempt` says which delivery this is. While a broker is away, is silent, or another master is
         elected, it is asked again until the hold is over. The others are asked meanwhile. If none has any, the list is empty. Raises
         TopicNotFoundError, NotPermittedError, IllegalFilterError, GroupDisabledError, and NoRouteError if no name server answers.
+        Raises StoreFailedError if the log of the brokers has failed, and no other one takes over within the hold.
         """
         self._check_open()
         wish = self._steps.wish(

@@ -6,7 +6,8 @@ A topic's brokers are asked in turn, first each without a hold. Then each is ask
 messages or the time is over. With one broker it is one call.
 
 What may pass raises nothing: a broker restarts or is silent, or another master is elected. It is asked again until the hold is over, by the
-route as it is then. The log says when that begins and ends. While other brokers answer, one that failed rests between its tries.
+route as it is then. The log says when that begins and ends. While other brokers answer, one that failed rests between its tries. A log that
+has failed may pass, too: another master is elected. If nobody takes over within the hold, it is raised, for it may last until a restart.
 """
 
 from __future__ import annotations
@@ -264,6 +265,8 @@ class PopSteps:
                 if not passes(failure) or (left_s <= 0 and isinstance(failure, NoRouteError)):
                     raise failure
             if left_s <= 0:
+                if all(isinstance(failure, StoreFailedError) for failure in failures):
+                    raise failures[0]
                 return []
             yield Pause(min(pause_s, left_s))
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)

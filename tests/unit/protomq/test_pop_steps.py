@@ -24,6 +24,7 @@ from protomq.errors import (
     RequestTimeoutError,
     ShuttingDownError,
     StaleReceiptError,
+    StoreFailedError,
     SystemBusyError,
     TopicNotFoundError,
 )
@@ -232,6 +233,31 @@ def test_what_no_waiting_mends_is_raised_also_during_a_fail_over(error: ProtomqE
     with pytest.raises(type(error)):
         brokers.receive(hold_s=15.0)
     assert brokers.clock.now_s < 2.0
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_log_that_has_failed_is_said_when_the_hold_is_over(names: str) -> None:
+    brokers = Brokers(*names)
+    for name in names:
+        brokers.failures[name] = [StoreFailedError("a write failed")] * 99
+    with pytest.raises(StoreFailedError):
+        brokers.receive(hold_s=3.0)
+    assert brokers.clock.now_s == pytest.approx(3.0, abs=0.2), "another broker may be elected meanwhile"
+    with pytest.raises(StoreFailedError):
+        brokers.receive(hold_s=0.0)
+
+
+def test_a_log_that_has_failed_is_waited_for_while_another_broker_takes_over_or_answers() -> None:
+    elected = Brokers("a")
+    elected.failures["a"] = [StoreFailedError("a write failed")] * 3 + [NotMasterError("a slave")] * 3
+    elected.messages["a"] = [b"x"]
+    assert [message.body for message in elected.receive(hold_s=15.0)] == [b"x"]
+    elected.failures["a"] = [StoreFailedError("a write failed")] * 3 + [NotMasterError("a slave")] * 99
+    assert elected.receive(hold_s=3.0) == []
+    several = Brokers("a", "b")
+    several.failures["a"] = [StoreFailedError("a write failed")] * 99
+    for _ in range(3):
+        assert several.receive(hold_s=3.0) == []
 
 
 def test_a_broker_that_fails_rests_while_another_answers() -> None:
