@@ -179,7 +179,6 @@ def test_what_may_be_made_twice_does_not_wait_for_a_silent_master(cluster: Elect
             waits_s = {name: wait.result(2 * TIMEOUT_S) for name, wait in waits.items()}
         finally:
             old.process.send_signal(signal.SIGCONT)
-    print({name: round(wait_s, 2) for name, wait_s in waits_s.items()})
     assert {name: wait_s for name, wait_s in waits_s.items() if wait_s > LATEST_S} == {}
     assert cluster.wait_leading(2) is not old
 
@@ -250,7 +249,6 @@ def test_receive_raises_nothing_during_a_fail_over_and_goes_on(cluster: ElectedC
     if sent == signal.SIGKILL:
         old.kill()
         old.start()
-    print(f"all have it after {took_s:.2f} s")
     assert receivers.errors == []
     assert took_s < LATEST_S
     assert cluster.wait_leading(2) is not old
