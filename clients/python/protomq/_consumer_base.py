@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._call_steps import pull_address
 from ._checks import check_seconds
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions
@@ -204,7 +203,7 @@ class ConsumerBase:
 
     def _known_address(self, queue: MessageQueue) -> BrokerAddress | None:
         """Where a pull goes, if that needs no look-up: nearly always."""
-        return pull_address(self._routes.cached(queue.topic), queue, self._state.suggested_broker_id(queue))
+        return self._steps.known_address(self._routes.cached(queue.topic), queue)
 
     def _addresses(self) -> set[BrokerAddress]:
         """Of the brokers that it consumes from."""

@@ -49,6 +49,7 @@ from ._route_looks import RouteLooks
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
+    ClosedError,
     ConfigurationError,
     InvalidArgumentError,
     NoRouteError,
@@ -466,6 +467,13 @@ class ConsumerSteps:
         due_in_s = share.due_in_s(now_s)
         return due_in_s if self.locks is None else min(due_in_s, self.locks.due_in_s(now_s))
 
+    def known_address(self, route: Route | None, queue: MessageQueue) -> BrokerAddress | None:
+        """Where a queue is pulled, by a route; None: it does not tell. A slave that the route lacks is suggested no more."""
+        broker_id = self.state.suggested_broker_id(queue)
+        if broker_id and route is not None and (queue.broker_name, broker_id) not in route.slaves:
+            self.state.forget_suggestion(queue)
+        return pull_address(route, queue, broker_id)
+
     def address_for(self, ticket: Ticket) -> Steps[BrokerAddress | None]:
         """Where a pull goes; None: that cannot be known now, and the pull has failed."""
         queue = ticket.queue
@@ -473,7 +481,7 @@ class ConsumerSteps:
             route: Route = yield GetRoute(
                 queue.topic, self.options.request_timeout_s, may_be_old=True
             )
-            return pull_address(route, queue, self.state.suggested_broker_id(queue)) or broker_of(route, queue.broker_name)
+            return self.known_address(route, queue) or broker_of(route, queue.broker_name)
         except ProtomqError as error:
             yield from self.take_error(ticket, error, by_broker=False)
         return None
@@ -492,7 +500,8 @@ class ConsumerSteps:
     ) -> Steps[None]:
         """A pull failed; it is made again. `by_broker`: the broker was asked, not only the name server."""
         queue = ticket.queue
-        if by_broker and self.state.leave_slave(ticket, error, self.clock()):
+        # Of a consumer that is closed no slave has failed.
+        if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:
                 yield ForgetRoute(queue.topic, may_be_old=True)
             return

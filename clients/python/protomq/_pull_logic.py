@@ -452,6 +452,12 @@ class PullState:
         state = self._queues.get(queue)
         return state.suggested_broker_id if state is not None else 0
 
+    def forget_suggestion(self, queue: MessageQueue) -> None:
+        """The queue is pulled from the master, until an answer suggests a slave again."""
+        state = self._queues.get(queue)
+        if state is not None:
+            state.suggested_broker_id = 0
+
     def leave_slave(self, ticket: Ticket, why: object, now_s: float) -> bool:
         """A pull has failed. If a slave was suggested for it, it is made again at the master at once, and nobody has to know."""
         if not self.suggested_broker_id(ticket.queue):

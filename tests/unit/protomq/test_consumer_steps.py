@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,8 +19,9 @@ from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
 from protomq._filters import NO_FILTER, MessageFilter
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
-from protomq._types import MethodInfo
+from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
+    ClosedError,
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
@@ -50,6 +52,7 @@ class Brokers:
         self.ends: dict[MessageQueue, int] = dict.fromkeys(world.routes["T"].read_queues, 0)
         self.committed: dict[MessageQueue, int] = {}
         self.incarnation = 7
+        self.suggested_broker_id = 0
         world.answers |= {
             GET_OFFSETS: self._get_offsets,
             GET_QUEUE_RANGE: self._get_range,
@@ -89,7 +92,9 @@ class Brokers:
         if asked.topic_incarnation not in (0, self.incarnation):
             raise TopicRecreatedError("made again")
         end = self.ends[MessageQueue(asked.topic, server, asked.queue_id)]
-        answer = pull_service_pb2.PullResponse(end_offset=end, topic_incarnation=self.incarnation)
+        answer = pull_service_pb2.PullResponse(
+            end_offset=end, topic_incarnation=self.incarnation, suggested_broker_id=self.suggested_broker_id
+        )
         upto = min(asked.queue_offset + 3, end)
         for offset in range(asked.queue_offset, upto):
             record = answer.records.add()
@@ -159,6 +164,37 @@ def test_each_broker_is_asked_once_for_all_its_queues(world: FakeWorld, brokers:
     assert calls(world, GET_OFFSETS) == ["a", "b"]
     assert calls(world, GET_QUEUE_RANGE) == ["a"]  # At b all queues have a committed offset.
     assert {queue: consumer.steps.state.position(queue) for queue in (A0, A1, B0)} == {A0: 4, A1: 0, B0: 0}
+
+
+@pytest.mark.parametrize("has_slave", [True, False])
+def test_a_master_that_fails_is_no_slave_that_is_left(world: FakeWorld, brokers: Brokers, has_slave: bool) -> None:
+    """The route lacks the slave that was suggested, as one does of which the name server has not heard yet."""
+    slave = BrokerAddress("a", "slave:1", "slave:1")
+    if has_slave:
+        world.routes["T"] = replace(world.routes["T"], slaves={("a", 1): slave})
+    consumer = Consumer(world)
+    consumer.subscribe()
+    state = consumer.steps.state
+    brokers.suggested_broker_id = 1
+    consumer.poll()
+    assert state.suggested_broker_id(A0) == 1
+    ticket = state.begin(A0)
+    address = world.driver.run(consumer.steps.address_for(ticket))
+    assert address == (slave if has_slave else world.routes["T"].brokers["a"])
+    world.driver.run(consumer.steps.take_error(ticket, ConnectFailedError("down")))
+    assert state.suggested_broker_id(A0) == 0
+    assert (A0 in state.due(world.now_s())) == has_slave, "the master is pulled at once only if it was a slave that failed"
+
+
+def test_a_consumer_that_is_closed_leaves_no_slave(world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+    world.routes["T"] = replace(world.routes["T"], slaves={("a", 1): BrokerAddress("a", "slave:1", "slave:1")})
+    consumer = Consumer(world)
+    consumer.subscribe()
+    brokers.suggested_broker_id = 1
+    consumer.poll()
+    with caplog.at_level(logging.INFO, "protomq"):
+        world.driver.run(consumer.steps.take_error(consumer.steps.state.begin(A0), ClosedError("the transport is closed")))
+    assert not [text for text in caplog.messages if "master" in text]
 
 
 BAD = IllegalFilterError("SQL92 filter, line 1, column 8: what is here")
