@@ -305,6 +305,12 @@ class Leadership:
         """Whether another member should lead: the disk is full, or was when this one gave the lead away."""
         return self.is_full or (self.role is Role.FOLLOWING and now_ms < self._counts_as_full_until_ms)
 
+    def _begin_full_pause(self, now_ms: int) -> None:
+        """After it has given the lead away with a full disk."""
+        is_again = now_ms < self._counts_as_full_until_ms + FULL_PAUSE_MS
+        self._full_pause_ms = min(2 * self._full_pause_ms, FULL_PAUSE_MAX_MS) if is_again else FULL_PAUSE_MS
+        self._counts_as_full_until_ms = now_ms + self._full_pause_ms
+
     @property
     def is_unable(self) -> bool:
         """Whether it does not run because its log could not be opened to lead."""
@@ -435,6 +441,9 @@ class Leadership:
         is_back = view.master is None and view.in_sync is not None and view.in_sync.is_given_back
         is_over = self._is_deposed(view) or (gives_back and is_back)
         if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and is_over:
+            # Here, not where etcd is asked: it may be asked several times, or in vain.
+            if self._gave_away and self.is_full:
+                self._begin_full_pause(now_ms)
             self.role, self.in_sync, self.epoch, self._gave_away = Role.FOLLOWING, None, 0, False
             self._followed, self._was_replaced = None, False
             if not gives_back:  # else it does not lead
@@ -724,10 +733,6 @@ class Leadership:
             self._drop_order(effects, self._order_revision, now_ms)
         elif has_all and self._successor in in_sync.members:
             self._gave_away = True
-            if self.is_full:
-                is_again = now_ms < self._counts_as_full_until_ms + FULL_PAUSE_MS
-                self._full_pause_ms = min(2 * self._full_pause_ms, FULL_PAUSE_MAX_MS) if is_again else FULL_PAUSE_MS
-                self._counts_as_full_until_ms = now_ms + self._full_pause_ms
             # Sends of the next master wait for all members. This one follows some time later, or never.
             left = in_sync.members - {self.settings.member}
             members = left if self.is_leaving or self.is_full or len(left) > 1 else in_sync.members

@@ -103,14 +103,14 @@ def etcd() -> SimEtcd:
     return PromptEtcd()
 
 
-def master_with(etcd: SimEtcd, *slaves: str, now_ms: int = 0) -> Member:
+def master_with(etcd: SimEtcd, *slaves: str, now_ms: int = 0, master: type[Member] = Member) -> Member:
     """A master whose set has these slaves too."""
-    master = Member(etcd, "m", now_ms)
-    master.lead(now_ms)
+    leader = master(etcd, "m", now_ms)
+    leader.lead(now_ms)
     reports = {slave: MemberReport(0, True, now_ms) for slave in slaves}
-    master.report(0, reports, now_ms)
-    assert master.members() == {"m", *slaves}
-    return master
+    leader.report(0, reports, now_ms)
+    assert leader.members() == {"m", *slaves}
+    return leader
 
 
 def test_the_first_one_to_come_leads_and_the_second_one_follows_it(etcd: SimEtcd) -> None:
@@ -464,15 +464,15 @@ def test_a_switch_to_who_is_not_in_sync_is_taken_back(etcd: SimEtcd) -> None:
         assert master.machine.role is Role.LEADING
 
 
-def in_sync_with(etcd: SimEtcd, *full: str) -> tuple[Member, dict[str, MemberReport]]:
+def in_sync_with(etcd: SimEtcd, *full: str, master: type[Member] = Member) -> tuple[Member, dict[str, MemberReport]]:
     """A master with slaves s and t, which have all. The disks of some are full, as etcd knows."""
-    master = master_with(etcd, "s", "t")
+    leader = master_with(etcd, "s", "t", master=master)
     for name in full:
         slave = Member(etcd, name)
         slave.run(slave.machine.full("no space", 0), 0)
     reports = {each: MemberReport(60, True, 300) for each in "st"}
-    master.report(60, reports, 300)
-    return master, reports
+    leader.report(60, reports, 300)
+    return leader, reports
 
 
 def test_a_master_whose_disk_is_full_gives_the_lead_to_who_has_room_and_leaves_the_set(etcd: SimEtcd) -> None:
@@ -528,6 +528,67 @@ def test_who_gave_the_lead_away_for_a_full_disk_counts_as_full_for_a_while_whate
     master.tick(1_500 + FULL_PAUSE_MS)
     assert not etcd.view.full
     assert not any("its disk" in each for each in master.machine.problems(1_500 + FULL_PAUSE_MS))
+
+
+class Loser(Member):
+    """Its hand-overs do not reach etcd while it has losses left; `time_out` tells it so."""
+
+    losses_left = 0
+    lost_count = 0
+
+    def run(self, effects: list[Effect], now_ms: int) -> None:
+        for effect in effects:
+            is_hand_over = isinstance(effect, Ask) and isinstance(effect.request, Transaction) and MASTER in effect.request.deletes
+            if is_hand_over and self.losses_left:
+                assert isinstance(effect, Ask)
+                self.losses_left, self.lost_count = self.losses_left - 1, self.lost_count + 1
+                self.asks.append(effect)
+            else:
+                super().run([effect], now_ms)
+
+    def time_out(self, now_ms: int) -> None:
+        asks, self.asks = self.asks, []
+        for ask in asks:
+            self.run(self.machine.answered(ask.number, None, now_ms), now_ms)
+
+
+def lead_over(etcd: SimEtcd, members: str) -> None:
+    """The slave s has won the next election."""
+    in_sync = encode_in_sync(2, frozenset(members), unclean_epoch=0)
+    etcd.commit(Transaction((), (Put(MASTER, encode_master("s", 2, "s:1"), 1), Put(IN_SYNC, in_sync))))
+
+
+def test_a_lead_that_etcd_is_asked_for_several_times_is_given_away_once(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, master=Loser)
+    assert isinstance(master, Loser)
+    master.losses_left = 4
+    master.run(master.machine.full("no space", 400), 400)
+    for now_ms in range(500, 2_000, 50):
+        master.time_out(now_ms)
+        master.report(60, reports, now_ms)
+    assert (master.lost_count, etcd.view.master) == (4, None)
+    master.run(master.machine.full("", 2_000), 2_000)
+    lead_over(etcd, "st")
+    master.tick(2_300)
+    assert master.machine.role is Role.FOLLOWING
+    assert "its disk has refused messages" in master.machine.problems(2_300)[0]
+    assert not any("its disk" in each for each in master.machine.problems(2_310 + FULL_PAUSE_MS))
+
+
+def test_a_member_whose_hand_over_is_called_off_has_no_pause(etcd: SimEtcd) -> None:
+    master, reports = in_sync_with(etcd, master=Loser)
+    assert isinstance(master, Loser)
+    master.losses_left = 1_000
+    master.run(master.machine.full("no space", 400), 400)
+    for now_ms in range(500, 4_100, 50):
+        master.time_out(now_ms)
+        master.report(60, reports, now_ms)
+        if now_ms == 1_500:
+            master.run(master.machine.full("", now_ms), now_ms)
+    assert (master.lost_count > 1, master.machine.role, etcd.view.order) == (True, Role.LEADING, None)
+    lead_over(etcd, "mst")
+    master.tick(4_500)
+    assert (master.machine.role, master.machine.problems(4_500)) == (Role.FOLLOWING, [])
 
 
 def test_a_master_that_has_room_again_keeps_the_lead(etcd: SimEtcd) -> None:
