@@ -36,7 +36,7 @@
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and created again; `metadata` holds both incarnations
         ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
-        ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
+        ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names one
         ├── QueueNotOwnedError          QUEUE_NOT_OWNED: a commit for a queue that is not the consumer's; `metadata` names the owner
         ├── MemberUnknownError          MEMBER_UNKNOWN: a member of a group was not heard of in time, and is none any more
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
@@ -491,7 +491,7 @@ class StaleReceiptError(ServerError):
 
 
 class GroupInUseError(ServerError):
-    """The group cannot be deleted, because its members have pulled within the last minute. `metadata` names the last one."""
+    """The group cannot be deleted: it has members, or somebody has pulled for it within the last minute. `metadata` names one."""
 
     reason = "GROUP_IN_USE"
     code = _FAILED_PRECONDITION

@@ -92,7 +92,8 @@ class AdminService:
     """Implements protomq.v1.AdminService, on the admin lane.
 
     `lane_status` gives the state of all lanes. `announce` waits until the name servers know the present topics, or until it gives up.
-    `write_refusal` says why the broker takes no writes; "" if it takes them. Topics change only after the `permit` is given.
+    `write_refusal` says why the broker takes no writes; "" if it takes them. `a_member` names a member of a group; "": it has none.
+    Topics change only after the `permit` is given.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class AdminService:
         write_refusal: Callable[[], str],
         commits: OffsetCommits,
         members: GroupMembers,
+        a_member: Callable[[str], str],
         permit: WritePermit,
     ) -> None:
         self._store = store
@@ -119,6 +121,7 @@ class AdminService:
         self._write_refusal = write_refusal
         self._commits = commits
         self._members = members
+        self._a_member = a_member
         self._permit = permit
         self._start_time_ms = clock.now_ms()
 
@@ -257,13 +260,13 @@ class AdminService:
             or store.popped.has_group(group)
         ):
             raise group_not_found(group)
-        member = self._members.user_of(group)
+        # A member may pull at a slave, which this broker does not see.
+        member = self._members.user_of(group) or self._a_member(group)
         if member and not request.force:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "GROUP_IN_USE",
-                f"{member} has pulled for group {group!r} within the last minute: stop the members of the group and wait for a minute; "
-                "or set force",
+                f"{member} is a member of group {group!r} or has just pulled for it: stop its members and wait for a minute; or set force",
                 metadata={"consumer_group": group, "member": member},
             )
 

@@ -302,6 +302,7 @@ class Broker:
             write_refusal=self._write_refusal,
             commits=self._commits,
             members=self._pull.members,
+            a_member=self._memberships.a_member,
             permit=self._permit,
         )
         self._server: Server | None = None

@@ -266,6 +266,7 @@ class FakeBroker:
             write_refusal=lambda: self.store.write_refusal,
             commits=self.commits,
             members=self.pull.members,
+            a_member=lambda group: min((name for of_group, name, _ in self.members if of_group == group), default=""),
             permit=self.permit,
         )
 

@@ -66,6 +66,7 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
             MemberCommits(no_members()),
         ),
         members=GroupMembers(clock),
+        a_member=lambda group: "",
         permit=permit,
     )
 
@@ -273,6 +274,23 @@ def test_a_group_in_use_is_deleted_only_by_force() -> None:
         "GROUP_IN_USE",
         {"consumer_group": "group", "member": "worker-7"},
     )
+    deletion.force = True
+    broker.call(ADMIN + "DeleteGroup", deletion).response()
+    assert broker.store.offsets.groups() == {}
+
+
+def test_a_group_whose_members_pull_elsewhere_is_deleted_only_by_force() -> None:
+    broker = FakeBroker()
+    commit(broker, "group")
+    commit(broker, "other")
+    broker.members.add(("group", "worker-7", 1))
+    deletion = DeleteGroupRequest(consumer_group="group")
+    assert told(broker.refusal(ADMIN + "DeleteGroup", deletion)) == (
+        "FAILED_PRECONDITION",
+        "GROUP_IN_USE",
+        {"consumer_group": "group", "member": "worker-7"},
+    )
+    broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="other")).response()
     deletion.force = True
     broker.call(ADMIN + "DeleteGroup", deletion).response()
     assert broker.store.offsets.groups() == {}

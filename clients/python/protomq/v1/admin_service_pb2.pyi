@@ -792,8 +792,8 @@ class DeleteGroupRequest(_message.Message):
     consumer_group: _builtins.str
     """The group."""
     force: _builtins.bool
-    """Delete the group although members have pulled within the last minute; without `force` that is GROUP_IN_USE. If a member continues, its
-    next commit creates the group again.
+    """Delete the group although it has members, or somebody has pulled for it within the last minute; without `force` that is GROUP_IN_USE.
+    If a member continues, its next commit creates the group again.
     """
     def __init__(
         self,

@@ -91,7 +91,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 27
     """NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
     ERROR_REASON_GROUP_IN_USE: _ErrorReason.ValueType  # 28
-    """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
+    """FAILED_PRECONDITION: the consumer group has members, or somebody has pulled for it lately; the metadata name one. Nothing was deleted."""
     ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
     """INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
     ERROR_REASON_ILLEGAL_DELAY: _ErrorReason.ValueType  # 30
@@ -212,7 +212,7 @@ this one again.
 ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 27
 """NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
 ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
-"""FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
+"""FAILED_PRECONDITION: the consumer group has members, or somebody has pulled for it lately; the metadata name one. Nothing was deleted."""
 ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
 """INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
 ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
