@@ -168,6 +168,8 @@ class MemberStandIn:
             self._state.restart()
         transport = self._transport = self._transport or SyncTransport(self._options)
         for address, request in requests:
+            if runs.is_set():
+                break  # It joins again, and a broker of an earlier version would take that for what ends.
             # Who does not hear it finds out: the connection closes, too.
             with contextlib.suppress(ProtomqError, OSError, RuntimeError):
                 transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)

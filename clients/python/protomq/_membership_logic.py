@@ -376,12 +376,17 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         client_id, nonce = self.key
-        request = pb.LeaveGroupRequest(consumer_group=self.group, client_id=client_id, nonce=nonce)
-        return [
-            (broker.address, request.SerializeToString())
-            for broker in self._brokers.values()
-            if broker.members is not None
-        ]
+        requests = []
+        for broker in self._brokers.values():
+            if broker.members is not None:
+                request = pb.LeaveGroupRequest(
+                    consumer_group=self.group,
+                    client_id=client_id,
+                    nonce=nonce,
+                    member_epoch=broker.member_epoch if self.is_named else 0,
+                )
+                requests.append((broker.address, request.SerializeToString()))
+        return requests
 
     def _said(self, broker_name: str) -> pb.GroupMember:
         with fork_waits:

@@ -244,9 +244,11 @@ class MembershipService:
     @tells_store_errors
     def leave_group(self, request: LeaveGroupRequest, context: CallContext) -> LeaveGroupResponse:
         """See the service."""
-        check_group_name(request.consumer_group)
+        name = request.consumer_group
+        check_group_name(name)
         with self._lock:
-            self._leave((request.consumer_group, (request.client_id, request.nonce)), self._clock.monotonic_ms())
+            if not request.member_epoch or not self._memberships.is_late(name, request):
+                self._leave((name, (request.client_id, request.nonce)), self._clock.monotonic_ms())
         return LeaveGroupResponse()
 
     @tells_store_errors

@@ -35,7 +35,7 @@ from protomq.wire.topics import TopicClass, class_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
 
 if TYPE_CHECKING:
-    from protomq.v1.membership_service_pb2 import GroupMember
+    from protomq.v1.membership_service_pb2 import GroupMember, LeaveGroupRequest
 
 MEMBERS_MAX: Final = 2_000
 """Most members of a group."""
@@ -151,7 +151,7 @@ class Memberships:
         self.ownerless_ms = 0
         """Queues without an owner times milliseconds, over all groups."""
 
-    def is_late(self, name: str, said: GroupMember) -> bool:
+    def is_late(self, name: str, said: GroupMember | LeaveGroupRequest) -> bool:
         """Whether the member has given its queues up, and joined again, since it made this call."""
         member = self._find(name, (said.client_id, said.nonce))
         return member is not None and said.member_epoch < member.said.member_epoch

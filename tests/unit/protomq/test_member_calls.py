@@ -376,6 +376,36 @@ def test_the_member_of_a_loop_that_is_stopped_and_kept_leaves_in_the_end_and_joi
     loop.close()
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_who_leaves_for_a_stopped_loop_names_its_membership_and_stops_leaving_when_the_loop_runs(
+    monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    class Transport:
+        def call(self, address: BrokerAddress, _: MethodInfo, payload: Sequence[bytes], __: float) -> bytes:
+            left.append((address.broker_name, pb.LeaveGroupRequest.FromString(b"".join(payload)).member_epoch))
+            runs.set()
+            return b""
+
+        def close(self) -> None: ...
+
+    class Member:
+        def news(self) -> None: ...
+
+    monkeypatch.setattr(_member_stand_in, "SyncTransport", lambda _: Transport())
+    state, member, runs = MembershipState("g", "m", Average()), Member(), threading.Event()
+    state.is_named = is_named
+    state.want({"T": ""}, {"a": A, "b": BrokerAddress("b", "b:1", "b:2")}, {"T": 1})
+    joined: dict[str, int] = {}
+    for name in "ab":
+        ticket, _, request, _ = state.begin(name, 0.0)
+        joined[name] = pb.HoldMembershipRequest.FromString(request).member.member_epoch
+        state.answered(ticket, accepted(request), 0.0)
+    left: list[tuple[str, int]] = []
+    MemberStandIn(state, threading.RLock(), TransportOptions(), member.news)._leave(runs)
+    assert left == [("a", joined["a"])], "the loop runs, and joins again at b"
+    assert bool(joined["a"]) is is_named
+
+
 def test_a_loop_and_a_member_that_nobody_has_any_more_are_not_kept_by_the_thread_that_watches() -> None:
     class Loop:
         pass

@@ -167,10 +167,8 @@ class World:
 
     def leave(self, member: MemberNode) -> None:
         self.members.remove(member)
-        client_id, nonce = member.state.key
-        request = LeaveGroupRequest(consumer_group="g", client_id=client_id, nonce=nonce)
-        for broker in self.brokers.values():
-            broker.server.call(LEAVE, request)
+        for address, request in member.state.leave_requests():
+            self.brokers[address.broker_name].server.call(LEAVE, request)
 
     def crash(self, member: MemberNode) -> None:
         self.members.remove(member)
@@ -610,6 +608,17 @@ def test_a_call_from_before_the_member_gave_its_queues_up_arrives_late_and_chang
     assert held.is_held
     (member,) = listed(broker).members
     assert (member.member, member.silent_ms) == (says("n", 1, epoch=2), 0)
+
+
+@pytest.mark.parametrize(("epoch", "is_gone"), [(1, False), (2, True), (0, True)])
+def test_a_leave_of_an_earlier_membership_ends_no_later_one(epoch: int, is_gone: bool) -> None:
+    broker = BrokerNode("a", 2)
+    for joined in (1, 2):
+        request = HoldMembershipRequest(consumer_group="g", member=says("n", epoch=joined), hold_ms=10_000)
+        broker.server.call(HOLD, request).response()
+    leave = LeaveGroupRequest(consumer_group="g", client_id="n", nonce=6, member_epoch=epoch)
+    assert broker.server.call(LEAVE, leave).error is None
+    assert len(listed(broker).members) == (not is_gone)
 
 
 def test_a_claim_is_answered_at_once_without_the_list_and_the_news_come_with_the_next_call() -> None:

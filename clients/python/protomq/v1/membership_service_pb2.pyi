@@ -310,22 +310,26 @@ class LeaveGroupRequest(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     client_id: _builtins.str
     """As in GroupMember."""
     nonce: _builtins.int
     """As in GroupMember."""
+    member_epoch: _builtins.int
+    """As in GroupMember: which membership ends. 0: any. A later one goes on: the member has joined again before this arrived."""
     def __init__(
         self,
         *,
         consumer_group: _builtins.str = ...,
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
+        member_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
