@@ -4,7 +4,7 @@ Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
   that does not exist yet (auto_create) is trusted for 2 s only.
 - No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
-  while only some brokers of a topic may be written, a producer trusts its route for 1 s.
+  while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
 - While no name server answers, the last known route stays in use. So does, for 4 s, one that lacks a broker in the next answer, unless a
   call has failed. That name server may have just started.
@@ -41,6 +41,9 @@ ROUTE_FRESH_S: Final = 30.0
 AUTO_CREATE_FRESH_S: Final = 2.0
 CLOSED_FRESH_S: Final = 1.0
 """For a producer, while a broker of the topic is drained or has slaves only: it may be opened again at any time."""
+CLOSED_LONG_S: Final = 300.0
+"""From then on it is looked for less often: it may be closed for good."""
+CLOSED_LONG_FRESH_S: Final = 5.0
 RETRY_AFTER_FAILURE_S: Final = 2.0
 INVALIDATE_INTERVAL_S: Final = 0.2
 MISSING_KEPT_S: Final = 10.0
@@ -62,6 +65,8 @@ class _Entry:
     route: Route
     fresh_until_s: float
     fetched_at_s: float
+    same_since_s: float
+    """Since when look-ups have found this route."""
     invalid: bool = False
     refreshing: bool = False
     missing_since_s: float | None = None
@@ -75,7 +80,7 @@ class RouteCache:
     def __init__(self, *, sends: bool = False) -> None:
         """`sends`: a producer's."""
         self._entries: dict[str, _Entry] = {}
-        self._closed_fresh_s = CLOSED_FRESH_S if sends else ROUTE_FRESH_S
+        self._sends = sends
 
     def fresh(self, topic: str, now_s: float) -> Route | None:
         """A route that needs no look-up."""
@@ -122,12 +127,14 @@ class RouteCache:
         if old is not None and _keeps_brokers(old, route, now_s):
             old.fresh_until_s, old.refreshing, old.missing_since_s = now_s + LACKING_FRESH_S, False, None
             return old.route
+        same_since_s = now_s
         if old is not None and old.route == route:
-            route = old.route
+            route, same_since_s = old.route, old.same_since_s
         fresh_s = AUTO_CREATE_FRESH_S if route.auto_create else ROUTE_FRESH_S
-        if route.is_partly_closed:
-            fresh_s = min(fresh_s, self._closed_fresh_s)
-        self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s)
+        if route.is_partly_closed and self._sends:
+            is_long = now_s - same_since_s >= CLOSED_LONG_S
+            fresh_s = min(fresh_s, CLOSED_LONG_FRESH_S if is_long else CLOSED_FRESH_S)
+        self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s, same_since_s)
         return route
 
     def failed(self, topic: str, error: Exception, now_s: float) -> Route | None:

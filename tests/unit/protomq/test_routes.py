@@ -25,6 +25,7 @@ from protomq._remoting_hello import split_address
 from protomq._routes import (
     BROKER_KEPT_S,
     CLOSED_FRESH_S,
+    CLOSED_LONG_FRESH_S,
     LACKING_FRESH_S,
     ROUTE_FRESH_S,
     RouteCache,
@@ -202,6 +203,21 @@ def test_a_producer_looks_for_a_closed_broker_each_second_as_long_as_others_can_
         assert cache.fresh("t", fresh_s) is None
         cache.store(route_at("a", "b"), 100.0)
         assert cache.fresh("t", 99.9 + ROUTE_FRESH_S) == route_at("a", "b")
+
+
+def test_a_broker_that_is_closed_for_long_is_looked_for_less_often_until_something_changes() -> None:
+    closed = replace(route_at("a", "b"), writable_brokers=("b",), is_partly_closed=True)
+    cache = RouteCache(sends=True)
+
+    def fresh_s(found: Route, now_s: float) -> float:
+        cache.store(replace(found), now_s)
+        return next(age_s for age_s in (CLOSED_FRESH_S, CLOSED_LONG_FRESH_S, ROUTE_FRESH_S) if not cache.fresh("t", now_s + age_s))
+
+    assert [fresh_s(closed, float(now_s)) for now_s in range(300)] == [CLOSED_FRESH_S] * 300
+    assert [fresh_s(closed, 300.0 + now_s) for now_s in (0, 5, 10)] == [CLOSED_LONG_FRESH_S] * 3
+    assert fresh_s(replace(closed, writable_brokers=("a",)), 315.0) == CLOSED_FRESH_S, "another one is closed"
+    assert fresh_s(route_at("a", "b"), 316.0) == ROUTE_FRESH_S
+    assert fresh_s(closed, 900.0) == CLOSED_FRESH_S
 
 
 def test_an_invalid_route_is_looked_up_but_not_five_times_in_a_row() -> None:
