@@ -142,7 +142,8 @@ class BackPayload:
     """An encoded SendBackRequest with an id of its own: all tries have the same octets, so it is done once.
 
     It names runs of messages, if the broker is one of `alike_brokers` and they failed alike. If the broker has an earlier version by now (a
-    fail-over during an upgrade) and refuses that, the request is encoded again, message by message.
+    fail-over during an upgrade) and refuses that, the request is encoded again, message by message. That is another
+    request: if the first one was done and only its answer was lost, its messages are sent back twice.
     """
 
     def __init__(

@@ -154,6 +154,7 @@ def test_an_earlier_version_that_has_the_broker_s_name_now_is_sent_messages() ->
     assert asked[0] == asked[1]
     assert asked[2] == asked[3]
     assert messages_of(asked[0]) == list(asked[2].messages)
+    assert asked[0].request_id != asked[2].request_id, "another request: what was done is done twice"
     assert not brokers
     steps = send_back_steps("g", messages, {}, lambda _: 9, 3.0, alike_brokers={"a"})
     wrong = InvalidArgumentError("other", field_violations=[("messages[0].message_id", "is not that")])
