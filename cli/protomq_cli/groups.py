@@ -207,7 +207,7 @@ def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:
 def delete(
     group: GroupArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although members have pulled within the last minute.")
+        bool, typer.Option("--force", help="Delete it although it has members or had pulls within the last minute.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     broker: OnBroker = None,

@@ -233,7 +233,7 @@ class Admin(AdminCalls):
     ) -> list[str]:
         """Deletes the offsets of a consumer group. Returns the brokers that knew it. Raises GroupNotFoundError if none did.
 
-        If members have pulled within the last minute, brokers refuse to delete the group (GroupInUseError), unless `force` is given. A
+        Brokers refuse to delete a group that has members or had pulls within the last minute (GroupInUseError), unless `force` is given. A
         member that goes on would commit, and so create the group again.
         """
         return whole(*delete_group(self, group, brokers, force=force))
