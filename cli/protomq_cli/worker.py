@@ -53,7 +53,7 @@ class Process:
         self.index = index
         self.pipe = read
         self.is_running = False
-        self.counts = {"open": 0, "waiting": 0, "size_bytes": 0, "done": 0, "refused": 0}
+        self.counts = {"open": 0, "waiting": 0, "size_bytes": 0, "done": 0, "refused": 0, "failed": 0}
         self._rest = b""
 
     def read(self) -> bool:
@@ -191,7 +191,7 @@ class Supervisor:
             counts = process.counts
             self._say(
                 f"worker {slot.index}, process {process.popen.pid}, {slot.phase.value}: {counts['done']} done, {counts['open']} here, "
-                f"{counts['waiting']} of them waiting, {counts['refused']} refused, {slot.restarts} restarts"
+                f"{counts['waiting']} of them waiting, {counts['failed']} failed, {counts['refused']} refused, {slot.restarts} restarts"
             )
 
     @contextmanager

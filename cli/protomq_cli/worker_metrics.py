@@ -46,7 +46,8 @@ class Metric(NamedTuple):
 
 
 _OF_COUNTS: Final = (
-    ("done", "protomq_worker_messages_done_total", "counter", "Messages that are finished, since the start of the process."),
+    ("done", "protomq_worker_messages_done_total", "counter", "Messages that are finished or given back, since the start of the process."),
+    ("failed", "protomq_worker_messages_failed_total", "counter", "How often a message failed, since the same."),
     ("refused", "protomq_worker_messages_refused_total", "counter", "Messages that failed and do not come again, since the same."),
     ("open", "protomq_worker_messages_open", "gauge", "Messages that are here and not done."),
     ("waiting", "protomq_worker_messages_waiting", "gauge", "Those of them that no listener has."),

@@ -247,7 +247,7 @@ def test_a_function_may_make_a_consumer_of_coroutines(world: World, protomq_prod
     bodies = send(protomq_producer, world.topic, 20)
     with world.worker("--status", "200ms", target="app:make") as worker:
         wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
-        wait_for(lambda: worker.find(r"up: 20 done, 0 here, 0 of them waiting, 0 refused, 0 restarts"), PATIENCE_S)
+        wait_for(lambda: worker.find(r"up: 20 done, 0 here, 0 of them waiting, 0 failed, 0 refused, 0 restarts"), PATIENCE_S)
         assert worker.end() == 0
 
 

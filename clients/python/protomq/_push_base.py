@@ -39,8 +39,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class PushCounts(NamedTuple):
     """How a push consumer stands.
 
-    `open`: messages here that are not done, of `size_bytes` octets; `waiting`: those of them that no listener has. Since its start: `done`,
-    and `refused`, which failed and do not come again: no broker took them back, or nothing is given back (`broadcast`).
+    `open`: messages here that are not done, of `size_bytes` octets; `waiting`: those of them that no listener has. Since its start:
+
+    `done`: those that were given back, too. `refused`: those that failed and do not come again: no broker took them back, or nothing is
+    given back (`broadcast`). `failed`: how often a message failed: it was given back, was dropped, or is tried again in order.
     """
 
     open: int
@@ -48,6 +50,7 @@ class PushCounts(NamedTuple):
     size_bytes: int
     done: int
     refused: int
+    failed: int
 
 
 class PushBase:
@@ -102,7 +105,7 @@ class PushBase:
         state = self._state
         refused = state.backs.refused_count + state.dropped_count
         return PushCounts(
-            state.count, state.waiting_count, state.size_bytes, state.done_count, refused
+            state.count, state.waiting_count, state.size_bytes, state.done_count, refused, state.failed_count
         )
 
     def _about(self) -> About:

@@ -120,6 +120,8 @@ class PushState:
         self.size_bytes = 0
         self.done_count = 0
         """Since the start, with those that were given back."""
+        self.failed_count = 0
+        """How often a message failed since the start: it was given back, or dropped, or is tried again in order."""
         self.stands: Callable[[MessageQueue], bool] = lambda _: True
         """Whether the queue is certainly still this consumer's: else nothing of it is begun. Those that are not are dropped soon."""
         self.dropped_count = 0
@@ -293,6 +295,7 @@ class PushState:
             self._fail(run, message, failure)
         self._collect(run)
         if judged.again:
+            self.failed_count += 1
             run.work.suspended_until_s = now_s + judged.delay_ms / 1000
             self._put_back(run, judged.again)
 
@@ -523,6 +526,7 @@ class PushState:
         work = run.work
         if self._works.get(work.queue) is not work:
             return  # The queue has gone.
+        self.failed_count += 1
         if self.options.broadcast:
             self.dropped_count += 1
             self._finish(work, (message,))

@@ -42,7 +42,7 @@ from .errors import (
     TopicRecreatedError,
     UnsupportedError,
 )
-from .wire.topics import retry_topic
+from .wire.topics import dead_letter_topic, retry_topic
 
 logger = logging.getLogger("protomq")
 
@@ -397,7 +397,14 @@ class PushSteps:
             state = self._consumer.state
             call.payload = BackPayload(self._options.group, call.broker_name, failed, state.incarnation, state.alike_brokers)
         topic = call.backs[0].message.queue.topic
-        yield from call.payload.call_steps(topic, self._options.request_timeout_s, CALL)
+        answer = yield from call.payload.call_steps(topic, self._options.request_timeout_s, CALL)
+        for back, result in zip(call.backs, answer.results, strict=False):
+            # The broker counts retries: that these are spent is known only here.
+            if result.dead_letter and self._seldom.is_due(("dead letter", back.message.topic)):
+                logger.warning(
+                    "%r is a dead letter, in %s: %s (a further one is not logged for a minute)",
+                    back.message, dead_letter_topic(self._options.group), back.fields.get("error", ""),
+                )  # fmt: skip
 
     def back_done(self, call: BackCall) -> None:
         """The broker has them."""

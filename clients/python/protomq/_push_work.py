@@ -107,7 +107,7 @@ class Worker:
     def _goes(self, error: BaseException) -> str:
         if not self._comes_again:
             return "is dropped"
-        return "is a dead letter" if isinstance(error, SchemaError) else "comes again"
+        return "is a dead letter" if isinstance(error, SchemaError) else "comes again while its group has retries left"
 
     def _judged(self, listener: Listener, result: object, count: int) -> Judgement:
         judgement = judge(result, count)

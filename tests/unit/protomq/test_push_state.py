@@ -336,6 +336,7 @@ def test_an_orderly_message_is_a_dead_letter_when_its_attempts_are_spent_or_when
         (0, {"error": "no", "dead_letter": True, "attempt": 1}),
         (1, {"error": "no", "dead_letter": True}),
     ]
+    assert made.failed_count == 3
 
 
 def test_an_orderly_batch_goes_on_with_its_first_message_that_failed_whatever_was_said_behind_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from protomq import _methods
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._group_looks import LOOK_INTERVAL_S
@@ -21,7 +22,7 @@ from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeld
 from protomq._types import MessageQueue
 from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
 from protomq.v1.group_pb2 import GroupSettings
-from protomq.v1.group_service_pb2 import GetGroupResponse
+from protomq.v1.group_service_pb2 import GetGroupResponse, SendBackResponse, SentBack
 from protomq.v1.pull_service_pb2 import PULL_STATUS_NO_NEW_MSG, PullResponse
 from tests.support.fake_driver import FakeWorld, route_of
 from tests.unit.protomq.test_push_state import Q0, Q1, finish, listener, messages
@@ -118,6 +119,28 @@ def test_what_a_broker_never_takes_back_is_dealt_with_and_told(caplog: pytest.Lo
     text = caplog.text
     assert "failed with 'boom' and cannot be given back, it does not come again: OFFSET_OUT_OF_RANGE expired" in text
     assert "broker b does not answer, trying again: away" in text
+
+
+def test_the_first_dead_letter_of_a_topic_in_a_minute_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    servers = FakeWorld(route_of("t", "b"))
+    results = [SentBack(attempt=1, due_time_ms=9), SentBack(attempt=1, dead_letter=True)]
+    servers.answers[_methods.SEND_BACK] = lambda *_: SendBackResponse(results=results).SerializeToString()
+    for first, found in ((5, ["<Message t/b/0@6>"]), (7, []), (9, ["<Message t/b/0@10>"])):
+        world.take(first, 2)
+        while (run := world.state.next_run(0.0)) is not None:
+            world.state.settled(run, [run.messages.popleft()], [failure_of_text("boom")], 0.0)
+            world.state.ended(run, 0.0)
+        call = world.state.backs.begin(world.now_s)
+        assert call is not None
+        servers.driver.run(world.steps.back_steps(call))
+        world.steps.back_done(call)
+        assert [one for one in caplog.messages if "dead" in one] == [
+            f"{name} is a dead letter, in %DLQ%g: boom (a further one is not logged for a minute)" for name in found
+        ]
+        caplog.clear()
+        world.now_s += SAID_AGAIN_S / 2
+    assert (world.state.failed_count, world.state.done_count) == (6, 6)
 
 
 @pytest.mark.parametrize(("options", "limit", "is_shut"), [
