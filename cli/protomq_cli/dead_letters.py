@@ -161,9 +161,22 @@ def replay(
     row = {"group": group, "replayed": done.replayed, "known": done.known, "without_topic": done.without_topic}
     print_rows([row], _REPLAY_COLUMNS, output)
     missing.check()
+    check_replayed(done)
+
+
+def check_replayed(done: ReplayProgress) -> None:
+    """Raises CliError if something that was wanted is not replayed."""
+    if done.without_topic:
+        raise CliError(
+            ExitCode.REFUSED,
+            "WITHOUT_TOPIC",
+            f"{done.without_topic} dead letters stay where they are: their topic is gone, or takes no sends; `protomq dlq show {done.group}` "
+            "names it as origin_topic. `protomq topic create TOPIC` makes it, with --update --permission read-write it takes sends; then "
+            "replay again",
+        )
     if done.unknown_ids:
         raise CliError(
-            ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {group!r} has no dead letter {', '.join(done.unknown_ids)}"
+            ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {done.group!r} has no dead letter {', '.join(done.unknown_ids)}"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protomq import ReplayProgress
-from protomq_cli.dead_letters import _say_progress
+from protomq_cli.dead_letters import _say_progress, check_replayed
+from protomq_cli.exits import CliError, ExitCode
 
 
 def test_progress_stays_on_one_line_until_all_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,3 +15,12 @@ def test_progress_stays_on_one_line_until_all_are_looked_at(capsys: pytest.Captu
     assert capsys.readouterr().err == (
         "\r10 of 20 dead letters looked at, 7 replayed\r20 of 20 dead letters looked at, 16 replayed\n"
     )
+
+
+def test_a_replay_that_leaves_something_is_no_success() -> None:
+    check_replayed(ReplayProgress("g", replayed=7, known=2))
+    with pytest.raises(CliError, match="1 dead letters stay .* `protomq dlq show g` names it .* then replay again") as refused:
+        check_replayed(ReplayProgress("g", replayed=7, without_topic=1))
+    with pytest.raises(CliError, match="group 'g' has no dead letter AB, CD") as unknown:
+        check_replayed(ReplayProgress("g", unknown_ids=("AB", "CD")))
+    assert (refused.value.exit_code, unknown.value.exit_code) == (ExitCode.REFUSED, ExitCode.NOT_FOUND)
