@@ -93,6 +93,26 @@ def test_what_fails_while_the_broker_is_away_is_given_back_when_it_is_there_agai
     assert committed(broker, group, topic) == 10
 
 
+def test_dead_letters_may_be_watched_before_the_first_one(push: Push, broker: Broker) -> None:
+    topic = f"watched-{push.kind}"
+    group = group_of(broker, topic)
+    found: list[bytes] = []
+
+    def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    def watch(message: Message) -> None:
+        found.append(message.body)
+
+    with push(f"w-{topic}", f"%DLQ%{group}", watch, begin="latest") as watcher:
+        assert watcher.is_running
+        with Producer(namesrv=broker.namesrv) as producer:
+            bodies = send(producer, topic, 3)
+        with push(group, topic, fail) as consumer:
+            wait_for(lambda: sorted(found) == bodies, PATIENCE_S)
+            wait_for(lambda: (consumer.counts.failed, consumer.counts.done) == (3, 3), PATIENCE_S)
+
+
 def test_a_topic_that_is_made_again_is_consumed_from_its_beginning(push: Push, broker: Broker) -> None:
     topic = f"again-{push.kind}"
     group = group_of(broker, topic, 20)

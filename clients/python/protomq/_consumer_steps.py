@@ -247,6 +247,10 @@ class ConsumerSteps:
         if self._listener is not None:
             yield from self._tell(self._listener.on_lost, lost)
 
+    def expect_all_of(self, topic: str) -> None:
+        """The topic did not exist a moment ago, so all that is in it is to be consumed."""
+        self._made_again.add(topic)
+
     def _forget_incarnations(self) -> None:
         """Of topics that are not consumed any more: one that is taken up again begins where it is told."""
         topics = self.subscriptions.keys() | {queue.topic for queue in self.assigned}

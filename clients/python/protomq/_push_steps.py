@@ -42,7 +42,7 @@ from .errors import (
     TopicRecreatedError,
     UnsupportedError,
 )
-from .wire.topics import dead_letter_topic, retry_topic
+from .wire.topics import TopicClass, class_of, dead_letter_topic, retry_topic
 
 logger = logging.getLogger("protomq")
 
@@ -193,6 +193,8 @@ class PushSteps:
         self._floors: dict[MessageQueue, int | None] = {}
         """Of queues that went: the lowest message that was not done."""
         self._subscribed: dict[str, Wanted] = {}
+        self._awaited: set[str] = set()
+        """Topics of dead letters that do not exist yet."""
         self._retry_brokers: set[str] = set()
         self._retry_pause_s = LOOK_S
         self._next_retry_s = 0.0
@@ -338,9 +340,20 @@ class PushSteps:
             )  # fmt: skip
 
     def _subscribe(self, wanted: Wanted) -> Steps[None]:
-        routes: list[Route] = yield from self._consumer.subscribe(
-            wanted.topic, wanted.tags, wanted.filter
-        )
+        topic = wanted.topic
+        if topic in self._awaited:
+            self._consumer.expect_all_of(topic)
+        try:
+            routes: list[Route] = yield from self._consumer.subscribe(topic, wanted.tags, wanted.filter)
+        except TopicNotFoundError:
+            if class_of(topic) is not TopicClass.DEAD_LETTER:
+                raise
+            # A broker makes it with the first dead letter, and `look` finds it.
+            if topic not in self._awaited:
+                logger.warning("topic %s does not exist; the consumer waits until the first dead letter makes it: is the name right?", topic)
+            self._awaited.add(topic)
+            return
+        self._awaited.discard(topic)
         self._subscribed[wanted.topic] = wanted
         for text in self._consumer.doubts(routes):
             logger.warning("%s", text)

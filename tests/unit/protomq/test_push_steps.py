@@ -20,7 +20,7 @@ from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
 from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom, Wanted
 from protomq._types import MessageQueue
-from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
+from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError, TopicNotFoundError
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse, SendBackResponse, SentBack
 from protomq.v1.pull_service_pb2 import PULL_STATUS_NO_NEW_MSG, PullResponse
@@ -141,6 +141,28 @@ def test_the_first_dead_letter_of_a_topic_in_a_minute_is_told(caplog: pytest.Log
         caplog.clear()
         world.now_s += SAID_AGAIN_S / 2
     assert (world.state.failed_count, world.state.done_count) == (6, 6)
+
+
+def test_dead_letters_are_waited_for_while_there_are_none_and_another_topic_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    options = PushOptions(group="watchers", begin="latest")
+    for topic in ("%DLQ%g", "%RETRY%g"):
+        world = FakeWorld(route_of(topic, "b"))
+        world.route_script.extend([TopicNotFoundError("none"), TopicNotFoundError("none")])
+        consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=ListenedPulls(PullOptions("watchers")))
+        wanted = {topic: Wanted(topic, listener())}
+        steps = PushSteps(options, consumer, PushState(options, {topic: listener()}), wanted, world.now_s)
+        if topic == "%RETRY%g":
+            with pytest.raises(TopicNotFoundError):
+                world.driver.run(steps.start())
+            continue
+        world.driver.run(steps.start())
+        world.driver.run(steps.look())
+        assert not consumer.subscriptions
+        world.driver.run(steps.look())
+        assert list(consumer.subscriptions) == [topic]
+        assert consumer._made_again == {topic}, "so it begins at the first, whatever `begin` says"
+    text = "topic %DLQ%g does not exist; the consumer waits until the first dead letter makes it: is the name right?"
+    assert caplog.messages.count(text) == 1
 
 
 @pytest.mark.parametrize(("options", "limit", "is_shut"), [
