@@ -38,7 +38,7 @@ from ._show_settings import show_settings
 from ._trace import close_steps
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, QueueRange
 from ._warnings import warn
-from .errors import ClosedError, ProtomqError
+from .errors import ClosedError, ConfigurationError, ProtomqError
 
 
 @show_settings(ConsumerOptions, ConsumerSettings.__annotations__)
@@ -81,6 +81,8 @@ class AsyncPullConsumer(ConsumerBase):
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
         self._arrived: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where it is a member, and pulls."""
         self._reads = True
         """Whether what arrives is taken from the kernel: not while enough waits to be handed out."""
         self._start_hooks(connection)
@@ -100,6 +102,8 @@ class AsyncPullConsumer(ConsumerBase):
     ) -> None:
         """See PullConsumer.subscribe."""
         self._check_open()
+        if self._member is not None:
+            self._check_loop()
         check_topic(topic)
         checked = checked_tags(tags)
         wanted_filter = checked_filter(checked, sql, cel, module)
@@ -157,6 +161,7 @@ class AsyncPullConsumer(ConsumerBase):
 
     async def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         self._check_open()
+        self._check_loop()
         self._check_something_to_poll()
         deadline_s = time.monotonic() + timeout_s
         steps, state = self._steps, self._state
@@ -423,6 +428,15 @@ class AsyncPullConsumer(ConsumerBase):
         return self._state.uncommitted_count()
 
     # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _check_loop(self) -> None:
+        """Pulls that were under way when another loop ended have ended with it, and nobody would make them again."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise ConfigurationError(
+                "this pull consumer was used in another event loop: use it within one asyncio.run(), or make a consumer in each"
+            )
 
     def _look_around(self) -> None:
         self._wake()

@@ -10,6 +10,7 @@ import pytest
 from protomq import AsyncPullConsumer, MessageQueue
 from protomq._steps import Steps
 from protomq._types import BrokerAddress
+from protomq.errors import ConfigurationError
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -47,3 +48,12 @@ def test_a_queue_that_goes_while_its_broker_is_looked_up_is_not_pulled_and_no_br
     asyncio.run(pull())
     assert not called
     assert not caplog.messages
+
+
+def test_a_consumer_that_polled_in_one_loop_is_refused_in_the_next_one() -> None:
+    consumer = AsyncPullConsumer()
+    with pytest.raises(ConfigurationError, match="nothing to poll"):
+        asyncio.run(consumer.poll())
+    with pytest.raises(ConfigurationError, match="was used in another event loop: use it within one"):
+        asyncio.run(consumer.poll())
+    asyncio.run(consumer.close())
