@@ -719,10 +719,10 @@ class MembershipState:
 
     def _tell_difference(self, broker_name: str, difference: str) -> None:
         if difference:
-            self._tell(
-                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}. Topics, filters and "
-                "settings have to be the same in all members: else messages come to nobody, or twice"
-            )
+            advice = "Topics, filters and settings have to be the same in all members: else messages come to nobody, or twice"
+            if "consumes under the group's name" in difference:  # As no member: nothing can be made the same.
+                advice = "Give each kind a group of its own"
+            self._tell(f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}. {advice}")
 
     def _tell(self, text: str) -> None:
         if text not in self._told_of and len(self._told_of) < 1_000:

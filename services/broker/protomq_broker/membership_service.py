@@ -77,6 +77,7 @@ DESCRIPTION_WAIT_MAX_MS: Final = 30_000
 
 MemberId = tuple[str, MemberKey]
 """Group and member."""
+MAKE_ALIKE: Final = "Topics, filters and settings have to be the same in all members: else messages come to nobody, or twice"
 
 
 class _Question:
@@ -489,15 +490,11 @@ class MembershipService:
         return encoded
 
     def _warn_of_difference(self, name: str, said: GroupMember, group: Group) -> None:
-        self._warn(name, "" if group.are_alike else difference(said, group.said()))
+        self._warn(name, "" if group.are_alike else difference(said, group.said()), MAKE_ALIKE)
 
-    def _warn(self, name: str, text: str) -> None:
+    def _warn(self, name: str, text: str, advice: str) -> None:
         if text and self._said.is_due((name, text)):
-            log.warning(
-                "the members of group %s are not alike: %s. Topics, filters and settings have to be the same in all members: else "
-                "messages come to nobody, or twice",
-                name, text,
-            )  # fmt: skip
+            log.warning("the members of group %s are not alike: %s. %s", name, text, advice)
 
     # On lanes.
 
@@ -518,7 +515,7 @@ class MembershipService:
             for name in self._memberships.beside_changed(self._beside()):
                 self._tell(name)
                 group = self._memberships.find(name)
-                self._warn(name, group.beside if group is not None else "")
+                self._warn(name, group.beside if group is not None else "", "Give each kind a group of its own")
             for name in [name for name in self._encoded if self._memberships.find(name) is None]:
                 del self._encoded[name]
         if expired:

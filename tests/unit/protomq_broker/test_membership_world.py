@@ -30,6 +30,7 @@ from protomq.v1.membership_service_pb2 import (
     MemberDescription,
     MemberTopic,
 )
+from protomq_broker.group_members import GroupMembers
 from protomq_broker.membership_service import (
     DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
@@ -975,6 +976,18 @@ def test_members_hear_of_who_consumes_beside_them_once(caplog: pytest.LogCapture
     assert hold(broker).response().difference == ""
     told = [text for text in caplog.messages if "the members of group g are not alike: a simple consumer at 10.0.0.5" in text]
     assert len(told) == 1
+    assert told[0].endswith(". Give each kind a group of its own"), "settings cannot be made the same"
+
+
+def test_who_consumes_beside_a_member_is_told_with_advice_that_helps(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(BrokerNode("a", 4))
+    beside = GroupMembers(ManualClock())
+    beside.came_beside("g", "a simple consumer (pop)", "10.0.0.5:4711")
+    world.brokers["a"].beside = beside.beside()
+    world.join("m1")
+    world.run(3_000)
+    told = [text for text in caplog.messages if "says broker a" in text]
+    assert [text.partition("so each message comes to both. ")[2] for text in told] == ["Give each kind a group of its own"]
 
 
 def test_each_of_many_hears_how_the_first_differs_from_it() -> None:
