@@ -412,8 +412,10 @@ class Handling:
     def _say_refused(self, message: Message) -> None:
         self._count(refused=1)
         logger.warning(
-            "what %s said of message %s of %s is refused: somebody else has it by now", self.name, message.message_id, message.topic
-        )
+            "what %s said of message %s of %s is refused: it was done already, by an ack() of the program's own, say, or somebody else has "
+            "it by now. handle() acknowledges by itself",
+            self.name, message.message_id, message.topic,
+        )  # fmt: skip
 
 
 def hold_of(message: Message, handlings: Iterable[Handling]) -> Hold:

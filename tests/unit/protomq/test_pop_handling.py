@@ -147,7 +147,7 @@ def test_messages_are_renewed_together_when_half_of_their_time_is_over_and_after
     assert not any(hold.is_lost for hold in holds)
 
 
-def test_a_renewal_that_is_refused_is_told_to_the_handler_and_never_made_again() -> None:
+def test_a_renewal_that_is_refused_is_told_to_the_handler_and_never_made_again(caplog: pytest.LogCaptureFixture) -> None:
     brokers = Brokers()
     first, second, third, fourth = brokers.begin("a", "b")
     brokers.stale = {"a": [40, 41], "b": [41]}  # of "a" all, of "b" one
@@ -159,6 +159,7 @@ def test_a_renewal_that_is_refused_is_told_to_the_handler_and_never_made_again()
     assert brokers.renew(30) == 1
     brokers.handling.lost(first)
     assert brokers.handling.counts == (0, 0, 1)
+    assert "is refused: it was done already, by an ack() of the program's own, say, or somebody else has it by now" in caplog.text
 
 
 def test_a_message_whose_handler_has_returned_while_it_was_renewed_is_not_lost() -> None:
