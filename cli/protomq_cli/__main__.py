@@ -12,6 +12,8 @@ from protomq_cli.importing import uncollected
 def run() -> int:
     """Run the command of this process; its exit code."""
     _open_closed_streams()
+    if sys.argv[1:2] == ["worker"]:
+        _outlive_hangups()
     try:
         with uncollected():
             from protomq_cli.main import main
@@ -22,6 +24,14 @@ def run() -> int:
     finally:
         # The interpreter's last collection would look through all modules once more.
         gc.freeze()
+
+
+def _outlive_hangups() -> None:
+    """A worker's SIGHUP replaces its processes: while there are none, it says nothing, and must not end the worker."""
+    import signal
+
+    if hasattr(signal, "SIGHUP"):  # Not on Windows.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def _open_closed_streams() -> None:

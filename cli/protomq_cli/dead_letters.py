@@ -170,9 +170,9 @@ def check_replayed(done: ReplayProgress) -> None:
         raise CliError(
             ExitCode.REFUSED,
             "WITHOUT_TOPIC",
-            f"{done.without_topic} dead letters stay where they are: their topic is gone, or takes no sends; `protomq dlq show {done.group}` "
-            "names it as origin_topic. `protomq topic create TOPIC` makes it, with --update --permission read-write it takes sends; then "
-            "replay again",
+            f"{done.without_topic} dead letters stay where they are: their topic is gone, or takes no sends; `protomq dlq show "
+            f"{done.group}` names it as origin_topic. `protomq topic create TOPIC` makes it, with --update --permission "
+            "read-write it takes sends; then replay again",
         )
     if done.unknown_ids:
         raise CliError(

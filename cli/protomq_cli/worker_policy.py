@@ -16,6 +16,7 @@ One thread.
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -67,6 +68,8 @@ class Slot:
     restarts: int = 0
     """Since the supervisor's start, replacements not counted."""
     was_killed: bool = False
+    was_ready: bool = False
+    """The process that is there."""
 
 
 class WorkerPolicy:
@@ -89,7 +92,7 @@ class WorkerPolicy:
         for slot in self.slots:
             if slot.phase is Phase.DOWN:
                 if not self.is_stopping and slot.start_at_s <= now_s:
-                    slot.phase, slot.started_s = Phase.STARTING, now_s
+                    slot.phase, slot.started_s, slot.was_ready = Phase.STARTING, now_s, False
                     actions.append(Action(Doing.START, slot.index))
             elif self.is_stopping and slot.phase is not Phase.STOPPING:
                 actions.append(self._stop(slot, now_s))
@@ -113,7 +116,7 @@ class WorkerPolicy:
     def ready(self, index: int) -> None:
         """The process consumes."""
         slot = self.slots[index]
-        self._was_ready = True
+        self._was_ready = slot.was_ready = True
         if slot.phase is Phase.STARTING:
             slot.phase = Phase.UP
 
@@ -124,7 +127,9 @@ class WorkerPolicy:
         slot.phase = Phase.DOWN
         slot.was_killed = False
         if self.is_stopping:
-            if code != 0 and not self._code:
+            # One that has not begun may not take SIGTERM yet, and loses nothing.
+            is_unbegun = code == -signal.SIGTERM and not slot.was_ready
+            if code != 0 and not is_unbegun and not self._code:
                 self._code = 1
         elif was_asked:
             slot.start_at_s, slot.deaths = now_s, 0

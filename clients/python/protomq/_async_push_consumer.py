@@ -289,6 +289,14 @@ class AsyncPushConsumer(PushBase):
 
     # -- while it runs ---------------------------------------------------------------------------------------------------
 
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        """Calls it where the consumer runs: at once there, else soon, as from a thread of the program's."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
+            function()
+        else:
+            loop.call_soon_threadsafe(function)
+
     def suspend(self) -> None:
         """See PushConsumer.suspend."""
         self._state.is_suspended = True
@@ -296,13 +304,16 @@ class AsyncPushConsumer(PushBase):
     def resume(self) -> None:
         """See PushConsumer.resume."""
         self._state.is_suspended = False
-        self._begin_tasks()
-        self._wake()
+        self._in_loop(self._go_on)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """So many tasks from now on; those that are too many end after what they have."""
+        """So many tasks from now on; those that are too many end after what they have. Any thread."""
         self._concurrency = self._checked_concurrency(concurrency)
+        self._in_loop(self._begin_tasks)
+
+    def _go_on(self) -> None:
         self._begin_tasks()
+        self._wake()
 
     @property
     def is_running(self) -> bool:

@@ -350,7 +350,8 @@ class PushSteps:
                 raise
             # A broker makes it with the first dead letter, and `look` finds it.
             if topic not in self._awaited:
-                logger.warning("topic %s does not exist; the consumer waits until the first dead letter makes it: is the name right?", topic)
+                text = "topic %s does not exist; the consumer waits until the first dead letter makes it: is the name right?"
+                logger.warning(text, topic)
             self._awaited.add(topic)
             return
         self._awaited.discard(topic)

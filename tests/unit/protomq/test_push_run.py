@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -254,3 +255,20 @@ async def test_who_stops_waits_for_tasks_that_stop() -> None:
     may_close.set()
     await asyncio.gather(*tasks)
     assert ended == ["closed", "stopped", "stopped"]
+
+
+def test_a_thread_may_set_the_concurrency_of_coroutines(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, begun = AsyncPushConsumer("g"), []
+
+    async def run() -> None:
+        monkeypatch.setattr(consumer, "_consumer", SimpleNamespace(wake=lambda: begun.append("wake")))
+        consumer._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(consumer._state, "runs_wanted", lambda: begun.append(asyncio.get_running_loop()) or 0)
+        consumer.suspend()
+        for change in (lambda: consumer.set_concurrency(3), consumer.resume):
+            await asyncio.to_thread(change)
+        consumer.set_concurrency(4)
+        assert begun == [consumer._loop, consumer._loop, "wake", consumer._loop]
+
+    asyncio.run(run())
+    assert (consumer.concurrency, consumer.is_suspended) == (4, False)

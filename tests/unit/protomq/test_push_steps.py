@@ -20,7 +20,12 @@ from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
 from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom, Wanted
 from protomq._types import MessageQueue
-from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError, TopicNotFoundError
+from protomq.errors import (
+    ConnectFailedError,
+    IllegalFilterError,
+    OffsetOutOfRangeError,
+    TopicNotFoundError,
+)
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse, SendBackResponse, SentBack
 from protomq.v1.pull_service_pb2 import PULL_STATUS_NO_NEW_MSG, PullResponse

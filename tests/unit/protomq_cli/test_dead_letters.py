@@ -19,7 +19,7 @@ def test_progress_stays_on_one_line_until_all_are_looked_at(capsys: pytest.Captu
 
 def test_a_replay_that_leaves_something_is_no_success() -> None:
     check_replayed(ReplayProgress("g", replayed=7, known=2))
-    with pytest.raises(CliError, match="1 dead letters stay .* `protomq dlq show g` names it .* then replay again") as refused:
+    with pytest.raises(CliError, match=r"1 dead letters stay .* `protomq dlq show g` names it .* then replay again") as refused:
         check_replayed(ReplayProgress("g", replayed=7, without_topic=1))
     with pytest.raises(CliError, match="group 'g' has no dead letter AB, CD") as unknown:
         check_replayed(ReplayProgress("g", unknown_ids=("AB", "CD")))

@@ -47,6 +47,13 @@ def test_ctrl_c_while_modules_are_imported_ends_it_without_a_trace(tmp_path: Pat
         assert (ended.returncode, ended.stderr) == (130, b"")
 
 
+def test_a_hangup_while_a_worker_is_imported_does_not_end_it(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nraise KeyboardInterrupt\n")
+    for command, code in (("worker", 130), ("version", -1)):
+        ended = subprocess.run([sys.executable, "-m", "protomq_cli", command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+        assert ended.returncode == code
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0

@@ -53,6 +53,18 @@ def test_a_stop_asks_all_and_kills_who_is_not_done_in_time() -> None:
     assert made.step(99.0) == []
 
 
+def test_a_process_that_a_stop_ends_before_it_takes_signals_has_lost_nothing() -> None:
+    for is_ready, code in ((False, 0), (True, 1)):
+        made = WorkerPolicy(1, 30.0)
+        made.step(0.0)
+        if is_ready:
+            made.ready(0)
+        made.stop(0.1)
+        made.step(0.1)
+        made.exited(0, -15, 0.2)
+        assert made.exit_code == code
+
+
 def test_a_second_stop_waits_for_nobody() -> None:
     made = up(1)
     made.stop(0.0)
