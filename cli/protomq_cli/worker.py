@@ -239,7 +239,13 @@ def _snapshot(folder: Path | None) -> dict[str, int]:
 def process_environment(namesrv: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the processes. Their SDK reads the name server there, and no configuration file of commands."""
     named = named_namesrv(namesrv, environment)
-    return dict(environment) if named is None else {**environment, NAMESRV_VARIABLE: named}
+    if named is None:
+        return dict(environment)
+    from protomq import Admin
+
+    # Raises ConfigurationError: else each process would end with a trace through the program.
+    Admin(namesrv=named).close()
+    return {**environment, NAMESRV_VARIABLE: named}
 
 
 def worker(

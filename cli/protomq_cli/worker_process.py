@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from protomq_cli.exits import ExitCode
@@ -47,7 +49,12 @@ def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
     with _nothing_runs(target):
         found = _named(target)
         if not isinstance(found, PushConsumer | AsyncPushConsumer) and callable(found):
+            if found in (PushConsumer, AsyncPushConsumer):
+                raise LoadError(f"{target} is the class: name a consumer that the module makes, as in consumer = PushConsumer(\"billing\")")
             found = found()
+    if inspect.iscoroutine(found):
+        found.close()
+        raise LoadError(f"{target} is a coroutine function: the worker calls it where no loop runs, write def instead of async def")
     if not isinstance(found, PushConsumer | AsyncPushConsumer):
         raise LoadError(f"{target} is no PushConsumer or AsyncPushConsumer, nor a function that returns one: {found!r}")
     if found._consumer is not None:
@@ -80,6 +87,8 @@ def _named(target: str) -> object:
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
         raise LoadError(f"{target!r} is no MODULE:NAME, as in app.orders:consumer")
+    if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
+        raise LoadError(f"{target!r} names a file, not a module: {_module_text(module_name, path)}")
     try:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -92,6 +101,15 @@ def _named(target: str) -> object:
         except AttributeError:
             raise LoadError(f"module {module_name!r} has no {path!r}") from None
     return found
+
+
+def _module_text(file_name: str, path: str) -> str:
+    """What to write instead of a file's name."""
+    here = Path.cwd()
+    file = Path(os.path.normpath(here / file_name.removesuffix(".py")))
+    if not file.is_relative_to(here):
+        return f"write {file.name}:{path}, and start the worker in {file.parent}"
+    return f"write {'.'.join(file.relative_to(here).parts).lstrip('.')}:{path}"
 
 
 def main(arguments: list[str]) -> int:

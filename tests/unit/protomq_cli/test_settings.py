@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from protomq.errors import ConfigurationError
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.settings import config_path, find_namesrv
 from protomq_cli.standalone import DESK_DISK_RATIOS, desk_disk_ratios
@@ -37,6 +38,8 @@ def test_processes_of_a_worker_get_the_name_server_that_commands_find(config: Pa
     assert process_environment(None, environment) == environment
     nothing = {"XDG_CONFIG_HOME": str(tmp_path / "none"), "PROTOMQ_NAMESRV": "h:1"}
     assert process_environment(None, nothing) == nothing, "a consumer may have one of its own"
+    with pytest.raises(ConfigurationError, match="an address has the form host:port, with a port from 1 to 65535; this is 'localhost'"):
+        process_environment("localhost", environment)
 
 
 def test_a_variable_wins_over_the_disk_ratios_of_a_desk() -> None:

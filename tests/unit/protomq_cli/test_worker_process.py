@@ -1,0 +1,50 @@
+"""What the target of a worker may be, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from protomq import AsyncPushConsumer, PushConsumer
+from protomq_cli.worker_process import LoadError, load_consumer
+
+HERE = Path.cwd()
+
+
+async def make() -> PushConsumer:
+    return PushConsumer("g")
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("told")
+    vars(module).update(make=make, PushConsumer=PushConsumer, AsyncPushConsumer=AsyncPushConsumer, consumer=PushConsumer("g"))
+    monkeypatch.setitem(sys.modules, "told", module)
+    return module
+
+
+def test_a_consumer_is_named_by_its_module(program: ModuleType) -> None:
+    assert load_consumer("told:consumer") is program.consumer
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("./told:consumer", "'./told:consumer' names a file, not a module: write told:consumer"),
+        (".told:consumer", "names a file, not a module: write told:consumer"),
+        ("told.py:consumer", "'told.py:consumer' names a file, not a module: write told:consumer"),
+        ("app/told.py:consumer", "names a file, not a module: write app.told:consumer"),
+        (f"{HERE}/app/told.py:consumer", "names a file, not a module: write app.told:consumer"),
+        ("/nowhere/told.py:consumer", "names a file, not a module: write told:consumer, and start the worker in /nowhere"),
+        ("told:PushConsumer", "told:PushConsumer is the class: name a consumer that the module makes"),
+        ("told:AsyncPushConsumer", "told:AsyncPushConsumer is the class: name a consumer that the module makes"),
+        ("told:make", "told:make is a coroutine function: the worker calls it where no loop runs, write def instead of async def"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_what_to_write(target: str, text: str) -> None:
+    with pytest.raises(LoadError, match=re.escape(text) + "($|, as in )"):
+        load_consumer(target)
