@@ -49,8 +49,7 @@ def when_of(delay: object, deliver_at: object) -> When | None:
     if isinstance(delay, DelayLevel):
         level = check_count("the level of a delay", delay.level, 1, LEVEL_MAX)
         return When(b"\x48" + encode_varint(level), 0)
-    hint = "; a time is given as deliver_at" if isinstance(delay, datetime) else ""
-    delay_s = checked_delay_s(delay, _DELAY_MAX_S, f"{_DELAY_MAX_S:g} seconds", hint)
+    delay_s = checked_delay_s(delay, _DELAY_MAX_S, "40 days", "; a time is given as deliver_at")
     return When(b"\x50" + encode_varint(math.ceil(delay_s * 1000)), 0)
 
 
@@ -60,10 +59,10 @@ def checked_delay_s(delay: object, max_s: float, max_text: str, hint: str = "") 
         delay = delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise WrongTypeError(
-            f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}{hint}"
+            f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}{hint if isinstance(delay, datetime) else ''}"
         )
     if not 0 <= delay <= max_s:
-        raise ConfigurationError(f"delay is 0 seconds to {max_text}, not {delay}")
+        raise ConfigurationError(f"delay is 0 seconds to {max_text}, not {delay}{hint if delay > max_s else ''}")
     return delay
 
 

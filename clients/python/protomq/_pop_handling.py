@@ -412,8 +412,8 @@ class Handling:
     def _say_refused(self, message: Message) -> None:
         self._count(refused=1)
         logger.warning(
-            "what %s said of message %s of %s is refused: it was done already, by an ack() of the program's own, say, or somebody else has "
-            "it by now. handle() acknowledges by itself",
+            "what %s said of message %s of %s is refused: it is done already, or somebody else has it by now. A handler calls no "
+            "ack() of its own",
             self.name, message.message_id, message.topic,
         )  # fmt: skip
 

@@ -105,7 +105,7 @@ class PopRequests:
         request.invisible_ms = request.invisible_ms or INVISIBLE_DEFAULT_MS
         least, most = config.pop_invisible_min_ms, config.pop_invisible_max_ms
         if not least <= request.invisible_ms <= most:
-            text = f"must be {least} to {most}, or 0 for {INVISIBLE_DEFAULT_MS}; {_in_seconds(request.invisible_ms, least, most)}"
+            text = f"must be {least} to {most}; {_in_seconds(request.invisible_ms, least, most)}"
             raise invalid_argument("invisible_ms", text)
         if request.start not in _STARTS:
             raise invalid_argument("start", f"this broker knows no start {request.start}")

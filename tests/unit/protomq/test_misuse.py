@@ -479,7 +479,9 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
         (lambda p: p.send("T", b"", key=["a", "b"]), r"write keys=\['a', 'b'\]$"),
         (lambda p: p.send("T", b"", key=b"a"), r"write key=b'a'\.decode\(\)"),
         (lambda p: p.send("T", b"", properties={"a": None}), "'a': None is not; leave it out"),
-        (lambda p: p.send("T", b"", delay=math.inf), r"delay is 0 seconds to 1e\+10 seconds, not inf"),
+        (lambda p: p.send("T", b"", delay=math.inf), "delay is 0 seconds to 40 days, not inf"),
+        (lambda p: p.send("T", b"", delay=-5), "delay is 0 seconds to 40 days, not -5$"),
+        (lambda p: p.send("T", b"", delay=10**12), "delay is 0 seconds to 40 days, not 1000000000000; a time is given as deliver_at"),
         (lambda _: PushConsumer("g", threads=3), "did you mean concurrency"),  # type: ignore[call-arg]
         (lambda _: PushConsumer("g", batch_size=3), "belongs to a listener"),  # type: ignore[call-arg]
         (lambda _: PushConsumer("g", commit_interval_s=0), "^commit_interval_s is"),

@@ -159,7 +159,7 @@ def test_a_renewal_that_is_refused_is_told_to_the_handler_and_never_made_again(c
     assert brokers.renew(30) == 1
     brokers.handling.lost(first)
     assert brokers.handling.counts == (0, 0, 1)
-    assert "is refused: it was done already, by an ack() of the program's own, say, or somebody else has it by now" in caplog.text
+    assert "is refused: it is done already, or somebody else has it by now. A handler calls no ack() of its own" in caplog.text
 
 
 def test_a_message_whose_handler_has_returned_while_it_was_renewed_is_not_lost() -> None:

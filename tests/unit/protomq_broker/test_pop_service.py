@@ -660,6 +660,12 @@ def test_a_pop_that_cannot_be_is_refused(fields: dict[str, Any], reason: str) ->
     assert broker.refusal(POP + "Pop", b"\xff").reason == "INVALID_ARGUMENT"
 
 
+def test_a_time_out_of_bounds_is_told_in_both_units_and_no_other_value_is_offered() -> None:
+    request = PopRequest(consumer_group="group", topic="topic", invisible_ms=1_000)
+    text = filled(1).refusal(POP + "Pop", request).message
+    assert text == "invisible_ms: must be 10000 to 43200000; that is 10 s to 43200 s, and not 1 s"
+
+
 def test_a_request_that_was_answered_before_is_refused_once_it_cannot_be_any_more() -> None:
     broker = filled(2)
     topic = broker.store.topics.find("topic")
