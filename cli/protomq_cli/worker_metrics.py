@@ -106,7 +106,8 @@ class MetricsPage:
             text = f"--metrics-host: the host {host!r} is not known here; give an address of this machine, or 0.0.0.0 for all"
             raise CliError(ExitCode.USAGE, "UNKNOWN_HOST", text) from error
         except OSError as error:
-            raise CliError(ExitCode.REFUSED, "PORT_TAKEN", f"metrics cannot be served at {host}:{port}: {error}") from error
+            advice = "give another --metrics-port, or 0 for a free one"
+            raise CliError(ExitCode.REFUSED, "PORT_TAKEN", f"metrics cannot be served at {host}:{port}: {error}; {advice}") from error
         self._server.daemon_threads = True
         self.address = f"http://{host}:{self._server.server_address[1]}/metrics"
         threading.Thread(target=self._server.serve_forever, name="protomq-worker-metrics", daemon=True).start()

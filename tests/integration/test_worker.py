@@ -337,7 +337,7 @@ def test_a_filter_that_is_none_ends_it_with_exit_code_2_and_no_restarts(world: W
 def test_a_port_that_is_taken_is_told(world: World) -> None:
     port = world.broker.remoting_address.rpartition(":")[2]
     finished = run("worker", "app:consumer", "--metrics-port", port, code=6)
-    assert "metrics cannot be served" in finished.stderr
+    assert re.search("metrics cannot be served .*; give another --metrics-port, or 0 for a free one", finished.stderr)
     finished = run("worker", "app:consumer", "--metrics-port", "0", "--metrics-host", "nosuch.invalid", code=2)
     assert "the host 'nosuch.invalid' is not known here" in finished.stderr
 

@@ -11,6 +11,7 @@ from ._message import Message
 from ._push_results import Failure, Judgement, Listener, failure_of, judge
 from ._push_state import Run
 from ._push_steps import SaidSeldom
+from ._requests import asks_for_reply
 from .errors import SchemaError
 
 logger = logging.getLogger("protomq")
@@ -94,6 +95,8 @@ class Worker:
         if judgement is None:
             run.done.extend(messages)
         else:
+            if judgement.nonsense and asks_for_reply(messages[0]) and self._seldom.is_due((run.listener.name, "reply")):
+                logger.warning("%s: the sender of %r waits for a reply: call reply(message, ...)", run.listener.name, messages[0])
             self._settle(run, messages, judgement.failures)
 
     def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:

@@ -35,6 +35,7 @@ from .errors import (
     CallerGoneError,
     ClosedError,
     ConfigurationError,
+    CorruptMessageError,
     ProtomqError,
     RequestTimeoutError,
     TopicNotFoundError,
@@ -122,6 +123,15 @@ def reply_to_of(message: object) -> ReplyTo:
     origin = message.origin
     topic = message.queue.topic if origin is None else origin.topic
     return ReplyTo(topic, *found)
+
+
+def asks_for_reply(message: Message) -> bool:
+    """Whether its sender waits for a reply."""
+    try:
+        reply_to_of(message)
+    except (ConfigurationError, CorruptMessageError):
+        return False
+    return True
 
 
 def reply_timeout_s(request_timeout_s: float) -> float:

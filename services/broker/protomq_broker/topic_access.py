@@ -215,7 +215,7 @@ def group_disabled(name: str) -> ServiceError:
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "GROUP_DISABLED",
-        f"group {name!r} may not consume: its settings say so (consume_enabled); ask the operator, who switches it on with PutGroup",
+        f"group {name!r} may not consume: its settings say so (consume_enabled); `protomq group set {name} --consume` switches it on",
         metadata={"consumer_group": name},
     )
 

@@ -15,7 +15,9 @@ from typing import Any, cast
 import pytest
 
 from protomq import AsyncPushConsumer, PushConsumer
+from protomq._requests import ReplyInbox
 from protomq.errors import ClientError
+from protomq.testing import FakeGroup
 
 
 @pytest.fixture
@@ -272,3 +274,15 @@ def test_a_thread_may_set_the_concurrency_of_coroutines(monkeypatch: pytest.Monk
 
     asyncio.run(run())
     assert (consumer.concurrency, consumer.is_suspended) == (4, False)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_service_that_returns_its_answer_is_told_to_reply(asks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = PushConsumer("g")
+    consumer.subscribe("t", lambda message: b"answer")
+    group = FakeGroup(consumer)
+    group.send("t", b"question", properties=ReplyInbox("t", "b").properties("call", 60.0) if asks else {})
+    group.deliver()
+    assert sum("which is no result" in text for text in caplog.messages) == 1
+    hints = [text for text in caplog.messages if text.endswith("waits for a reply: call reply(message, ...)")]
+    assert len(hints) == asks

@@ -108,6 +108,7 @@ def test_a_group_that_is_switched_off_gets_nothing_until_it_is_on() -> None:
     put(broker, consume_enabled=False)
     error = broker.refusal(PULL, pull())
     assert told(error) == ("FAILED_PRECONDITION", "GROUP_DISABLED", {"consumer_group": "g"})
+    assert "; `protomq group set g --consume` switches it on" in error.message
     assert broker.call(PULL, pull("other")).error is None
     assert broker.call(PULL, PullRequest(topic="topic")).error is None
     put(broker, consume_enabled=True)
