@@ -159,3 +159,9 @@ def test_the_pages_have_something_to_compare() -> None:
     assert len(ALLOCATIONS) >= 6
     for name in ("Producer", "PullConsumer", "PushConsumer", "SimpleConsumer", "Admin"):
         assert f"`{name}" in PAGE
+
+
+@pytest.mark.parametrize("name", ["`setDelayTimeMs`", "`RECONSUME_LATER`", "`offsetForTimestamp`", "`pollTimeoutMillis`"])
+def test_what_is_given_in_seconds_here_is_told_to_who_gave_milliseconds(name: str) -> None:
+    (row,) = [line for line in PAGE.splitlines() if name in line]
+    assert "seconds" in row
