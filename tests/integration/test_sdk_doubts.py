@@ -62,6 +62,16 @@ def test_a_topic_that_does_not_exist_is_told_once_and_waited_for(
         assert messages[0].body == b"first"
 
 
+@pytest.mark.filterwarnings("ignore:topic 'nosuch' does not exist")
+def test_a_topic_that_does_not_exist_is_one_line_of_the_log(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    with consumer(server) as source:
+        source.subscribe("nosuch")
+        assert source.poll(0.5) == []
+    assert [record.message.partition(";")[0] for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "topic 'nosuch' does not exist"
+    ]
+
+
 async def test_a_topic_that_does_not_exist_is_told_by_the_async_consumer(
     server: FakeServer,
 ) -> None:

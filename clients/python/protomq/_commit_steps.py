@@ -109,7 +109,8 @@ class CommitSteps:
         for place, error in errors.items():
             topic, broker_name = place
             is_told = error.retriable or self._troubles.get(place) == error.reason
-            level = logging.DEBUG if is_told and not is_last else logging.WARNING
+            is_told = self._outages.is_no_news(topic, error) or (is_told and not is_last)
+            level = logging.DEBUG if is_told else logging.WARNING
             logger.log(
                 level,
                 "offsets of %s in %s/%s not committed %s: %s",

@@ -134,8 +134,6 @@ class ConsumerSteps:
         """The last that is known of each topic at each broker."""
         self._made_again: set[str] = set()
         """Topics that were deleted while they were consumed: all that is in them since is to be consumed."""
-        self._told_of: set[str] = set()
-        """Topics about which the user was warned."""
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
@@ -200,7 +198,7 @@ class ConsumerSteps:
 
     def doubts(self, routes: Iterable[Route]) -> list[str]:
         """What the user may not have meant; each is told once."""
-        return doubtful_topics(routes, self._exists, self._told_of)
+        return doubtful_topics(routes, self._exists, self._outages.told_of)
 
     def _try_filter(self, routes: Iterable[Route], wanted: MessageFilter) -> Steps[None]:
         """Asks all brokers of these topics what they have against a filter. Raises the first answer that another try does not change.

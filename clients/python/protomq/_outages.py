@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from .errors import NoRouteError, ProtomqError, ServerError, TransportError
+from .errors import NoRouteError, ProtomqError, ServerError, TopicNotFoundError, TransportError
 
 logger = logging.getLogger("protomq")
 
@@ -20,12 +20,20 @@ class Outages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since_s: dict[str, float] = {}
+        self.told_of: set[str] = set()
+        """Topics about which the user was warned: that they do not exist is no news."""
+
+    def is_no_news(self, topic: str, error: ProtomqError) -> bool:
+        """Whether the user knows it already."""
+        return isinstance(error, TopicNotFoundError) and topic in self.told_of
 
     def failed(self, peer: str, topic: str, error: ProtomqError) -> None:
         """A call about a topic failed and will be made again. The first of a row is told.
 
         What only the topic suffers from is told apart from a peer that is down.
         """
+        if self.is_no_news(topic, error):
+            return
         if not isinstance(error, TransportError | NoRouteError):
             peer = _about(peer, topic)
         if peer not in self._since_s:

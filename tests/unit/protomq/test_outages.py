@@ -7,7 +7,12 @@ import logging
 import pytest
 
 from protomq._outages import Outages
-from protomq.errors import ConnectFailedError, NotPermittedError, SystemBusyError
+from protomq.errors import (
+    ConnectFailedError,
+    NotPermittedError,
+    SystemBusyError,
+    TopicNotFoundError,
+)
 
 
 def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,6 +43,19 @@ def test_what_one_topic_suffers_from_does_not_take_turns_with_the_others(
     assert caplog.messages == [
         "broker a, asked about topic t, answers SYSTEM_BUSY, trying again: later",
         "broker a, asked about topic t, answers again, after 0.0 s",
+    ]
+
+
+def test_that_a_topic_does_not_exist_is_no_news_where_the_user_was_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "protomq")
+    outages = Outages(lambda: 0.0)
+    outages.told_of.add("t")
+    for topic in ("t", "u"):
+        outages.failed("broker a", topic, TopicNotFoundError("none"))
+    outages.failed("broker a", "t", SystemBusyError("later"))
+    assert caplog.messages == [
+        "broker a, asked about topic u, answers TOPIC_NOT_FOUND, trying again: none",
+        "broker a, asked about topic t, answers SYSTEM_BUSY, trying again: later",
     ]
 
 
