@@ -260,12 +260,17 @@ async def test_who_stops_waits_for_tasks_that_stop() -> None:
 
 
 def test_a_thread_may_set_the_concurrency_of_coroutines(monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer, begun = AsyncPushConsumer("g"), []
+    consumer = AsyncPushConsumer("g")
+    begun: list[object] = []
+
+    def runs_wanted() -> int:
+        begun.append(asyncio.get_running_loop())
+        return 0
 
     async def run() -> None:
         monkeypatch.setattr(consumer, "_consumer", SimpleNamespace(wake=lambda: begun.append("wake")))
         consumer._loop = asyncio.get_running_loop()
-        monkeypatch.setattr(consumer._state, "runs_wanted", lambda: begun.append(asyncio.get_running_loop()) or 0)
+        monkeypatch.setattr(consumer._state, "runs_wanted", runs_wanted)
         consumer.suspend()
         for change in (lambda: consumer.set_concurrency(3), consumer.resume):
             await asyncio.to_thread(change)
