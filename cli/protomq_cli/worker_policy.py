@@ -27,6 +27,8 @@ BACKOFF_MAX_S: Final = 30.0
 LIVED_S: Final = 60.0
 UNLOADABLE: Final = 2
 """Exit code of a process whose program is not there or is none."""
+UNREACHABLE: Final = 3
+"""Of one that found no server when it started."""
 
 
 class Doing(Enum):
@@ -127,8 +129,8 @@ class WorkerPolicy:
         slot.phase = Phase.DOWN
         slot.was_killed = False
         if self.is_stopping:
-            # One that has not begun may not take SIGTERM yet, and loses nothing.
-            is_unbegun = code == -signal.SIGTERM and not slot.was_ready
+            # One that has not begun loses nothing: it may not take SIGTERM yet, or looks for a server.
+            is_unbegun = not slot.was_ready and code in (-signal.SIGTERM, UNREACHABLE)
             if code != 0 and not is_unbegun and not self._code:
                 self._code = 1
         elif was_asked:

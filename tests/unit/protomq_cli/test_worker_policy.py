@@ -54,14 +54,14 @@ def test_a_stop_asks_all_and_kills_who_is_not_done_in_time() -> None:
 
 
 def test_a_process_that_a_stop_ends_before_it_takes_signals_has_lost_nothing() -> None:
-    for is_ready, code in ((False, 0), (True, 1)):
+    for is_ready, told, code in ((False, -15, 0), (False, 3, 0), (False, 2, 1), (True, -15, 1), (True, 3, 1)):
         made = WorkerPolicy(1, 30.0)
         made.step(0.0)
         if is_ready:
             made.ready(0)
         made.stop(0.1)
         made.step(0.1)
-        made.exited(0, -15, 0.2)
+        made.exited(0, told, 0.2)
         assert made.exit_code == code
 
 
