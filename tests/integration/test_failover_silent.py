@@ -254,6 +254,57 @@ def test_receive_raises_nothing_during_a_fail_over_and_goes_on(cluster: ElectedC
     assert cluster.wait_leading(2) is not old
 
 
+def test_members_of_groups_get_what_the_new_master_has_without_waiting_for_their_held_calls(cluster: ElectedCluster) -> None:
+    old = cluster.wait_leading(2)
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic("held", write_queues=4, read_queues=4)
+    bodies: dict[str, list[bytes]] = {}
+    ends = threading.Event()
+
+    def consume(group: str, connection: ConnectionOptions) -> None:
+        with PullConsumer(group, connection=connection, begin="earliest") as consumer:
+            consumer.subscribe("held")
+            while not ends.is_set():
+                bodies.setdefault(group, []).extend(message.body for message in consumer.poll(1))
+
+    async def consume_async(group: str, connection: ConnectionOptions) -> None:
+        async with AsyncPullConsumer(group, connection=connection, begin="earliest") as consumer:
+            await consumer.subscribe("held")
+            while not ends.is_set():
+                bodies.setdefault(group, []).extend(message.body for message in await consumer.poll(1))
+
+    def wait_for_all(kind: bytes) -> None:
+        wanted = {kind + b"%d" % number for number in range(8)}
+        wait_for(lambda: len(bodies) == 4 and all(wanted <= set(found) for found in bodies.values()), PATIENCE_S)
+
+    with ThreadPoolExecutor(16) as pool, Producer(namesrv=cluster.namesrv, send_timeout_s=TIMEOUT_S) as producer:
+        kinds: tuple[Literal["remoting", "grpc"], ...] = ("remoting", "grpc")
+        running = []
+        try:
+            for kind in kinds:
+                connection = ConnectionOptions(namesrv=cluster.namesrv, transport=kind)
+                for _ in range(2):
+                    running.append(pool.submit(consume, f"threads-{kind}", connection))
+                    running.append(pool.submit(asyncio.run, consume_async(f"coroutines-{kind}", connection)))
+            for number in range(8):
+                producer.send("held", b"before%d" % number, queue=MessageQueue("held", NAME, number % 4))
+            wait_for_all(b"before")
+            old.process.send_signal(signal.SIGSTOP)
+            began_s = time.monotonic()
+            for number in range(8):
+                producer.send("held", b"after%d" % number, queue=MessageQueue("held", NAME, number % 4))
+            wait_for_all(b"after")
+            took_s = time.monotonic() - began_s
+        finally:
+            old.process.send_signal(signal.SIGCONT)
+            ends.set()
+            for one in running:
+                one.result(PATIENCE_S)
+    # A pull is held for 15 s, and so is a member's call.
+    assert took_s < LATEST_S
+    assert cluster.wait_leading(2) is not old
+
+
 def test_receive_raises_what_waiting_does_not_mend_while_a_broker_is_silent(cluster: ElectedCluster) -> None:
     old = cluster.wait_leading(2)
     with Admin(namesrv=cluster.namesrv) as admin, SimpleConsumer("off", namesrv=cluster.namesrv) as consumer:

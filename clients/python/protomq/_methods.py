@@ -115,6 +115,8 @@ WATCHED: Final[Mapping[int, Watch]] = {
     REPLY.method_id: SOON,  # By the id of the request's call.
     SEND_BACK.method_id: SOON,  # By its request id.
     COMMIT_OFFSETS.method_id: SOON,  # It sets what it set before.
+    PULL.method_id: HELD,  # It only reads.
+    HOLD_MEMBERSHIP.method_id: HELD,  # It says what the member has, whatever it said before.
     POP.method_id: HELD,  # What the lost answer had comes again, as after any lost answer.
     WAIT_FOR_REPLIES.method_id: HELD,  # Replies stay at the broker until it hears that they have come.
 }

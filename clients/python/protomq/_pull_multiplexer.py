@@ -23,6 +23,7 @@ from ._late_imports import fork_waits
 from ._remoting_hello import error_of_answer
 from ._remoting_sync import PipelinedConnection
 from ._transport import SyncTransport
+from ._transport_options import HELD, NEWS_S, given_up
 from ._types import BrokerAddress, MethodInfo
 from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, RequestTimeoutError
 
@@ -31,6 +32,7 @@ logger = logging.getLogger("protomq")
 CONNECT_TIMEOUT_S: Final = 3.0
 EXPIRY_INTERVAL_S: Final = 0.1
 """While answers come: between two looks for calls whose time is up."""
+_DOUBT_PERIOD_S: Final = HELD.look_s + NEWS_S
 
 
 class Outcome(NamedTuple):
@@ -43,7 +45,13 @@ class Outcome(NamedTuple):
 class _InFlight(NamedTuple):
     ticket: Any
     connection: PipelinedConnection
+    sent_at_s: float
     deadline_s: float
+
+
+class _GrpcCall(NamedTuple):
+    address: BrokerAddress
+    sent_at_s: float
 
 
 class _Request(NamedTuple):
@@ -76,7 +84,9 @@ class PullMultiplexer:
         self._in_flight: dict[int, _InFlight] = {}
         self._request_id = 0
         self._look_at_s = 0.0
-        self._grpc_calls: set[Any] = set()
+        self._heard_at_s: dict[BrokerAddress, float] = {}
+        self._grpc_calls: dict[Any, _GrpcCall] = {}
+        self._given_up: set[Any] = set()
         # From other threads, each followed by a wake-up.
         self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
 
@@ -107,6 +117,8 @@ class PullMultiplexer:
             for address, connection in self._connections.items()
             if connection.has_received_ahead and size_max_bytes
         ]
+        if self._transport.is_replaced is not None and (self._in_flight or self._grpc_calls):
+            timeout_s = min(timeout_s, NEWS_S)
         ready = self._selector.select(0.0 if ahead else max(timeout_s, 0.0))
         for address in ahead:
             self._receive(address, size_max_bytes, outcomes)
@@ -187,7 +199,7 @@ class PullMultiplexer:
                 self._send(address, link, request)
         else:
             for request in requests:
-                self._send_grpc(link.method(self._method), request)
+                self._send_grpc(address, link.method(self._method), request)
 
     # -- the remoting port -----------------------------------------------------------------------------------------------
 
@@ -195,8 +207,8 @@ class PullMultiplexer:
         self, address: BrokerAddress, connection: PipelinedConnection, request: _Request
     ) -> None:
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
-        deadline_s = time.monotonic() + request.timeout_s
-        self._in_flight[request_id] = _InFlight(request.ticket, connection, deadline_s)
+        now_s = time.monotonic()
+        self._in_flight[request_id] = _InFlight(request.ticket, connection, now_s, now_s + request.timeout_s)
         try:
             connection.send(request_id, self._method, request.payload, request.timeout_s)
         except ProtomqError as error:
@@ -229,13 +241,38 @@ class PullMultiplexer:
         if heard and now_s < self._look_at_s:
             return  # Messages are coming: a look at all calls for each of them would cost too much.
         self._look_at_s = now_s + EXPIRY_INTERVAL_S
+        self._heard_at_s.update((address, now_s) for address in heard if address is not None)
         late = {item.connection for item in self._in_flight.values() if item.deadline_s <= now_s}
+        sent_at_s: dict[PipelinedConnection, float] = {}
+        for item in self._in_flight.values():
+            sent_at_s.setdefault(item.connection, item.sent_at_s)  # The first is the oldest.
         for address, connection in list(self._connections.items()):
-            if connection in late and address not in heard:
-                error = RequestTimeoutError(
-                    f"{address.remoting_address}: no answer to a pull in time"
-                )
-                self._lose(address, connection, error, outcomes)
+            error: ProtomqError
+            if address in heard:
+                continue
+            if connection in late:
+                error = RequestTimeoutError(f"{address.remoting_address}: no answer to a pull in time")
+            elif self._is_replaced(address, sent_at_s.get(connection, now_s), now_s):
+                error = given_up(address.remoting_address, self._method)
+            else:
+                continue
+            self._lose(address, connection, error, outcomes)
+        calls = list(self._grpc_calls.items())
+        oldest = dict(reversed([one for _, one in calls]))
+        replaced = {address for address, sent_s in oldest.items() if self._is_replaced(address, sent_s, now_s)}
+        for call, (address, _) in calls:
+            if address in replaced:
+                self._given_up.add(call)
+                call.cancel()
+
+    def _is_replaced(self, address: BrokerAddress, sent_at_s: float, now_s: float) -> bool:
+        """Whether another broker leads under the name of one that has said nothing since: see `SyncTransport.is_replaced`.
+
+        It is asked for a moment, until the route that it has looked up is there, and again after `HELD.look_s`.
+        """
+        is_replaced = self._transport.is_replaced
+        doubt_s = now_s - max(sent_at_s, self._heard_at_s.get(address, sent_at_s)) - HELD.silent_s
+        return is_replaced is not None and doubt_s >= 0 and doubt_s % _DOUBT_PERIOD_S < 2 * NEWS_S and is_replaced(address)
 
     def _lose(
         self,
@@ -256,23 +293,29 @@ class PullMultiplexer:
 
     # -- gRPC ------------------------------------------------------------------------------------------------------------
 
-    def _send_grpc(self, stub: Any, request: _Request) -> None:
+    def _send_grpc(self, address: BrokerAddress, stub: Any, request: _Request) -> None:
         try:
             call = stub.future(request.payload, timeout=request.timeout_s)
         except ValueError as error:  # The channel is closed.
             self._reports.put(Outcome(request.ticket, ConnectionLostError(str(error))))
             self.wake()
             return
-        self._grpc_calls.add(call)
-        call.add_done_callback(lambda done: self._grpc_ended(request.ticket, done))
+        self._grpc_calls[call] = _GrpcCall(address, time.monotonic())
+        call.add_done_callback(lambda done: self._grpc_ended(request.ticket, address, done))
 
-    def _grpc_ended(self, ticket: Any, call: Any) -> None:
+    def _grpc_ended(self, ticket: Any, address: BrokerAddress, call: Any) -> None:
         """Runs in a thread of gRPC's."""
         with fork_waits:
             from ._grpc_transport import outcome_of_future
 
-        self._grpc_calls.discard(call)
-        self._reports.put(Outcome(ticket, outcome_of_future(call, self._method)))
+        self._grpc_calls.pop(call, None)
+        result = outcome_of_future(call, self._method)
+        if isinstance(result, bytes):
+            self._heard_at_s[address] = time.monotonic()
+        elif call in self._given_up:
+            result = given_up(address.grpc_address, self._method)
+        self._given_up.discard(call)
+        self._reports.put(Outcome(ticket, result))
         self.wake()
 
     def _drain_wakes(self) -> None:

@@ -26,7 +26,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
-from ._transport_options import given_up
+from ._transport_options import HELD, NEWS_S, given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -72,6 +72,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.closed = False
         self.usable = True  # For new calls: open, and not silent.
         self._read_at_s = 0.0
+        self._has_looked = False
 
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._view = memoryview(self._buffer)
@@ -258,11 +259,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
             watch = WATCHED.get(method.method_id)
             if watch is None:
                 continue
-            doubt_s = sent_at_s + watch.silent_s
+            # Nor is a server silent that answers others meanwhile.
+            doubt_s = max(sent_at_s, self._read_at_s if watch is HELD else 0.0) + watch.silent_s
             if doubt_s <= early_s:
                 silent.append(request_id)
-                doubt_s = now_s + watch.look_s
+                doubt_s = now_s + (watch.look_s if self._has_looked else NEWS_S)
             look_s = min(look_s, doubt_s)
+        self._has_looked = bool(silent) and not self._has_looked
         if silent and self._is_replaced():
             for request_id in silent:
                 future, _, sent_at_s, method = self._pending.pop(request_id)

@@ -22,6 +22,8 @@ class Watch(NamedTuple):
 SOON: Final = Watch(1.0, 0.5)
 HELD: Final = Watch(2.5, 2.0)
 """Of a call that a broker holds as long as it has nothing. So each client that waits asks a name server every 2 s, not more often."""
+NEWS_S: Final = 0.5
+"""From the look at a route that a doubt begins to the one at what it found."""
 WATCHED_CONNECT_S: Final = 1.5
 """How long a watched call tries to connect at most. One lost SYN is sent again after 1 s."""
 

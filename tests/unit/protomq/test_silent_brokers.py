@@ -28,11 +28,11 @@ from protomq._methods import (
     LANE_CONSUMER,
     LANE_SEND,
     POP,
-    PULL,
     RECALL_MESSAGE,
     REPLY,
     SEND,
     SEND_BACK,
+    WAIT_FOR_CHECKS,
     WAIT_FOR_REPLIES,
 )
 from protomq._remoting_async import AsyncConnection
@@ -264,7 +264,7 @@ async def test_coroutines_give_a_silent_server_up_once_it_is_replaced() -> None:
     connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: replaced)  # type: ignore[arg-type]
     connection._transport = AsyncStream()  # type: ignore[assignment]
     loop.advance(1.0)
-    _, held = connection.request(PULL, (b"",), 20.0)
+    _, held = connection.request(WAIT_FOR_CHECKS, (b"",), 20.0)
     _, send = connection.request(SEND, (b"",), 15.0)
     for _ in range(6):
         loop.advance(0.5)
@@ -398,7 +398,7 @@ async def test_coroutines_connect_for_as_long(monkeypatch: pytest.MonkeyPatch, w
         assert limits_s == ([1.5] if was_reached else [1.5, 1.5])
         limits_s.clear()
         with pytest.raises(ConnectFailedError):
-            await transport.call(OLD, PULL, (b"",), 15.0)
+            await transport.call(OLD, WAIT_FOR_CHECKS, (b"",), 15.0)
         assert limits_s[0] == 3.0, "other calls have what they had"
 
 
