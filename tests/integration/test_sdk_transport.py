@@ -19,7 +19,7 @@ from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
 from protomq._transport import Choice, SyncTransport
 from protomq._transport_options import TransportOptions
-from protomq._types import BrokerAddress
+from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     ClosedError,
     ConfigurationError,
@@ -30,6 +30,7 @@ from protomq.errors import (
     ServerError,
     SystemBusyError,
     TopicNotFoundError,
+    UnknownMethodError,
 )
 from protomq.v1 import pull_service_pb2, send_service_pb2
 from protomq.wire.frames import HEADER, encode_answer
@@ -210,6 +211,17 @@ def test_a_restarted_server_costs_an_idle_socket_no_call(
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
     assert server.called(_methods.PING) == 2
     assert server.connections_accepted == 2
+
+
+@pytest.mark.parametrize("method", [_methods.ACK, _methods.CHANGE_INVISIBLE, _methods.RECALL_MESSAGE], ids=lambda method: method.path)
+def test_what_a_second_try_cannot_tell_is_not_sent_to_a_server_that_has_closed(
+    server: FakeServer, transport: SyncTransport, method: MethodInfo
+) -> None:
+    for _ in range(3):
+        with pytest.raises(UnknownMethodError):  # It answers. The connection was used a moment ago.
+            transport.call(remoting(server), method, (b"",), PATIENCE_S)
+        server.stop()
+        server.start()
 
 
 def test_a_server_that_was_restarted_a_moment_ago_costs_no_read(server: FakeServer, transport: SyncTransport) -> None:

@@ -136,3 +136,7 @@ REPEATABLE: Final = frozenset(
 )  # fmt: skip
 """Methods that only read, or whose requests may be carried out twice, and that the server does not hold. Of a send, an acknowledgement
 and the like the caller knows better what a second one does."""
+
+LOOKED_AT_FIRST: Final = frozenset(method.method_id for method in (ACK, CHANGE_INVISIBLE, RECALL_MESSAGE))
+"""Of these a second try cannot tell whether the first was done, or came too late. So an idle connection is not trusted: its server may have
+closed it, and nothing is to be sent to nobody."""

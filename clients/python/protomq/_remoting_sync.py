@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
-from ._methods import REPEATABLE, WATCHED
+from ._methods import LOOKED_AT_FIRST, REPEATABLE, WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -48,7 +48,7 @@ _READ_BUFFER_SIZE_BYTES: Final = 4096
 _BIG_ANSWERS: Final = frozenset((0x0301, 0x0A01))
 """Answers to pulls and pops are read header first, so that the megabytes land where they stay."""
 _IDLE_TRUSTED_S: Final = 1.0
-"""A socket that was used within the last second is taken as it is."""
+"""A socket that was used within the last second is taken as it is, but for calls of LOOKED_AT_FIRST."""
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 
 
@@ -355,7 +355,8 @@ class ConnectionPool:
                 connection = idle.pop()
             except IndexError:  # Another thread was faster.
                 break
-            if now_s - connection.last_used_s < _IDLE_TRUSTED_S or connection.is_usable():
+            is_trusted = now_s - connection.last_used_s < _IDLE_TRUSTED_S and method.method_id not in LOOKED_AT_FIRST
+            if is_trusted or connection.is_usable():
                 break
             connection.close()
             connection = None
