@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ._hook_points import HookPoints
 from ._message import Message
-from ._push_results import Listener, failure_of, judge
+from ._push_results import Listener, Said, failure_of, judge
 from .hooks import ConsumeContext
 
 NOT_DEALT_WITH: Final = "the consumer was closed without a commit"
@@ -27,10 +27,13 @@ def hooked_listener(listener: Listener, hooks: HookPoints) -> Listener:
         return hooks.before_consume(given if is_batch else (given,), name)
 
     def returned(context: ConsumeContext, result: object) -> None:
-        failures = judge(result, len(context.messages)).failures
+        failures = judge(result, len(context.messages), is_batch=is_batch).failures
         hooks.after_consume(context, [None if one is None else one.error or "to be retried" for one in failures])
 
     def raised(context: ConsumeContext, error: BaseException) -> None:
+        if isinstance(error, Said):
+            returned(context, error)
+            return
         hooks.after_consume(context, [failure_of(error).error] * len(context.messages), error)
 
     def call_hooked(given: Any) -> Any:

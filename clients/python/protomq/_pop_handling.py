@@ -35,7 +35,7 @@ from ._pop_steps import (
     PopWish,
 )
 from ._pull_logic import DELETED_AFTER_S
-from ._push_results import Failure, failure_of, judge
+from ._push_results import Failure, Said, failure_of, judge
 from ._push_steps import SaidSeldom
 from ._retry import CALL
 from ._steps import Steps
@@ -312,7 +312,7 @@ class Handling:
     def raised(self, error: BaseException) -> Failure:
         """A handler's message comes again, or is a dead letter: a body that does not decode."""
         failure = failure_of(error)
-        if self._seldom.is_due(type(error).__name__):
+        if not isinstance(error, Said) and self._seldom.is_due(type(error).__name__):
             logger.warning(
                 "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
                 self.name, type(error).__name__, "is a dead letter" if failure.is_dead_letter else "comes again", exc_info=error,

@@ -8,6 +8,7 @@
     returns Retry(delay=...)           comes again after that delay
     returns Reject()                   is a dead letter at once
     returns Suspend(ms)                orderly: its queue waits, and goes on with the same message; else like Retry(delay=ms / 1000)
+    raises one of these three          as if it had returned it
 
 A listener of batches says one of these of all its messages, or returns a list with one for each.
 """
@@ -15,8 +16,8 @@ A listener of batches says one of these of all its messages, or returns a list w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple, cast
 
 from ._checks import check_count, is_coroutine_function, is_generator_function, never_run_text
 from ._send_back import delay_fields, error_text, said_by
@@ -28,8 +29,19 @@ BATCH_SIZE_MAX: Final = 1024
 """RocketMQ's largest consumeMessageBatchMaxSize."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Said(Exception):
+    """What a listener returns of a message that is not done, or raises."""
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(cast(Any, self)))
+
+
+# Not frozen: Python itself sets attributes of what is raised.
+@dataclass(unsafe_hash=True)
+class Retry(Said):
     """The message comes again: after `delay` (a timedelta, seconds or a DelayLevel), else as the group's settings say.
 
     `error`: why it failed. In an orderly consumer the queue waits for the delay, and goes on with this message.
@@ -43,8 +55,8 @@ class Retry:
         error_text(self.error)
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+@dataclass(unsafe_hash=True)
+class Reject(Said):
     """The message is a dead letter at once. `error`: why it failed."""
 
     error: str = ""
@@ -53,8 +65,8 @@ class Reject:
         error_text(self.error)
 
 
-@dataclass(frozen=True, slots=True)
-class Suspend:
+@dataclass(unsafe_hash=True)
+class Suspend(Said):
     """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: why it failed."""
 
     delay_ms: int
@@ -120,6 +132,10 @@ class Failure(NamedTuple):
 
 def failure_of(error: BaseException) -> Failure:
     """Of a message whose listener raised: a body that does not decode now never will."""
+    if isinstance(error, Said):
+        failure, _ = _judge_one(error)
+        assert failure is not None
+        return failure
     if isinstance(error, SchemaError):
         return Failure({"error": error_text(error), "dead_letter": True})
     return Failure({"error": error_text(error)})
@@ -137,25 +153,31 @@ class Judgement(NamedTuple):
     nonsense: str = ""
 
 
-def judge(result: object, count: int) -> Judgement:
-    """The meaning of what a listener returned for `count` messages."""
-    if count > 1 and isinstance(result, list | tuple):
-        if len(result) != count:
-            text = f"returned {len(result)} results for {count} messages"
-            return Judgement([failure_of_text(f"the listener {text}")] * count, text + ": they come again")
-        parts = [_judge_one(one) for one in result]
-        return Judgement(
-            [failure for failure, _ in parts], next((text for _, text in parts if text), "")
-        )
-    if count == 1 and isinstance(result, list | tuple) and len(result) == 1:
-        result = result[0]
+def judge(result: object, count: int, *, is_batch: bool = False) -> Judgement:
+    """The meaning of what a listener returned for `count` messages. `is_batch`: it is one of batches, of which one may be alone."""
+    if isinstance(result, list | tuple):
+        # Without a batch, a list is a value like any other, unless it says something of messages.
+        is_said = is_batch or count > 1 or any(isinstance(one, Said) or _is_bare(one) for one in result)
+        if len(result) != count and is_said:
+            text = f"returned {len(result)} results for {count} message{'s' if count > 1 else ''}"
+            return Judgement([failure_of_text(f"the listener {text}")] * count, f"{text}: {'they come' if count > 1 else 'it comes'} again")
+        if len(result) == count:
+            parts = [_judge_one(one) for one in result]
+            return Judgement([failure for failure, _ in parts], next((text for _, text in parts if text), ""))
     failure, nonsense = _judge_one(result)
     return Judgement([failure] * count, nonsense)
+
+
+def _is_bare(result: object) -> bool:
+    """Whether the parentheses were forgotten."""
+    return result is Retry or result is Reject or result is Suspend
 
 
 def _judge_one(result: object) -> tuple[Failure | None, str]:
     if result is None:
         return None, ""
+    if result is Suspend:
+        return Failure({"error": ""}), ""  # In order, its queue waits for as long as its settings say.
     if result is Retry or result is Reject:
         result = result()
     match result:

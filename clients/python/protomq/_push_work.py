@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._message import Message
-from ._push_results import Failure, Judgement, Listener, failure_of, judge
+from ._push_results import Failure, Judgement, Listener, Said, failure_of, judge
 from ._push_state import Run
 from ._push_steps import SaidSeldom
 from ._requests import asks_for_reply
@@ -100,12 +100,15 @@ class Worker:
             self._settle(run, messages, judgement.failures)
 
     def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:
-        if self._seldom.is_due((listener.name, type(error))):
+        if not isinstance(error, Said) and self._seldom.is_due((listener.name, type(error))):
             logger.warning(
                 "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
                 listener.name, type(error).__name__, self._goes(error), exc_info=error,
             )  # fmt: skip
-        return Judgement([failure_of(error)] * count)
+        failure = failure_of(error)
+        if isinstance(error, Said):
+            error.__traceback__ = None  # It may be a constant, raised again and again: its trace would grow.
+        return Judgement([failure] * count)
 
     def _goes(self, error: BaseException) -> str:
         if not self._comes_again:
@@ -113,7 +116,7 @@ class Worker:
         return "is a dead letter" if isinstance(error, SchemaError) else "comes again while its group has retries left"
 
     def _judged(self, listener: Listener, result: object, count: int) -> Judgement:
-        judgement = judge(result, count)
+        judgement = judge(result, count, is_batch=listener.batch_size is not None)
         if judgement.nonsense and self._seldom.is_due((listener.name, "nonsense")):
             logger.warning("%s %s", listener.name, judgement.nonsense)
         return judgement

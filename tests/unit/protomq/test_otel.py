@@ -162,7 +162,7 @@ def listen(world: World, given: Any, result: object = None, batch_size: int | No
 
     def listener(_: object) -> object:
         current.append(trace.get_current_span().get_span_context())
-        if isinstance(result, Exception):
+        if isinstance(result, Exception) and not isinstance(result, Retry):
             raise result
         return result
 

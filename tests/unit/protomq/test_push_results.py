@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import timedelta
 from typing import Any, get_type_hints
 
 import pytest
 
-from protomq import PushConsumer, Reject, Retry, Suspend
+from protomq import AsyncPushConsumer, PushConsumer, Reject, Retry, Suspend
 from protomq._push_options import PushOptions, PushSettings
 from protomq._push_results import Failure, Listener, judge
 from protomq._types import DelayLevel
 from protomq.errors import ConfigurationError, ProtomqError, SchemaError, WrongTypeError
+from protomq.hooks import ConsumeContext, Hook
+from protomq.testing import FakeGroup
+from tests.unit.protomq.test_pop_handling import Brokers
 
 
 @pytest.mark.parametrize(
@@ -26,6 +31,7 @@ from protomq.errors import ConfigurationError, ProtomqError, SchemaError, WrongT
         (Reject("bad"), Failure({"error": "bad", "dead_letter": True})),
         (Reject, Failure({"error": "", "dead_letter": True})),
         (Suspend(20), Failure({"error": "", "delay_ms": 20}, 20)),
+        (Suspend, Failure({"error": ""})),
     ],
 )
 def test_results_are_failures_or_none(result: object, failure: Failure | None) -> None:
@@ -37,6 +43,78 @@ def test_a_list_has_a_result_for_each_message() -> None:
     found = judge([None, Reject("x"), Retry()], 3)
     assert found.failures == [None, Failure({"error": "x", "dead_letter": True}), Failure({"error": ""})]
     assert judge([Retry()], 1).failures == [Failure({"error": ""})]
+
+
+@pytest.mark.parametrize("result", [[], [None, None], (Retry(), Retry()), [None] * 3])
+def test_of_a_batch_of_one_a_list_of_another_length_comes_again(result: list[object]) -> None:
+    failures, told = judge(result, 1, is_batch=True)
+    text = f"returned {len(result)} results for 1 message"
+    assert (failures, told) == ([Failure({"error": f"the listener {text}"})], f"{text}: it comes again")
+
+
+def test_without_a_batch_a_list_of_results_comes_again_and_one_of_values_is_no_result() -> None:
+    for result in ([Retry(5), Retry(5)], (None, Reject), [Suspend, None]):
+        failures, told = judge(result, 1)
+        assert failures == [Failure({"error": "the listener returned 2 results for 1 message"})]
+        assert told == "returned 2 results for 1 message: it comes again"
+    for value in ([], [1, 2], ("a", "b", "c")):
+        failures, told = judge(value, 1)
+        assert failures == [None]
+        assert "which is no result: the message is done" in told
+
+
+RESULTS = [Retry(5, "e"), Retry(timedelta(seconds=1)), Reject("bad"), Suspend(20, "later")]
+
+
+@pytest.mark.parametrize("said", [*RESULTS, Retry, Reject])
+@pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
+@pytest.mark.parametrize("kind", ["function", "batch", "coroutine", "typed", "hooked"])
+def test_what_is_raised_means_what_it_means_returned(said: Any, client: Any, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def outcome(raises: bool) -> object:
+        def listen(_: object) -> object:
+            if raises:
+                raise said
+            return said
+
+        async def listen_async(message: object) -> object:
+            return listen(message)
+
+        def listen_text(text: str) -> object:
+            return listen(text)
+
+        consumer = client("g", hooks=[SilentHook()] if kind == "hooked" else [])
+        listener = {"coroutine": listen_async, "typed": listen_text}.get(kind, listen)
+        consumer.subscribe("t", listener, batch_size=2 if kind == "batch" else None)
+        group = FakeGroup(consumer)
+        group.send("t", b"x")
+        assert group.deliver() == 1
+        return ([one.last_error for one in group.waiting], group.next_due_in_s, [one.error for one in group.dead_letters], group.done)
+
+    assert outcome(raises=True) == outcome(raises=False)
+    assert outcome(raises=True) != ([], float("inf"), [], [])
+    assert not caplog.records
+
+
+class SilentHook(Hook):
+    """Sees that nothing was raised."""
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        assert context.error is None
+
+
+def test_a_popped_message_whose_handler_raises_a_result_is_settled_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    handling = Brokers().handling
+    for said in RESULTS:
+        assert handling.raised(said) == handling.judged(said)
+    assert not caplog.records
+
+
+def test_results_are_equal_copied_and_pickled_as_values_are() -> None:
+    for said in RESULTS:
+        for copied in (copy.copy(said), pickle.loads(pickle.dumps(said))):
+            assert (copied, hash(copied), str(copied)) == (said, hash(said), repr(said))
+    assert Retry(5) != Retry(6)
+    assert repr(Retry(5)) == "Retry(delay=5, error='')"
 
 
 def test_nonsense_is_done_and_told() -> None:
