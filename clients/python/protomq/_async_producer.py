@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 @show_settings(ProducerOptions, ProducerSettings.__annotations__)
 class AsyncProducer(AsyncLineSender):
-    """Sends messages from coroutines of one event loop.
+    """Sends messages from coroutines of one event loop. In another one, while the first is open, a send raises ConfigurationError.
 
         async with AsyncProducer("shop", namesrv="127.0.0.1:9876") as producer:
             result = await producer.send("orders", b"...", key="order-17", tag="created")
@@ -106,6 +107,9 @@ class AsyncProducer(AsyncLineSender):
         self._lines: dict[tuple[str, MessageQueue | None, bytes | None], AsyncLine] = {}
         self._pending_size = 0
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._binding = threading.Lock()
         self._requests = AsyncRequestCalls(self._driver)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -268,6 +272,7 @@ class AsyncProducer(AsyncLineSender):
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         check_seconds("timeout_s", timeout_s)
+        self._bind_to_loop()
         futures = {
             entry.future
             for line in self._lines.values()
@@ -414,11 +419,13 @@ class AsyncProducer(AsyncLineSender):
         )
 
     def _deadline(self, timeout_s: float | None) -> float:
-        """Returns when a send that begins now must end. Every public send calls this, so a closed producer takes none."""
+        """Returns when a send that begins now must end. Every public send calls this, which refuses a closed producer and another loop."""
         if self._closed:
             raise ClosedError("the producer is closed")
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         else:
             check_seconds("timeout_s", timeout_s)
+        if threading.get_ident() != self._loop_thread:
+            self._bind_to_loop()
         return time.monotonic() + timeout_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from ._send_core import SendCore
 from ._send_request import address_of, fits
 from ._send_steps import route_for, send_again
 from ._types import MessageQueue, Route, Target
-from .errors import ClosedError, ProtomqError, RequestTimeoutError
+from .errors import ClosedError, ConfigurationError, ProtomqError, RequestTimeoutError
 
 _GRACE_S: Final = 0.05
 """The request itself knows its deadline and gives the better error; only if it does not, the caller's own timer ends the wait."""
@@ -81,6 +82,21 @@ class AsyncLineSender:
     _lines: dict[tuple[str, MessageQueue | None, bytes | None], AsyncLine]
     _pending_size: int
     _waiting_for_room: deque[asyncio.Future[None]]
+    _loop: asyncio.AbstractEventLoop | None
+    _loop_thread: int
+    """Where the loop runs: to ask for the thread costs less than to ask for the loop."""
+    _binding: threading.Lock
+
+    def _bind_to_loop(self) -> None:
+        """Before anything is queued: raises ConfigurationError in another loop than that of the first send, unless that one is closed."""
+        loop = asyncio.get_running_loop()
+        with self._binding:
+            if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+                raise ConfigurationError(
+                    "this producer belongs to another event loop, which is still open: nothing was sent. Coroutine listeners of a "
+                    "PushConsumer have a loop for each thread: use AsyncPushConsumer, or a Producer, which any thread may use"
+                )
+            self._loop, self._loop_thread = loop, threading.get_ident()
 
     async def _send_bounded(
         self,
@@ -117,7 +133,10 @@ class AsyncLineSender:
     def _enqueue(self, line: AsyncLine, record: PreparedRecord, deadline_s: float) -> _Entry:
         is_idle = line.task is None
         if is_idle:
-            line.create_future = asyncio.get_running_loop().create_future
+            loop = asyncio.get_running_loop()
+            if loop is not self._loop:
+                self._bind_to_loop()
+            line.create_future = loop.create_future
         entry = _Entry(record, deadline_s, line.create_future())
         line.pending.append(entry)
         self._pending_size += len(record[0]) + len(record[3])

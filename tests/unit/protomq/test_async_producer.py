@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -359,3 +362,65 @@ async def test_close_fails_what_it_cannot_send_in_time(transport: FakeAsyncTrans
     assert [type(outcome) for outcome in outcomes] == [ClosedError, ClosedError]
     assert [outcome.definite for outcome in outcomes] == [False, True]  # type: ignore[union-attr]
     assert gate.waiting == 1
+
+
+async def test_another_loop_is_refused_before_anything_is_queued(
+    cluster: FakeCluster, producer: AsyncProducer, transport: FakeAsyncTransport
+) -> None:
+    gate = Gate(transport)
+    sending = asyncio.create_task(producer.send("T", b"first"))
+    await turns()
+    sends: list[Callable[[], Coroutine[Any, Any, object]]] = [
+        lambda: producer.send("T", b"x"),
+        lambda: producer.send("T", b"x", timeout_s=1),
+        lambda: producer.send("T", b"x", delay=1),
+        lambda: producer.send_one_way("T", b"x"),
+        lambda: producer.send_batch("T", [b"x"]),
+        producer.flush,
+    ]
+
+    def refused(send: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        with pytest.raises(ConfigurationError, match=r"another event loop, which is still open: nothing was sent\..*AsyncPushConsumer"):
+            asyncio.run(send())
+
+    for send in sends:
+        await asyncio.to_thread(refused, send)
+    assert sum(line.count for line in producer._lines.values()) == 1
+    gate.open.set()
+    await sending
+    assert len(cluster.calls) == 1
+
+
+def test_of_loops_that_begin_together_one_has_the_producer(cluster: FakeCluster, transport: FakeAsyncTransport) -> None:
+    count = 8
+    producer = AsyncProducer(transport=transport)
+    before, behind = threading.Barrier(count), threading.Barrier(count)
+
+    async def send() -> bool:
+        before.wait(10)
+        try:
+            await producer.send("T", b"x")
+        except ConfigurationError:
+            return False
+        finally:
+            behind.wait(10)  # All loops are open until then.
+        return True
+
+    with ThreadPoolExecutor(count) as pool:
+        sent = list(pool.map(lambda _: asyncio.run(send()), range(count)))
+    assert (sent.count(True), len(cluster.calls)) == (1, 1)
+    asyncio.run(producer.close())
+
+
+def test_a_loop_after_another_that_is_closed_has_it_and_then_no_third_one(transport: FakeAsyncTransport) -> None:
+    producer = AsyncProducer(transport=transport)
+    for _ in range(2):
+        asyncio.run(producer.send("T", b"x"))
+
+    async def send() -> None:
+        await producer.send("T", b"x")
+        with pytest.raises(ConfigurationError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(producer.send("T", b"x")))
+
+    asyncio.run(send())
+    asyncio.run(producer.close())
