@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from ._checks import check_count
+from ._checks import check_count, is_generator_function
 from ._message import Message
 from ._types import MessageQueue
-from .errors import WrongTypeError
+from .errors import ConfigurationError, WrongTypeError
 
 logger = logging.getLogger("protomq")
 
@@ -24,6 +25,7 @@ ERROR_DELAY_MS: Final = 1_000
 """RocketMQ's pullTaskDelayTimeMillsWhenException."""
 COUNT_DEFAULT: Final = 32
 DELAY_MAX_MS: Final = 40 * 86_400_000
+SAID_AGAIN_S: Final = 60.0
 LOOK_AGAIN_S: Final = 1.0
 """A poll of all that is due ends then, for more may be due."""
 
@@ -40,8 +42,13 @@ class PullSchedule:
             raise WrongTypeError(f"pull is a function of a queue and messages, not {pull!r}")
         if not may_wait and inspect.iscoroutinefunction(pull):
             raise WrongTypeError("pull is a coroutine function, which only AsyncPullConsumer can run")
+        if is_generator_function(pull):
+            raise WrongTypeError("pull has a yield, so a call of it runs nothing: it returns when its queue is due again")
+        _check_takes_two(pull)
         self._next_delay_ms = check_count("next_delay_ms", next_delay_ms, 0, DELAY_MAX_MS)
         self._due_s: dict[MessageQueue, float] = {}
+        self._said_s: dict[type | None, float] = {}
+        """When a kind of failure was logged."""
 
     def not_due(self, queues: Iterable[MessageQueue], now_s: float) -> list[MessageQueue]:
         """Of these, those that are to wait; what is known of others is forgotten: a queue that comes is due."""
@@ -57,11 +64,33 @@ class PullSchedule:
         delay_ms = self._next_delay_ms
         if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= DELAY_MAX_MS:
             delay_ms = said
-        elif said is not None:
+        elif said is not None and self._is_to_be_said(None, now_s):
             logger.warning("a scheduled pull of %s returned %.60r, no delay in milliseconds: it is taken as %d", queue, said, delay_ms)
         self._due_s[queue] = now_s + delay_ms / 1000
 
     def failed(self, queue: MessageQueue, error: Exception, now_s: float) -> None:
         """The function has raised, which is logged."""
-        logger.error("a scheduled pull of %s failed: its messages come again in %d ms", queue, ERROR_DELAY_MS, exc_info=error)
+        if self._is_to_be_said(type(error), now_s):
+            logger.error(
+                "a scheduled pull of %s failed: its messages come again in %d ms (a further %s is not logged for a minute)",
+                queue, ERROR_DELAY_MS, type(error).__name__, exc_info=error,
+            )  # fmt: skip
         self._due_s[queue] = now_s + ERROR_DELAY_MS / 1000
+
+    def _is_to_be_said(self, kind: type | None, now_s: float) -> bool:
+        if now_s - self._said_s.get(kind, -math.inf) < SAID_AGAIN_S:
+            return False
+        self._said_s[kind] = now_s
+        return True
+
+
+def _check_takes_two(pull: Callable[..., object]) -> None:
+    """What cannot be called would be called, and fail, for each queue every second."""
+    try:
+        signature = inspect.signature(pull)
+    except (TypeError, ValueError):  # A function in C that tells nothing.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ConfigurationError(f"pull is called as pull(queue, messages), which {pull!r} does not take: {error}") from None
