@@ -53,10 +53,15 @@ def taken_by(call: Callable[..., Any], name: str, is_batch: bool) -> Taken:
     """What a listener takes, by its hints. Raises ConfigurationError for what nobody could give it."""
     first, second, required_count = _hints(call, name)
     taken = _taken(first, second, name, is_batch)
-    given_count = 2 if taken.with_messages else 1
-    if required_count > given_count:
-        beside = "" if taken.with_messages else ", beside a value its message, hinted Message"
-        raise ConfigurationError(f"{name} takes {required_count} arguments, a listener is given {given_count}{beside}")
+    if required_count > (2 if taken.with_messages else 1):
+        function = name.rpartition(".")[2]
+        if next(iter(inspect.signature(call).parameters)) == "self":
+            raise ConfigurationError(f"{name} is a method of no object: bind it, as in subscribe(topic, my_object.{function})")
+        function = function if function.isidentifier() else "f"
+        forms = f"{function}(message), {function}(order: Order) or {function}(order: Order, message: Message)"
+        if is_batch:
+            forms = f"{function}(messages) or {function}(orders: list[Order], messages: list[Message])"
+        raise ConfigurationError(f"{name} wants {required_count} arguments; a listener is a function such as {forms}")
     return taken
 
 
