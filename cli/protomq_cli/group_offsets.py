@@ -26,6 +26,7 @@ from protomq_cli.options import (
 )
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
+from protomq_cli.places import refuse_ahead
 
 if TYPE_CHECKING:
     from protomq import Admin, GroupLag, MessageQueue, QueueRange
@@ -151,6 +152,7 @@ def _place(wanted: OffsetRange) -> Literal["earliest", "latest"] | datetime | in
     place = wanted.begin
     if wanted.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--to")
+    refuse_ahead(place, "--to")
     if isinstance(place, AtTime):
         return datetime.fromtimestamp(place.time_ms / 1000, UTC)
     if isinstance(place, Exactly):

@@ -27,7 +27,7 @@ from protomq_cli.options import (
 )
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
-from protomq_cli.places import resolve_in_queue
+from protomq_cli.places import refuse_ahead, resolve_in_queue
 
 if TYPE_CHECKING:
     from protomq import Admin, GroupLag, MessageQueue, PullConsumer
@@ -153,6 +153,7 @@ def commit(
     """
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
+    refuse_ahead(offset.begin, "--offset")
     with open_admin(namesrv, timeout) as admin:
         silent = Missing()
         groups = silent.take(admin.list_groups)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from protomq_cli.offsets import OffsetRange, resolve
+import typer
+
+from protomq_cli.offsets import AtTime, OffsetRange, Place, resolve
 
 if TYPE_CHECKING:
     from protomq import MessageQueue, PullConsumer, QueueRange
+
+AHEAD_MAX_MS: Final = 60_000
+"""By so much clocks may differ."""
+
+
+def refuse_ahead(place: Place, option: str) -> None:
+    """Raises BadParameter for a time at which nothing can be stored yet: a mistyped year would skip all."""
+    if isinstance(place, AtTime) and place.time_ms > time.time() * 1000 + AHEAD_MAX_MS:
+        when = datetime.fromtimestamp(place.time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        text = f"{when} lies ahead, so all that is stored would be skipped; if that is wanted, write end"
+        raise typer.BadParameter(text, param_hint=option)
 
 
 def resolve_in_queue(

@@ -17,7 +17,14 @@ from typing import Literal, Unpack
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
-from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
+from ._checks import (
+    check_count,
+    check_message_queue,
+    check_past,
+    check_seconds,
+    check_time,
+    check_topic,
+)
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
@@ -315,7 +322,7 @@ class AsyncPullConsumer(ConsumerBase):
         self, when: datetime, queues: Iterable[MessageQueue] | None = None
     ) -> None:
         """See PullConsumer.seek_to_time."""
-        check_time("when", when)
+        check_past("when", when, "call seek_to_end()")
         wanted = None if queues is None else checked_queues(queues)
         self._check_open()
         await self._run(self._steps.seek_to_time(when, wanted))

@@ -139,7 +139,6 @@ class AsyncPushConsumer(PushBase):
         self._pool: set[asyncio.Task[None]] = set()
         self._threads = DaemonThreads("protomq-listener")
         self._watch: LoopWatch | None = None
-        self._is_ending = False
         self._stopping = asyncio.Lock()
         self._end: asyncio.Task[int] | None = None
         """The stop that a death has begun."""

@@ -5,8 +5,10 @@ A wrong type is a WrongTypeError (a TypeError), a wrong value a ConfigurationErr
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import CodeType, FunctionType
@@ -24,6 +26,8 @@ SECONDS_MIN: Final = 0.001
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 """What the wire carries; topics have far fewer queues."""
 OFFSET_MAX: Final = (1 << 63) - 1
+AHEAD_MAX_S: Final = 60.0
+"""By so much clocks may differ: a place in the log that lies further ahead is a mistake, such as another year."""
 
 
 def check_group(group: object) -> str:
@@ -287,6 +291,26 @@ def check_time(name: str, when: object) -> datetime:
     return when
 
 
+def check_past(name: str, when: object, end: str) -> datetime:
+    """A point in time at which messages may have been stored. `end`: what to write for the end of the log."""
+    checked = check_time(name, when)
+    if checked.timestamp() > time.time() + AHEAD_MAX_S:
+        raise ConfigurationError(
+            f"{name} is {checked.isoformat()}, which lies ahead: nothing is stored there, and all that is stored now would be skipped; "
+            f"if that is wanted, {end}"
+        )
+    return checked
+
+
+def loop_runs() -> bool:
+    """Whether this thread runs an event loop, which nothing here may block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def check_flag(name: str, value: object) -> bool:
     """True or False; a text is always true, whatever it says."""
     if not isinstance(value, bool):
@@ -346,6 +370,19 @@ def explain_unknown_settings(init: Callable[_P, None]) -> Callable[_P, None]:
     return checked
 
 
+_RETRIES_TEXT: Final = "retries are the group's, at the broker: protomq group set GROUP --retries 3, or Admin.set_group"
+_COMMIT_TEXT: Final = "what is done is committed by itself, every commit_interval_s"
+_PUSH_TEXTS: Final = {
+    "max_retries": _RETRIES_TEXT, "retries": _RETRIES_TEXT, "retry_count_max": _RETRIES_TEXT, "max_reconsume_times": _RETRIES_TEXT,
+    "auto_commit": _COMMIT_TEXT, "enable_auto_commit": _COMMIT_TEXT, "acks_late": "a message is done when its listener has returned",
+}  # fmt: skip
+_PUSH_NAMES: Final = {
+    "threads": "concurrency", "workers": "concurrency", "max_workers": "concurrency", "thread_count": "concurrency",
+    "prefetch": "count_max", "prefetch_count": "count_max", "worker_prefetch_multiplier": "count_max",
+}  # fmt: skip
+"""What Celery, Kafka, RabbitMQ and RocketMQ call settings of a push consumer."""
+
+
 def check_settings(client: str, given: Iterable[str], known: Sequence[str]) -> None:
     """Raises WrongTypeError for a keyword that a constructor does not have."""
     for name in given:
@@ -361,7 +398,9 @@ def check_settings(client: str, given: Iterable[str], known: Sequence[str]) -> N
                 raise WrongTypeError(
                     f'{client} has no setting {name!r}: it belongs to a listener, as in @consumer.on("orders", batch_size=32)'
                 )
-            if name in ("threads", "workers") and "concurrency" in known:
-                like = ["concurrency"]
+            if "concurrency" in known:
+                if name in _PUSH_TEXTS:
+                    raise WrongTypeError(f"{client} has no setting {name!r}: {_PUSH_TEXTS[name]}")
+                like = [_PUSH_NAMES[name]] if name in _PUSH_NAMES else like
             hint = f"; did you mean {' or '.join(like)}?" if like else f"; it has {', '.join(known)}"
             raise WrongTypeError(f"{client} has no setting {name!r}{hint}")

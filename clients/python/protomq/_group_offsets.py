@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _methods
-from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_group, check_time, check_topic
+from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_group, check_past, check_topic
 from ._types import MessageQueue
 from .errors import ConfigurationError, GroupNotFoundError, ProtomqError, TopicNotFoundError
 
@@ -84,7 +84,7 @@ def reset_offsets(
     ids = [check_count("each of queue_ids", queue_id, 0, QUEUE_ID_MAX) for queue_id in queue_ids]
     request = pb.ResetOffsetsRequest(consumer_group=group, topic=topic, queue_ids=ids)
     if isinstance(to, datetime):
-        check_time("to", to)
+        check_past("to", to, 'write "latest"')
         request.store_time.FromMilliseconds(max(int(to.timestamp() * 1000), 0))
     elif to in ("latest", "end"):
         request.end = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from ._checks import OFFSET_MAX, check_count, check_message_queue, check_text, check_time
+from ._checks import OFFSET_MAX, check_count, check_message_queue, check_past, check_text
 from ._outages import unreadable_text
 from ._types import MessageQueue, QueueRange, Route
 from .errors import (
@@ -24,7 +24,7 @@ Begin = Literal["earliest", "latest"] | datetime
 def check_begin(begin: object) -> None:
     """Raises ConfigurationError for what is not a Begin."""
     if isinstance(begin, datetime):
-        check_time("begin", begin)
+        check_past("begin", begin, 'write "latest"')
     elif begin not in ("earliest", "latest"):
         raise ConfigurationError(f'begin is "earliest", "latest" or a datetime, not {begin!r}')
 

@@ -16,7 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, Unpack
 
-from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
+from ._checks import (
+    check_count,
+    check_message_queue,
+    check_past,
+    check_seconds,
+    check_time,
+    check_topic,
+)
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
@@ -385,7 +392,7 @@ class PullConsumer(ConsumerBase):
 
     def seek_to_time(self, when: datetime, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes to the first message stored at the time (with a time zone) or later; in all queues where `queues` is None."""
-        check_time("when", when)
+        check_past("when", when, "call seek_to_end()")
         wanted = None if queues is None else checked_queues(queues)
         with self._own_lock():
             self._check_open()

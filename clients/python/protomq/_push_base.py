@@ -68,6 +68,8 @@ class PushBase:
         self._rates = Rates()
         self._death: BaseException | None = None
         """What a thread or task of the consumer has died of; it stops itself then."""
+        self._is_ending = False
+        """Whether what it has of its own must end."""
         self._fork_count = _forks.fork_count
         """Where it was made, then where it was started: threads and tasks stay behind in a fork."""
 
@@ -174,6 +176,7 @@ class PushBase:
         Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
         """
         check_topic(topic)
+        self._check_may_subscribe()
         if topic in self._wanted:
             raise ConfigurationError(
                 f"topic {topic!r} has a listener here already, and a group has one subscription of a topic. Look at message.tag in one "
@@ -197,6 +200,11 @@ class PushBase:
         if self._wanted.pop(topic, None) is None:
             raise ConfigurationError(f"topic {topic!r} has no listener here")
         self._look()
+
+    def _check_may_subscribe(self) -> None:
+        """Raises ConfigurationError where a listener would never be called."""
+        if self._is_ending:
+            raise ConfigurationError(f"the push consumer of group {self.group!r} has stopped: make another one")
 
     def _look(self) -> None:
         """Something else is wanted."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from . import _forks
+from ._checks import loop_runs
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._message import Message
@@ -150,8 +151,6 @@ class PushConsumer(PushBase):
         self._threads: list[threading.Thread] = []
         self._pool: set[threading.Thread] = set()
         self._thread_number = 0
-        self._is_ending = False
-        """Whether the consumer's own threads must end."""
         self._is_revoking = False
         self._stop_wanted = threading.Event()
         self._stopping = threading.RLock()
@@ -248,8 +247,13 @@ class PushConsumer(PushBase):
 
     def run(self) -> int:
         """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. Returns what `stop` returns. A second Ctrl-C waits for no
-        listener; a second SIGTERM changes nothing. Raises ClientError if the consumer has stopped by itself.
+        listener; a second SIGTERM changes nothing. Raises ClientError if the consumer has stopped by itself,
+        and ConfigurationError in a running event loop.
         """
+        if loop_runs():
+            raise ConfigurationError(
+                "run() would block the event loop that runs here: use AsyncPushConsumer, whose run() is awaited, or start() and stop()"
+            )
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -71,6 +71,9 @@ class AppConsumer(PushBase):
         finally:
             self._running = None
 
+    def _check_may_subscribe(self) -> None:
+        self._look()
+
     def _look(self) -> None:
         if self._running is not None:
             raise ConfigurationError(
@@ -100,6 +103,10 @@ class Messaging:
     def consumer(self, group: str, **settings: Unpack[PushSettings]) -> AppConsumer:
         """A push consumer that runs while the application does. The settings are those of AsyncPushConsumer."""
         check_settings("Messaging.consumer", settings, [*PushSettings.__annotations__])
+        if self._producer is not None:
+            raise ConfigurationError(
+                f"the application has started: a consumer of group {group!r} would never run; make it before, or start an AsyncPushConsumer"
+            )
         made = AppConsumer(self._connection, group, settings)
         self._consumers.append(made)
         return made

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSync
 Q = MessageQueue("T", "a", 0)
 MESSAGE = OutgoingMessage("T", b"x")
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
+AHEAD = datetime.now(UTC) + timedelta(days=365)
 TEXT: Any = "0"
 NOWHERE = "127.0.0.1:1"
 """Nothing listens there: who asks gets another error."""
@@ -120,6 +121,7 @@ CONSUMER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: c.seek(0, Q), "a queue is a MessageQueue"),
     (lambda c: c.seek_to_time("2026-01-01"), "when is a datetime, not '2026-01-01'"),
     (lambda c: c.seek_to_time(date(2026, 1, 1)), "when is a datetime"),
+    (lambda c: c.seek_to_time(AHEAD), r"when is 2\d+-.*, which lies ahead: .* would be skipped; if that is wanted, call seek_to_end\(\)"),
     (lambda c: c.seek_to_time(NAIVE), r"when is a datetime with a time zone.*write when\.astimezone\(\)"),
     (lambda c: c.seek_to_time(datetime.now(UTC), Q), "queues is a list of MessageQueue"),
     (lambda c: c.seek_to_begin(Q), "queues is a list of MessageQueue"),
@@ -143,11 +145,13 @@ CONSUMER_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"auto_commit": "no"}, "auto_commit is True or False, not 'no'"),
     ({"resume": 0}, "resume is True or False, not 0"),
     ({"begin": NAIVE}, "begin is a datetime with a time zone"),
+    ({"begin": AHEAD}, 'begin is 2.*, which lies ahead: .* if that is wanted, write "latest"'),
     ({"client_id": 5}, "client_id is a str"),
     ({"peer_timeout_s": 1}, "peer_timeout_s must be at least 3"),
 ]
 
 ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda a: a.reset_offsets("g", "T", AHEAD), 'to is 2.*, which lies ahead: .* if that is wanted, write "latest"'),
     (lambda admin: admin.trace_of(""), "message_id is empty"),
     (lambda admin: admin.trace_of("zz"), "message_id: a message id has 40 hex digits, this has 2"),
     (lambda admin: admin.trace_of("0x" * 20), "message_id: a message id has 40 hex digits"),
@@ -484,6 +488,11 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
         (lambda p: p.send("T", b"", delay=10**12), "delay is 0 seconds to 40 days, not 1000000000000; a time is given as deliver_at"),
         (lambda _: PushConsumer("g", threads=3), "did you mean concurrency"),  # type: ignore[call-arg]
         (lambda _: PushConsumer("g", batch_size=3), "belongs to a listener"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", max_retries=3), "protomq group set GROUP --retries 3"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", auto_commit=True), "committed by itself, every commit_interval_s"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", prefetch_count=1), r"did you mean count_max\?"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", max_workers=1), r"did you mean concurrency\?"),  # type: ignore[call-arg]
+        (lambda _: PushConsumer("g", begin=AHEAD), "begin is 2.*, which lies ahead"),
         (lambda _: PushConsumer("g", commit_interval_s=0), "^commit_interval_s is"),
         (lambda _: Messaging().consumer("g", concurency=3), "did you mean concurrency"),  # type: ignore[call-arg]
         (lambda _: SimpleConsumer("g", namesrv=NOWHERE).nack([], -1), "^after_s is 0 to"),
@@ -501,3 +510,29 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
 def test_an_error_says_what_to_write_instead(do: Any, text: str) -> None:
     with Producer(namesrv=NOWHERE) as producer, pytest.raises((ConfigurationError, WrongTypeError), match=text):
         do(producer)
+
+
+@pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
+def test_a_listener_of_a_consumer_that_has_stopped_is_refused(client: Any) -> None:
+    consumer = client("g", namesrv=NOWHERE)
+    consumer._is_ending = True
+    with pytest.raises(ConfigurationError, match="the push consumer of group 'g' has stopped: make another one"):
+        consumer.on("T")(print)
+    assert not consumer._wanted
+
+
+async def test_a_consumer_of_an_application_that_has_started_is_refused() -> None:
+    messaging = Messaging("shop", connection=ConnectionOptions(namesrv=NOWHERE))
+    async with messaging.lifespan():
+        with pytest.raises(ConfigurationError, match="a consumer of group 'late' would never run; make it before"):
+            messaging.consumer("late")
+        assert messaging.is_running
+    messaging.consumer("late")
+
+
+async def test_run_in_an_event_loop_is_refused_and_nothing_has_begun() -> None:
+    consumer = PushConsumer("g", namesrv=NOWHERE)
+    consumer.subscribe("T", print)
+    consumer.request_stop()
+    with pytest.raises(ConfigurationError, match=r"run\(\) would block the event loop.*AsyncPushConsumer.*start\(\) and stop\(\)"):
+        consumer.run()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import typer
 
 from protomq import MessageQueue, QueueRange
 from protomq_cli.group_offsets import nearest_places
+from protomq_cli.offsets import AtTime, FromEnd
+from protomq_cli.places import refuse_ahead
 
 RANGES = {
     MessageQueue("t", "a", 0): QueueRange(0, 2),
@@ -47,3 +52,11 @@ def test_where_all_queues_have_it_nothing_is_told() -> None:
 def test_of_many_queues_three_are_named() -> None:
     (told,) = nearest_places(7, {MessageQueue("t", "a", queue_id): QueueRange(0, 1) for queue_id in range(8)})
     assert told.endswith("(queue 0 at a ends at 1, queue 1 at a ends at 1, queue 2 at a ends at 1, …)")
+
+
+def test_a_time_ahead_is_refused_and_one_that_clocks_may_differ_by_is_not() -> None:
+    now_ms = int(time.time() * 1000)
+    refuse_ahead(AtTime(now_ms + 10_000), "--to")
+    refuse_ahead(FromEnd(), "--to")
+    with pytest.raises(typer.BadParameter, match=r"2062-11-01 00:00:00\+00:00 lies ahead.*would be skipped; if that is wanted, write end"):
+        refuse_ahead(AtTime(2_929_564_800_000), "--to")

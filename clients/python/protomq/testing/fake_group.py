@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from protomq._async_push_consumer import AsyncPushConsumer
-from protomq._checks import QUEUE_ID_MAX, check_count, check_topic
+from protomq._checks import QUEUE_ID_MAX, check_count, check_topic, loop_runs
 from protomq._group_admin import RETRY_COUNT_MAX as GROUP_RETRY_COUNT_MAX
 from protomq._message import Message
 from protomq._producer_options import ProducerOptions
@@ -193,7 +193,7 @@ class FakeGroup:
 
         An async test writes `await group.deliver_async()`.
         """
-        if _loop_runs():
+        if loop_runs():
             raise ConfigurationError("deliver() has an event loop of its own, and one runs here: await group.deliver_async()")
         count = 0
         with asyncio.Runner() as runner:
@@ -355,14 +355,6 @@ def _check_span(name: str, value: object, most_s: float) -> None:
         raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
     if not 0 <= value <= most_s:
         raise ConfigurationError(f"{name} is 0 to {most_s:,.0f} seconds, not {value}")
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _topic_of(message: Message) -> str:
