@@ -17,6 +17,7 @@ from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
+from ._seldom import SaidSeldom
 from ._send_arguments import SendSettings
 from ._transactions import (
     PAUSE_S,
@@ -136,6 +137,7 @@ class AsyncTransactionProducer:
         check_listener(check, may_be_coroutine=True)
         self._execute_checks = ExecuteChecks(may_be_coroutine=True)
         self._check = check
+        self._seldom = SaidSeldom(time.monotonic)
         self._topics = tuple(topics)
         self._producer = _AsyncHalfProducer(
             group,
@@ -371,7 +373,7 @@ class AsyncTransactionProducer:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise  # The producer is closed.
-            say_listener_failed(check, error)
+            say_listener_failed(check, error, self._seldom)
             return
         if decision is TransactionDecision.UNKNOWN:
             return

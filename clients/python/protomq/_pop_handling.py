@@ -36,8 +36,8 @@ from ._pop_steps import (
 )
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, Said, failure_of, judge
-from ._push_steps import SaidSeldom
 from ._retry import CALL
+from ._seldom import SaidSeldom
 from ._steps import Steps
 from ._types import PoppedQueue
 from .errors import ConfigurationError, NotFoundError, ProtomqError, StaleReceiptError

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from ._checks import check_count, is_generator_function
 from ._message import Message
+from ._seldom import SaidSeldom
 from ._types import MessageQueue
 from .errors import ConfigurationError, WrongTypeError
 
@@ -25,7 +25,6 @@ ERROR_DELAY_MS: Final = 1_000
 """RocketMQ's pullTaskDelayTimeMillsWhenException."""
 COUNT_DEFAULT: Final = 32
 DELAY_MAX_MS: Final = 40 * 86_400_000
-SAID_AGAIN_S: Final = 60.0
 LOOK_AGAIN_S: Final = 1.0
 """A poll of all that is due ends then, for more may be due."""
 
@@ -47,8 +46,8 @@ class PullSchedule:
         _check_takes_two(pull)
         self._next_delay_ms = check_count("next_delay_ms", next_delay_ms, 0, DELAY_MAX_MS)
         self._due_s: dict[MessageQueue, float] = {}
-        self._said_s: dict[type | None, float] = {}
-        """When a kind of failure was logged."""
+        self._now_s = 0.0
+        self._seldom = SaidSeldom(lambda: self._now_s)
 
     def not_due(self, queues: Iterable[MessageQueue], now_s: float) -> list[MessageQueue]:
         """Of these, those that are to wait; what is known of others is forgotten: a queue that comes is due."""
@@ -78,10 +77,8 @@ class PullSchedule:
         self._due_s[queue] = now_s + ERROR_DELAY_MS / 1000
 
     def _is_to_be_said(self, kind: type | None, now_s: float) -> bool:
-        if now_s - self._said_s.get(kind, -math.inf) < SAID_AGAIN_S:
-            return False
-        self._said_s[kind] = now_s
-        return True
+        self._now_s = now_s
+        return self._seldom.is_due(kind)
 
 
 def _check_takes_two(pull: Callable[..., object]) -> None:

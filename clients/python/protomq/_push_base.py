@@ -19,7 +19,8 @@ from ._offset_calls import checked_tags
 from ._push_options import CONCURRENCY_MAX, PushOptions
 from ._push_results import Listener
 from ._push_state import PushState
-from ._push_steps import SaidSeldom, Wanted
+from ._push_steps import Wanted
+from ._seldom import SaidSeldom
 from ._trace import Tracer, traced
 from .errors import ClientError, ConfigurationError, WrongTypeError
 

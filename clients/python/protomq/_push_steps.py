@@ -11,9 +11,8 @@ logged, once a minute.
 from __future__ import annotations
 
 import logging
-import math
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
@@ -31,6 +30,7 @@ from ._push_options import PushOptions
 from ._push_results import Listener
 from ._push_state import Overdue, PushState
 from ._retry import CALL
+from ._seldom import SaidSeldom
 from ._send_back import BackPayload, retry_topic_steps
 from ._steps import Block, Steps
 from ._types import MessageQueue, Route
@@ -49,7 +49,6 @@ logger = logging.getLogger("protomq")
 LOOK_S: Final = 1.0
 """Between two looks at what is consumed."""
 RETRY_TOPIC_PAUSE_MAX_S: Final = 60.0
-SAID_AGAIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +59,6 @@ class Wanted:
     listener: Listener
     tags: tuple[str, ...] = ()
     filter: MessageFilter = NO_FILTER
-
-
-class SaidSeldom:
-    """Lines that would fill a log: each once a minute."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._next_s: dict[Hashable, float] = {}
-
-    def is_due(self, what: Hashable) -> bool:
-        """Whether to say it now."""
-        now_s = self._clock()
-        if now_s < self._next_s.get(what, -math.inf):
-            return False
-        if len(self._next_s) > 1000:
-            self._next_s.clear()
-        self._next_s[what] = now_s + SAID_AGAIN_S
-        return True
 
 
 class ListenedPulls(PullState):

@@ -10,8 +10,8 @@ from typing import Any
 from ._message import Message
 from ._push_results import Failure, Judgement, Listener, Said, failure_of, judge
 from ._push_state import Run
-from ._push_steps import SaidSeldom
 from ._requests import asks_for_reply
+from ._seldom import SaidSeldom
 from .errors import SchemaError
 
 logger = logging.getLogger("protomq")

@@ -17,6 +17,7 @@ from ._half_core import HalfCore, HalfResult, end_of
 from ._outgoing import OutgoingMessage, SendResult, Stored
 from ._producer import Producer
 from ._producer_options import ProducerSettings
+from ._seldom import SaidSeldom
 from ._send_arguments import SendSettings
 from ._told_ends import Outcome, ToldEnds
 from ._transactions import (
@@ -161,6 +162,7 @@ class TransactionProducer:
         check_listener(check, may_be_coroutine=False)
         self._execute_checks = ExecuteChecks(may_be_coroutine=False)
         self._check = check
+        self._seldom = SaidSeldom(time.monotonic)
         self._producer = _HalfProducer(
             group,
             namesrv=namesrv,
@@ -414,7 +416,7 @@ class TransactionProducer:
         try:
             decision = listener_decision(self._check(check))
         except BaseException as error:  # sys.exit() in a listener ends no thread of ours.
-            say_listener_failed(check, error)
+            say_listener_failed(check, error, self._seldom)
             return
         if decision is TransactionDecision.UNKNOWN:
             return

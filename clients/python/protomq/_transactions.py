@@ -21,6 +21,7 @@ from ._message import Message
 from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
 from ._outgoing import SendResult
 from ._retry import UNTIL_THE_END
+from ._seldom import SaidSeldom
 from ._steps import CallServer, Steps
 from ._types import BrokerAddress, MessageQueue
 from .errors import (
@@ -162,13 +163,13 @@ def listener_decision(returned: object) -> TransactionDecision:
     return check_decision(returned, "a check listener")
 
 
-def say_listener_failed(check: TransactionCheck, error: BaseException) -> None:
-    """What the listener of a check raised, or that it returned no decision."""
-    logger.error(
-        "the check of the transaction of message %s failed; it is asked again later",
-        check.message.message_id,
-        exc_info=error,
-    )
+def say_listener_failed(check: TransactionCheck, error: BaseException, seldom: SaidSeldom) -> None:
+    """What the listener of a check raised, or that it returned no decision. Each open transaction is asked about again and again."""
+    if seldom.is_due(type(error).__name__):
+        logger.error(
+            "the check of the transaction of message %s failed; it is asked again later (a further %s is not logged for a minute)",
+            check.message.message_id, type(error).__name__, exc_info=error,
+        )  # fmt: skip
 
 
 def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseException) -> None:

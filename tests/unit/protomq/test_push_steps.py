@@ -18,7 +18,8 @@ from protomq._pull_logic import PullOptions
 from protomq._push_options import PushOptions
 from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
-from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom, Wanted
+from protomq._push_steps import ListenedPulls, PushSteps, Wanted
+from protomq._seldom import SAID_AGAIN_S, SaidSeldom
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConnectFailedError,

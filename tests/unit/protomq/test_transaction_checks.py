@@ -140,6 +140,22 @@ def test_what_is_no_decision_costs_the_other_questions_nothing(
     assert "returns a TransactionDecision" in caplog.text
 
 
+@BOTH
+def test_a_check_that_fails_is_logged_once_a_minute_for_each_kind_of_error(
+    broker: AskingBroker, run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def listener(check: TransactionCheck) -> TransactionDecision:
+        if check.transaction_handle != "last":
+            raise KeyError("k") if check.transaction_handle == "other" else ValueError("no database")
+        return COMMIT
+
+    broker.ask("first", "second")
+    broker.ask("third", "other", "last")
+    run(broker, lambda: broker.told, listener)
+    told = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert told == [ValueError, KeyError]
+
+
 def test_a_close_ends_a_listener_that_waits(broker: AskingBroker) -> None:
     async def listener(_: TransactionCheck) -> TransactionDecision:
         is_asked.set()

@@ -33,8 +33,8 @@ from protomq._producer_options import ProducerOptions
 from protomq._push_consumer import PushConsumer
 from protomq._push_results import Failure
 from protomq._push_state import Run, Work, judge_in_order
-from protomq._push_steps import SaidSeldom
 from protomq._push_work import Worker
+from protomq._seldom import SaidSeldom
 from protomq._send_back import DELAY_MAX_S, error_text
 from protomq._send_core import SendCore
 from protomq._types import Body, MessageQueue
