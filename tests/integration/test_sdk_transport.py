@@ -422,6 +422,31 @@ def test_a_remoting_port_that_stays_away_is_told_once(caplog: pytest.LogCaptureF
     assert len(caplog.messages) == 2
 
 
+def test_a_fall_back_that_fails_itself_does_not_last(server: FakeServer, transport: SyncTransport) -> None:
+    with FakeGrpcFront(server) as front:
+        address = BrokerAddress("b", front.address, server.address)
+        server.stop()
+        transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        assert transport.kind(address) == "grpc"
+    server.start()
+    with pytest.raises((ConnectFailedError, ConnectionLostError)):
+        transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+    transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+    assert transport.kind(address) == "remoting"
+
+
+def test_a_server_of_one_port_that_was_silent_is_not_taken_for_grpcs(server: FakeServer, transport: SyncTransport) -> None:
+    """A name server that is stopped for a while: the kernel takes connections, and nothing answers a hello."""
+    address = BrokerAddress("", server.address, server.address)
+    server.stop()
+    with socket.create_server(("127.0.0.1", int(server.address.rpartition(":")[2]))):
+        with pytest.raises(ConnectFailedError, match="no answer to the hello"):
+            transport.call(address, _methods.PING, (PING,), 0.5)
+    server.start()
+    transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+    assert transport.kind(address) == "remoting"
+
+
 def test_a_broken_remoting_port_falls_back_within_the_call(
     server: FakeServer, transport: SyncTransport
 ) -> None:
@@ -636,6 +661,33 @@ async def test_async_falls_back_to_grpc(
             with pytest.raises(TopicNotFoundError):
                 await transport.call(closed, _methods.PING, (PING,), PATIENCE_S)
         assert len([record for record in caplog.records if "using gRPC" in record.message]) == 1
+
+
+async def test_an_async_fall_back_that_fails_itself_does_not_last(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        with FakeGrpcFront(server) as front:
+            address = BrokerAddress("b", front.address, server.address)
+            server.stop()
+            await transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+            assert transport.kind(address) == "grpc"
+        server.start()
+        with pytest.raises((ConnectFailedError, ConnectionLostError)):
+            await transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        await transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        assert transport.kind(address) == "remoting"
+
+
+async def test_a_coroutine_does_not_take_a_silent_server_of_one_port_for_grpcs(server: FakeServer) -> None:
+    address = BrokerAddress("", server.address, server.address)
+    server.stop()
+    async with AsyncTransport(TransportOptions(connect_timeout_s=0.1)) as transport:
+        with socket.create_server(("127.0.0.1", int(server.address.rpartition(":")[2]))):
+            with pytest.raises(ConnectFailedError):
+                await transport.call(address, _methods.PING, (PING,), 1.0)
+            await async_wait_for(lambda: not transport._opening)  # Or the next call would share its failure.
+        server.start()
+        await transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        assert transport.kind(address) == "remoting"
 
 
 async def test_async_dead_and_closed(server: FakeServer) -> None:

@@ -82,10 +82,7 @@ class AsyncTransport:
             connection = await self._connect(address, method.lane, timeout_s, is_watched=is_watched)
             timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
             if connection is None:
-                calling = self._grpc_link(address.grpc_address).call(
-                    method, payload, timeout_s, one_way
-                )
-                return await (self._watched(address, method, calling) if is_watched else calling)
+                return await self._call_grpc(address, method, payload, timeout_s, one_way, is_watched=is_watched)
         if connection.writable is not None:
             timeout_s = await _wait_until_writable(connection, timeout_s)
         if one_way:
@@ -110,7 +107,7 @@ class AsyncTransport:
             raise lost from None  # It does not say that nothing was sent.
         left_s = max(deadline_s - time.monotonic(), 0.001)
         if connection is None:
-            return await self._grpc_link(address.grpc_address).call(method, payload, left_s, False)
+            return await self._call_grpc(address, method, payload, left_s, False, is_watched=False)
         request_id, future = connection.request(method, payload, left_s)
         try:
             return await future
@@ -155,6 +152,23 @@ class AsyncTransport:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _call_grpc(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        *,
+        is_watched: bool,
+    ) -> bytes:
+        calling = self._grpc_link(address.grpc_address).call(method, payload, timeout_s, one_way)
+        try:
+            return await (self._watched(address, method, calling) if is_watched else calling)
+        except (ConnectFailedError, ConnectionLostError):
+            self._choice.grpc_failed(address)
+            raise
+
     async def _watched(
         self, address: BrokerAddress, method: MethodInfo, calling: Coroutine[Any, Any, bytes]
     ) -> bytes:
@@ -193,7 +207,7 @@ class AsyncTransport:
                 limit_s = self._choice.connect_timeout_s(address, timeout_s, connect_timeout_s)
                 connection = await self._open_once(address, lane, limit_s)
             except ConnectFailedError as error:
-                if not self._choice.may_fall_back(address):
+                if not self._choice.may_fall_back(address, error):
                     raise
                 if is_watched and self._kinds.get(address) == "remoting" and was_silent(error):
                     # It was reached here before. Most likely the machine is gone, not the port.

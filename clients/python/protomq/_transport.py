@@ -5,7 +5,7 @@ Rules:
 - A call is made once. Whether to make it again is for the caller to decide, by the error's attributes. There is one exception: a call
   of `REPEATABLE` (`_methods.py`), where the server turns out to have closed the connection. It is made again, once, on a new one.
 - The choice is made per server and remembered, 30 s for a remoting port that does not answer. It is remembered
-  longer for a port that is gRPC's. `kind(address)` tells it; a change is logged.
+  longer for a port that is gRPC's, and no longer than a call over gRPC finds a server. `kind(address)` tells it; a change is logged.
 
 `AsyncTransport` (module `_async_transport`) has the same interface with `async def call` and `async def close`.
 """
@@ -25,9 +25,9 @@ from ._late_imports import fork_waits, load_needed_modules
 from ._methods import WATCHED
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
-from ._transport_options import WATCHED_CONNECT_S, TransportOptions, was_silent
+from ._transport_options import WATCHED_CONNECT_S, TransportOptions, was_refused, was_silent
 from ._types import BrokerAddress, MethodInfo
-from .errors import ClosedError, ConnectFailedError
+from .errors import ClosedError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     from ._grpc_transport import GrpcLink
@@ -74,9 +74,15 @@ class Choice:
             and now_s >= self._grpc_until.get(address, 0.0)
         )
 
-    def may_fall_back(self, address: BrokerAddress) -> bool:
-        """Whether gRPC may be tried when the remoting port cannot be reached."""
-        return self._transport_for(address) == "auto" and bool(address.grpc_address)
+    def may_fall_back(self, address: BrokerAddress, error: ConnectFailedError | None = None) -> bool:
+        """Whether gRPC may be tried when the remoting port cannot be reached, or could not be for `error`.
+
+        A port that may be either answers a hello in its own way. One that is silent, or refuses, says nothing about its protocol.
+        """
+        if self._transport_for(address) != "auto" or not address.grpc_address:
+            return False
+        is_one_port = address.grpc_address == address.remoting_address
+        return error is None or not is_one_port or not (was_silent(error) or was_refused(error))
 
     def _transport_for(self, address: BrokerAddress) -> Literal["auto", "remoting", "grpc"]:
         """A name server is known by one address, of either kind: what is chosen for brokers says nothing about it."""
@@ -101,6 +107,11 @@ class Choice:
                 address.broker_name or address.remoting_address,
                 error,
             )
+
+    def grpc_failed(self, address: BrokerAddress) -> None:
+        """A call over gRPC found no server. What made gRPC the choice may be over: the next call tries the remoting port first."""
+        if address in self._grpc_until:
+            self._grpc_until[address] = 0.0
 
     def reached(self, address: BrokerAddress) -> None:
         """The remoting port answers."""
@@ -198,8 +209,15 @@ class SyncTransport:
                 timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
         try:
             return link.call(method, payload, timeout_s, one_way, is_replaced)
+        except ConnectionLostError:
+            if link.kind == "grpc":
+                self._choice.grpc_failed(address)
+            raise
         except ConnectFailedError as error:  # Nothing was sent.
-            if link.kind == "grpc" or not self._choice.may_fall_back(address):
+            if link.kind == "grpc":
+                self._choice.grpc_failed(address)
+                raise
+            if not self._choice.may_fall_back(address, error):
                 raise
             if is_replaced is not None and was_silent(error):
                 # It was reached here before. Most likely the machine is gone, not the port.
@@ -318,7 +336,7 @@ class SyncTransport:
             try:
                 opened = open_remoting(limit_s)
             except ConnectFailedError as error:
-                if not self._choice.may_fall_back(address):
+                if not self._choice.may_fall_back(address, error):
                     raise
                 refused = error
             else:

@@ -40,6 +40,11 @@ def was_silent(error: ProtomqError) -> bool:
     return isinstance(error.__cause__ or error.__context__, TimeoutError | BlockingIOError)
 
 
+def was_refused(error: ProtomqError) -> bool:
+    """Whether nobody listens at the port."""
+    return isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
+
+
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
     """How to connect.
