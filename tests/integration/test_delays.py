@@ -61,7 +61,7 @@ def test_delayed_messages_come_when_they_are_due_and_recalled_ones_do_not(
         assert time.time_ns() // 1_000_000 - began_ms >= 1_900
         for handle in (recalled.recall_handle, first.recall_handle):
             late = stub.RecallMessage(RecallMessageRequest(topic=topic, recall_handle=handle))
-            assert not late.recalled
+            assert (late.recalled, late.recalled_before) == (False, handle == recalled.recall_handle)
         with pytest.raises(grpc.RpcError) as caught:
             send(stub, topic, b"x", delay_level=19)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -91,7 +91,7 @@ class World:
         permit.give()
         writer = SystemWriter(permit)
         writer.start(self.store, Lane())  # type: ignore[arg-type]
-        waiting = WaitingAnswers(self.store, self.clock)
+        self.waiting = waiting = WaitingAnswers(self.store, self.clock)
         file = LogTimeFile(self.disk, self.store.root, self.boot_id, self.clock.monotonic_ms)
         self.log_time = LogTime(self.clock, self.store.pending.log_time_ms, file)
         self.store.on_housekeeping = self.log_time.save
@@ -120,12 +120,15 @@ class World:
         return self.request(SendRequest(records=[Record(body=body) for body in bodies], **fields))
 
     def recall(self, handle: str, topic: str = "topic") -> bool:
+        return self.recall_answer(handle, topic).recalled
+
+    def recall_answer(self, handle: str, topic: str = "topic") -> RecallMessageResponse:
         request = RecallMessageRequest(topic=topic, recall_handle=handle)
         call = Call(request)
         self.service.recall_message(call)  # type: ignore[arg-type]
         if isinstance(call.outcome, Exception):
             raise call.outcome
-        return RecallMessageResponse.FromString(call.outcome).recalled
+        return RecallMessageResponse.FromString(call.outcome)
 
     def deliver(self, after_ms: int = 0) -> list[bytes]:
         """What is in the queue once everything is delivered that is due then."""

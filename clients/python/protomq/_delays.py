@@ -97,8 +97,9 @@ def encode_recall(topic: str, recall_handle: str) -> bytes:
     return RecallMessageRequest(topic=topic, recall_handle=recall_handle).SerializeToString()
 
 
-def decode_recall(answer: bytes) -> bool:
-    """Whether the message was taken back."""
+def decode_recall(answer: bytes) -> tuple[bool, bool]:
+    """Whether this call took the message back, and whether an earlier one did."""
     from .v1.send_service_pb2 import RecallMessageResponse
 
-    return RecallMessageResponse.FromString(answer).recalled
+    response = RecallMessageResponse.FromString(answer)
+    return response.recalled, response.recalled_before

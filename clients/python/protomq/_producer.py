@@ -304,10 +304,10 @@ class Producer(LineSender):
     def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
         """Takes a delayed message back by the `recall_handle` of its SendResult; any producer may.
 
-        Returns True if nobody will get it. False: the message is delivered already, or was recalled before. Tried again until the time-out,
-        `send_timeout_s`. If an answer is lost, and the next one is "not pending", that may be the lost one's work. Then its error is
-        raised, which is not `definite`. Raises ConfigurationError for an invalid handle, NoRouteError if
-        its broker is away.
+        Returns True if this call took it back: nobody will get it. False: the message is delivered already, or was recalled by an earlier
+        call. Tried again until the time-out, `send_timeout_s`. If an answer is lost, the broker tells at the next try whether that recall
+        has won. If it does not know, the error of the lost one is raised, which is not `definite`. After such an error, the False of a new
+        call may be the first one's work. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)

@@ -235,13 +235,14 @@ def send_groups(
 def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) -> Steps[bool]:
     """Takes a delayed message back; whether it was in time. Tried again until the deadline: only the broker of the handle can.
 
-    After a try whose answer is lost, "not pending" may be that try's own work: then its error is raised.
+    After a try whose answer is lost, "recalled before" is that try's own work. "Not pending" may be, too, where the broker does not know:
+    then the error of that try is raised.
     """
     broker_name = broker_of_handle(recall_handle)
     payload = [encode_recall(topic, recall_handle)]
     lost: ProtomqError | None = None
 
-    def attempt() -> Steps[bool]:
+    def attempt() -> Steps[tuple[bool, bool]]:
         nonlocal lost
         try:
             # While another master is elected, it is waited for.
@@ -258,7 +259,9 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
             raise
         return decode_recall(answer)
 
-    is_recalled: bool = yield from retried(attempt, RECALL.of_call(deadline_s, core.clock).decide)
-    if lost is not None and not is_recalled:
+    is_recalled, was_recalled = yield from retried(attempt, RECALL.of_call(deadline_s, core.clock).decide)
+    if lost is None or is_recalled:
+        return is_recalled
+    if not was_recalled:
         raise lost
-    return is_recalled
+    return True

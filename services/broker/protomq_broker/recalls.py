@@ -19,6 +19,7 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_runtime.errors import corrupt_log, invalid_argument, too_many
 
 from .store.log.record_scan import read_trailers
+from .store.timer.recalled import recalled_key
 from .store.timer.timer import timer_record
 from .store_errors import to_service_error
 from .topic_access import existing_topic
@@ -85,7 +86,10 @@ class Recalls:
         )
 
     def recall(self, request: RecallMessageRequest, call: Call) -> None:
-        """Recalls the message if it is still pending, and answers the call. Raises ServiceError, StoreError."""
+        """Recalls the message if it is still pending, and answers the call. A repeat is told that it was recalled.
+
+        Raises ServiceError, StoreError.
+        """
         try:
             handle = decode_handle(request.recall_handle)
         except ValueError as error:
@@ -98,12 +102,16 @@ class Recalls:
         topic = existing_topic(self._store, request.topic).name
         response = RecallMessageResponse(message_id=encode_message_id(*handle.message_id))
         row = self._find(topic, handle)
-        if row is None:
+        if row is not None:
+            body = timer_record(row, TimerEnd.TIMER_END_RECALLED, self._log_time.now_ms(), handle.message_id)
+            end_position = self._writer.append(TIMER_TOPIC, [body])
+            response.recalled = True
+        elif self._was_recalled(handle):
+            end_position = self._store.appended_position
+            response.recalled_before = True
+        else:
             call.answer(response.SerializeToString())
             return
-        body = timer_record(row, TimerEnd.TIMER_END_RECALLED, self._log_time.now_ms())
-        end_position = self._writer.append(TIMER_TOPIC, [body])
-        response.recalled = True
         wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
         self._waiting.wait(call.lane, end_position, wait_ms, partial(_answer, call, response))
         self._waiting.request_flush()
@@ -127,6 +135,8 @@ class Recalls:
         is_it = (found.producer_ids == np.uint64(producer_id)) & (found.producer_epochs == epoch)
         is_it &= found.sequences == np.uint64(sequence)
         if not is_it.any():
+            if self._was_recalled(handle):
+                return None
             if len(unreadable):
                 raise corrupt_log(
                     "the message may be a pending one that is damaged. It is delivered when it can be read; heal or repair the log, and"
@@ -146,6 +156,10 @@ class Recalls:
             # "Too late" would be wrong: the message is pending, and will be delivered.
             raise invalid_argument("topic", f"is {topic!r}, the message of this handle is for {stored!r}")
         return rows[is_it][:1]
+
+    def _was_recalled(self, handle: RecallHandle) -> bool:
+        """Whether it is one of those that were recalled of late."""
+        return recalled_key(handle.due_time_ms, handle.message_id) in self._store.pending.recalled
 
 
 def _answer(call: Call, response: RecallMessageResponse, failure: Exception | None) -> None:

@@ -233,13 +233,14 @@ class RecallWorld(FakeWorld):
     def __init__(self) -> None:
         super().__init__(route_of("T", "a", "b"), call_takes_s=0.01)
         self.is_pending = True
+        self.remembers = True
         self.answers[RECALL_MESSAGE] = self._recall
         self.clock = self.now_s
 
     def _recall(self, server: str, request: bytes) -> bytes:
         assert server == "a"
         was_pending, self.is_pending = self.is_pending, False
-        return RecallMessageResponse(recalled=was_pending).SerializeToString()
+        return RecallMessageResponse(recalled=was_pending, recalled_before=self.remembers and not was_pending).SerializeToString()
 
     def recall(self) -> bool:
         return bool(self.driver.run(recall(cast(Any, self), "T", HANDLE, self.now_s() + 3.0)))
@@ -256,7 +257,7 @@ def test_a_recall_that_did_not_arrive_is_made_again(recalls: RecallWorld) -> Non
     assert len(recalls.calls) == 2
 
 
-def test_a_recall_whose_answer_was_lost_is_never_told_to_have_come_too_late(recalls: RecallWorld) -> None:
+def lose_one_answer(recalls: RecallWorld) -> ConnectionLostError:
     answer, lost = recalls._recall, ConnectionLostError("on the way back")
 
     def lose_one(server: str, request: bytes) -> bytes:
@@ -265,6 +266,20 @@ def test_a_recall_whose_answer_was_lost_is_never_told_to_have_come_too_late(reca
         raise lost
 
     recalls.answers[RECALL_MESSAGE] = lose_one
+    return lost
+
+
+def test_a_recall_whose_answer_was_lost_has_won_if_the_broker_knows_it(recalls: RecallWorld) -> None:
+    lose_one_answer(recalls)
+    assert recalls.recall()
+    assert len(recalls.calls) == 2
+    assert not recalls.recall(), "this call did not take it back"
+
+
+def test_a_recall_whose_answer_was_lost_is_never_told_to_have_come_too_late(recalls: RecallWorld) -> None:
+    """By a broker of an earlier version, or one that has forgotten it."""
+    recalls.remembers = False
+    lost = lose_one_answer(recalls)
     with pytest.raises(ConnectionLostError) as caught:
         recalls.recall()
     assert (caught.value, caught.value.definite, len(recalls.calls)) == (lost, False, 2)

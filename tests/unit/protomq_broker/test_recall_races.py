@@ -1,7 +1,7 @@
 """Recalls about the due time: before, while and after a batch is delivered, with a kill or a power cut at any operation between.
 
 A recall wins or loses, never both: what was answered as recalled comes to nobody, what was answered as too late comes, and nothing comes
-twice.
+twice. Who asks again is told which it was.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Runner:
                 assert times == 0, f"message {number} was recalled, and delivered"
             if not answers & {"won", "unknown"}:
                 assert times == 1, f"message {number} is lost, {answers or 'and nobody recalled it'}"
-            assert not self.world.recall(self.handles[number]), f"message {number} is recalled when all is over"
+            again = self.world.recall_answer(self.handles[number])
+            assert not again.recalled, f"message {number} is recalled when all is over"
+            assert again.recalled_before == (times == 0), f"message {number} was delivered {times} times, and a recall says {again}"
         assert self.world.store.pending.count == self.world.store.pending.size_bytes == 0
 
 

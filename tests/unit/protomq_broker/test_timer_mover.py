@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import (
+    RecallMessageRequest,
     SendRequest,
     SendResponse,
 )
@@ -22,6 +24,7 @@ from protomq_broker import timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.timer import recalled
 from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
 from protomq_broker.store.tools.verify import verify
@@ -204,14 +207,16 @@ def send_many(world: World, count: int, due_ms: int) -> list[str]:
 
 
 def test_each_of_many_messages_with_one_due_time_can_be_recalled(world: World) -> None:
-    handles = send_many(world, CANDIDATES_MAX + 100, world.clock.now_ms() + 1_000)
+    handles = send_many(world, 2 * CANDIDATES_MAX + 100, world.clock.now_ms() + 1_000)
     world.send(b"after", delay_ms=2_000)
+    assert world.recall(handles[0])
+    assert world.recall_answer(handles[0]).recalled_before, "though more are pending than are looked at"
     assert world.recall(handles[-1])
     assert world.recall(handles[CANDIDATES_MAX])
     assert not world.recall(handles[-1]), "it was recalled before"
     delivered = world.deliver(1_000)
-    assert len(delivered) == CANDIDATES_MAX + 98
-    assert not {b"%d" % CANDIDATES_MAX, b"%d" % (CANDIDATES_MAX + 99)} & set(delivered)
+    assert len(delivered) == 2 * CANDIDATES_MAX + 97
+    assert not {b"0", b"%d" % CANDIDATES_MAX, b"%d" % (2 * CANDIDATES_MAX + 99)} & set(delivered)
 
 
 def test_a_recall_that_cannot_look_at_all_messages_of_its_moment_does_not_say_too_late(world: World) -> None:
@@ -220,16 +225,51 @@ def test_a_recall_that_cannot_look_at_all_messages_of_its_moment_does_not_say_to
         world.send(bytes(5_000))
     world.store.checkpoint()
     assert world.store.delete_segments_below(world.store.appended_position) > 0
+    said = {"what": "candidates of a recall", "limit": str(CANDIDATES_MAX)}
+    assert reason(lambda: world.recall(handles[CANDIDATES_MAX + 1])) == ("TOO_MANY", said)
     assert world.recall(handles[CANDIDATES_MAX - 1]), "they were carried forward"
     assert world.recall(handles[0])
-    said = {"what": "candidates of a recall", "limit": str(CANDIDATES_MAX)}
     assert world.recall(handles[CANDIDATES_MAX + 1]), "two were recalled, so it is among the first"
     world.request(
         SendRequest(topic="topic", queue_id=0, records=[
             Record(body=b"later", due_time_ms=decode_handle(handles[0]).due_time_ms) for _ in range(4)
         ])
     )
-    assert reason(lambda: world.recall(handles[0])) == ("TOO_MANY", said)
+    assert world.recall_answer(handles[0]).recalled_before, "which needs no search"
+
+
+def test_a_recall_that_is_made_again_is_told_that_the_first_one_won(world: World) -> None:
+    """Its answer was lost. Between the two may come a checkpoint, a kill, and the loss of the timer's files."""
+    early, late, other = (world.send(body, delay_ms=10_000).recall_handle for body in (b"early", b"late", b"other"))
+    assert world.recall(early)
+    world.store.checkpoint()
+    assert world.recall(late)
+    world.restart(world.disk.killed())
+    assert world.recall_answer(early).recalled_before, "a checkpoint wrote it down"
+    assert world.recall_answer(late).recalled_before, "the log says so"
+    assert world.deliver(10_000) == [b"other"]
+    world.store.close()
+    world.disk.remove("/s/timer")
+    world.start()
+    told = [world.recall_answer(handle).recalled_before for handle in (early, late, other)]
+    assert told == [True, True, False], "the log alone tells"
+
+
+def test_the_repeat_of_a_recall_waits_until_the_first_one_is_stored(world: World) -> None:
+    handle = world.send(b"x", delay_ms=10_000).recall_handle
+    assert world.recall(handle)
+    with mock.patch.object(world.waiting, "wait") as waited:
+        request = RecallMessageRequest(topic="topic", recall_handle=handle)
+        world.service.recall_message(Call(request))  # type: ignore[arg-type]
+    assert waited.call_args.args[1] == world.store.appended_position
+
+
+def test_only_the_last_recalls_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalled, "RECALLED_COUNT_MAX", 3)
+    handles = [world.send(b"%d" % at, delay_ms=10_000).recall_handle for at in range(4)]
+    assert all(map(world.recall, handles))
+    assert [world.recall_answer(handle).recalled_before for handle in handles] == [False, True, True, True]
+    assert [world.restart().recall_answer(handle).recalled_before for handle in handles] == [False, True, True, True]
 
 
 def test_a_recall_of_a_message_that_cannot_be_read_does_not_say_too_late(world: World) -> None:
@@ -376,6 +416,7 @@ def test_what_is_pending_outlives_its_segment(world: World) -> None:
     assert first > 0
     assert world.store.pending.count == 9
     assert world.recall(handles[5]), "by its due time and id: it stands elsewhere now"
+    assert world.recall_answer(handles[5]).recalled_before
     assert not world.recall(handles[3])
     world.restart()
     world.disk.remove("/s/timer")  # the log alone tells

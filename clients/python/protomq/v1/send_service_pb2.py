@@ -26,7 +26,7 @@ from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 from protomq.v1 import record_pb2 as protomq_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotomq/v1/send_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x17protomq/v1/record.proto\"\xad\x02\n\x0bSendRequest\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\r\n\x05topic\x18\x04 \x01(\t\x12\x15\n\x08queue_id\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0crecord_sizes\x18\x06 \x03(\x07\x12\x1a\n\rwait_store_ok\x18\x07 \x01(\x08H\x02\x88\x01\x01\x12\x1e\n\x11previous_sequence\x18\x08 \x01(\x06H\x03\x88\x01\x01\x12\x15\n\x0b\x64\x65lay_level\x18\t \x01(\x05H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\n \x01(\x03H\x00\x12\x0c\n\x04half\x18\x0b \x01(\x08\x42\x07\n\x05\x64\x65layB\x0b\n\t_queue_idB\x10\n\x0e_wait_store_okB\x14\n\x12_previous_sequenceJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\xec\x01\n\x0cSendResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.protomq.v1.SendStatus\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x14\n\x0crecord_count\x18\x04 \x01(\x05\x12\x17\n\x0fphysical_offset\x18\x05 \x01(\x03\x12\x12\n\nmessage_id\x18\x06 \x01(\t\x12\x15\n\rrepeated_send\x18\x07 \x01(\x08\x12\x15\n\rrecall_handle\x18\x08 \x01(\t\x12\x1b\n\x13transaction_handles\x18\t \x03(\t\"<\n\x14RecallMessageRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rrecall_handle\x18\x02 \x01(\t\"=\n\x15RecallMessageResponse\x12\x10\n\x08recalled\x18\x01 \x01(\x08\x12\x12\n\nmessage_id\x18\x02 \x01(\t*\xb0\x01\n\nSendStatus\x12\x1b\n\x17SEND_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13SEND_STATUS_SEND_OK\x10\x01\x12\"\n\x1eSEND_STATUS_FLUSH_DISK_TIMEOUT\x10\x02\x12#\n\x1fSEND_STATUS_FLUSH_SLAVE_TIMEOUT\x10\x03\x12#\n\x1fSEND_STATUS_SLAVE_NOT_AVAILABLE\x10\x04\x32\xbb\x01\n\x0bSendService\x12G\n\x04Send\x12\x17.protomq.v1.SendRequest\x1a\x18.protomq.v1.SendResponse\"\x0c\x8a\xe7\x18\x08\x08\x81\x04\x10\x80\x80\x80\x08\x12]\n\rRecallMessage\x12 .protomq.v1.RecallMessageRequest\x1a!.protomq.v1.RecallMessageResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x04\x1a\x04\x88\xe7\x18\x02\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotomq/v1/send_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x17protomq/v1/record.proto\"\xad\x02\n\x0bSendRequest\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\r\n\x05topic\x18\x04 \x01(\t\x12\x15\n\x08queue_id\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0crecord_sizes\x18\x06 \x03(\x07\x12\x1a\n\rwait_store_ok\x18\x07 \x01(\x08H\x02\x88\x01\x01\x12\x1e\n\x11previous_sequence\x18\x08 \x01(\x06H\x03\x88\x01\x01\x12\x15\n\x0b\x64\x65lay_level\x18\t \x01(\x05H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\n \x01(\x03H\x00\x12\x0c\n\x04half\x18\x0b \x01(\x08\x42\x07\n\x05\x64\x65layB\x0b\n\t_queue_idB\x10\n\x0e_wait_store_okB\x14\n\x12_previous_sequenceJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\xec\x01\n\x0cSendResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.protomq.v1.SendStatus\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x14\n\x0crecord_count\x18\x04 \x01(\x05\x12\x17\n\x0fphysical_offset\x18\x05 \x01(\x03\x12\x12\n\nmessage_id\x18\x06 \x01(\t\x12\x15\n\rrepeated_send\x18\x07 \x01(\x08\x12\x15\n\rrecall_handle\x18\x08 \x01(\t\x12\x1b\n\x13transaction_handles\x18\t \x03(\t\"<\n\x14RecallMessageRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rrecall_handle\x18\x02 \x01(\t\"V\n\x15RecallMessageResponse\x12\x10\n\x08recalled\x18\x01 \x01(\x08\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x17\n\x0frecalled_before\x18\x03 \x01(\x08*\xb0\x01\n\nSendStatus\x12\x1b\n\x17SEND_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13SEND_STATUS_SEND_OK\x10\x01\x12\"\n\x1eSEND_STATUS_FLUSH_DISK_TIMEOUT\x10\x02\x12#\n\x1fSEND_STATUS_FLUSH_SLAVE_TIMEOUT\x10\x03\x12#\n\x1fSEND_STATUS_SLAVE_NOT_AVAILABLE\x10\x04\x32\xbb\x01\n\x0bSendService\x12G\n\x04Send\x12\x17.protomq.v1.SendRequest\x1a\x18.protomq.v1.SendResponse\"\x0c\x8a\xe7\x18\x08\x08\x81\x04\x10\x80\x80\x80\x08\x12]\n\rRecallMessage\x12 .protomq.v1.RecallMessageRequest\x1a!.protomq.v1.RecallMessageResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x04\x1a\x04\x88\xe7\x18\x02\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENDSERVICE'].methods_by_name['Send']._serialized_options = b'\212\347\030\010\010\201\004\020\200\200\200\010'
   _globals['_SENDSERVICE'].methods_by_name['RecallMessage']._loaded_options = None
   _globals['_SENDSERVICE'].methods_by_name['RecallMessage']._serialized_options = b'\212\347\030\003\010\202\004'
-  _globals['_SENDSTATUS']._serialized_start=765
-  _globals['_SENDSTATUS']._serialized_end=941
+  _globals['_SENDSTATUS']._serialized_start=790
+  _globals['_SENDSTATUS']._serialized_end=966
   _globals['_SENDREQUEST']._serialized_start=97
   _globals['_SENDREQUEST']._serialized_end=398
   _globals['_SENDRESPONSE']._serialized_start=401
@@ -49,7 +49,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECALLMESSAGEREQUEST']._serialized_start=639
   _globals['_RECALLMESSAGEREQUEST']._serialized_end=699
   _globals['_RECALLMESSAGERESPONSE']._serialized_start=701
-  _globals['_RECALLMESSAGERESPONSE']._serialized_end=762
-  _globals['_SENDSERVICE']._serialized_start=944
-  _globals['_SENDSERVICE']._serialized_end=1131
+  _globals['_RECALLMESSAGERESPONSE']._serialized_end=787
+  _globals['_SENDSERVICE']._serialized_start=969
+  _globals['_SENDSERVICE']._serialized_end=1156
 # @@protoc_insertion_point(module_scope)

@@ -229,19 +229,25 @@ class RecallMessageResponse(_message.Message):
 
     RECALLED_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    RECALLED_BEFORE_FIELD_NUMBER: _builtins.int
     recalled: _builtins.bool
     """Whether this call took the message back. If not, the message is or will be delivered, or was recalled before."""
     message_id: _builtins.str
     """Its id: producer id (16 hex digits), epoch (8), sequence (16)."""
+    recalled_before: _builtins.bool
+    """An earlier call took the message back: nobody gets it. For a call that is made again after its answer was lost. The broker knows it of
+    the last 16,384 messages that were recalled.
+    """
     def __init__(
         self,
         *,
         recalled: _builtins.bool = ...,
         message_id: _builtins.str = ...,
+        recalled_before: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recalled", b"recalled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recalled", b"recalled", "recalled_before", b"recalled_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

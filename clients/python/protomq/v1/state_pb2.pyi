@@ -359,10 +359,19 @@ class TimerRecord(_message.Message):
     SIZES_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     LOG_TIME_MS_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     end: Global___TimerEnd.ValueType
     """Why all of them are no longer pending."""
     log_time_ms: _builtins.int
     """Log time when this was written: milliseconds since 1970-01-01 UTC. It never falls."""
+    producer_id: _builtins.int
+    """Of a message that was recalled: its producer id; 0 in all other records. A recall that is made again is known by these three."""
+    producer_epoch: _builtins.int
+    """Of a message that was recalled: its producer epoch."""
+    sequence: _builtins.int
+    """Of a message that was recalled: its sequence."""
     @_builtins.property
     def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Where the messages stand: physical offsets."""
@@ -383,10 +392,13 @@ class TimerRecord(_message.Message):
         sizes: _abc.Iterable[_builtins.int] | None = ...,
         end: Global___TimerEnd.ValueType = ...,
         log_time_ms: _builtins.int = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_times_ms", b"due_times_ms", "end", b"end", "log_time_ms", b"log_time_ms", "positions", b"positions", "sizes", b"sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_times_ms", b"due_times_ms", "end", b"end", "log_time_ms", b"log_time_ms", "positions", b"positions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sequence", b"sequence", "sizes", b"sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

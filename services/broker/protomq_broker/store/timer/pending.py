@@ -8,6 +8,7 @@
     runs      rows behind the horizon                                   files in order, each read up to somewhere: `timer_runs.py`
 
     timer/pending.bin   what a checkpoint wrote: `pending_state.py`
+    timer/recalled.bin  which messages were recalled of late: `recalled.py`
 
 Rules:
 - A row comes when a record with a due time is appended. It goes when a record of %SYS%TIMER says that it was moved, recalled or carried
@@ -33,6 +34,7 @@ from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import empty_folder
 
 from .pending_state import STATE_FILE_NAME, PendingState, read_state, why_no_state, write_state
+from .recalled import RECALLED_FILE_NAME, RecalledMessages
 from .timer_rows import (
     ASIDE,
     LAST_KEY,
@@ -79,6 +81,7 @@ class PendingTimers:
         met_damage: why the files have to be rebuilt while others use them; "" if they hold, as far as is known.
         is_rebuilding: not everything is here yet.
         log_time_ms: the latest that a record of %SYS%TIMER tells.
+        recalled: the messages that were recalled of late.
     """
 
     def __init__(self, disk: Disk, folder: str, limits: PendingLimits | None = None) -> None:
@@ -94,6 +97,7 @@ class PendingTimers:
         self._note_lock = threading.Lock()
         self._lock = threading.Lock()
         self._files_lock = threading.Lock()
+        self.recalled = RecalledMessages(disk, folder)
         self._clear()
 
     def _clear(self) -> None:
@@ -136,6 +140,7 @@ class PendingTimers:
             self.is_rebuilding = True
             remove_file(self._disk, self._state_path)
             empty_folder(self._disk, self._folder)
+            self.recalled.forget_file()
 
     def note(
         self,
@@ -159,14 +164,17 @@ class PendingTimers:
         positions: NDArray[Any],
         end_position: int,
         sizes: NDArray[Any],
+        recalled_key: bytes = b"",
     ) -> None:
-        """These, which are pending, are no more; by a record that stands before `end_position`."""
+        """These, which are pending, are no more; by a record that stands before `end_position`. `recalled_key`: of a recalled one."""
         is_here = positions >= np.uint64(self.rows_from)
         if not is_here.all():
             due_times_ms, positions, sizes = due_times_ms[is_here], positions[is_here], sizes[is_here]
         removals = make_rows(due_times_ms, positions, 0, REMOVED)
         with self._note_lock:
             self.removals_from = end_position
+            if recalled_key:
+                self.recalled.note(recalled_key)
             if not len(removals):
                 return
             self._noted_removals.append(removals)
@@ -307,6 +315,7 @@ class PendingTimers:
             with self._note_lock:  # the two positions and what was noted belong together
                 entries_up_to, removals_up_to = self.entries_from, self.removals_from
                 counts, noted = (self._count, self._size_bytes), self._swap_notes()
+                self.recalled.freeze()
             self._take(*noted)
             self._relieve()
             self._frozen = PendingState(
@@ -342,6 +351,7 @@ class PendingTimers:
                     next_number=self._next_number,
                 ),
             )
+            self.recalled.save()
             with self._lock:
                 live = {cursor.run.path for cursor in self._cursors}
                 kept = {self._path(number) for number, _ in frozen.runs} | live
@@ -358,6 +368,7 @@ class PendingTimers:
     def load(self) -> None:
         """Takes over what the files hold; nothing if one of them does not hold."""
         self._clear()
+        self.recalled.clear()
         self._disk.make_folder(self._folder)
         self.damage = self._load_files()
         if self.damage:
@@ -365,7 +376,9 @@ class PendingTimers:
             self.start_rebuild()
             self.damage = damage
             return
-        known = {STATE_FILE_NAME, *(f"run.{cursor.run.number}" for cursor in self._cursors)}
+        if self.removals_from:
+            self.recalled.load()
+        known = {STATE_FILE_NAME, RECALLED_FILE_NAME, *(f"run.{cursor.run.number}" for cursor in self._cursors)}
         for name in self._disk.list(self._folder):
             if name not in known:
                 self._disk.unlink(f"{self._folder}/{name}")
@@ -373,6 +386,7 @@ class PendingTimers:
     def start_rebuild(self) -> None:
         """Forgets everything; the records of the log bring it back."""
         self._clear()
+        self.recalled.clear()
         remove_file(self._disk, self._state_path)
         empty_folder(self._disk, self._folder)
 

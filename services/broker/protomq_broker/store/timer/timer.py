@@ -24,6 +24,7 @@ from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.state.machine import Carrier, Snapshot
 
 from .pending import PendingTimers
+from .recalled import recalled_key
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +174,11 @@ class TimerState:
             )
             return ()
         if len(positions):
-            self._pending.note_removed(due_times_ms, positions, position + 1, sizes)
+            key = b""
+            if record.end == TimerEnd.TIMER_END_RECALLED and record.producer_id:  # earlier versions wrote no id
+                message_id = (record.producer_id, record.producer_epoch, record.sequence)
+                key = recalled_key(record.due_times_ms[0], message_id)
+            self._pending.note_removed(due_times_ms, positions, position + 1, sizes, key)
         self._pending.log_time_ms = max(self._pending.log_time_ms, record.log_time_ms)
         self.ended_counts[record.end] = self.ended_counts.get(record.end, 0) + len(positions)
         if record.end == TimerEnd.TIMER_END_CARRIED:
@@ -229,8 +234,13 @@ def ended_columns(body: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return due_times_ms, positions
 
 
-def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) -> bytes:
-    """The body of a record that says what became of these rows."""
+def timer_record(
+    rows: NDArray[Any],
+    end: TimerEnd.ValueType,
+    log_time_ms: int,
+    message_id: tuple[int, int, int] = (0, 0, 0),
+) -> bytes:
+    """The body of a record that says what became of these rows. `message_id`: of the one that was recalled."""
     assert 0 < len(rows) <= RECORD_ROWS_MAX
     columns = b"".join(
         bytes((tag,)) + encode_varint(len(octets)) + octets
@@ -240,7 +250,11 @@ def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) 
             (_SIZES_TAG, rows["size"].astype("<u4").tobytes()),
         )
     )
-    return columns + TimerRecord(end=end, log_time_ms=log_time_ms).SerializeToString()
+    producer_id, epoch, sequence = message_id
+    record = TimerRecord(
+        end=end, log_time_ms=log_time_ms, producer_id=producer_id, producer_epoch=epoch, sequence=sequence
+    )
+    return columns + record.SerializeToString()
 
 
 def is_timed(flags: NDArray[np.uint32]) -> NDArray[np.bool_]:
