@@ -1,7 +1,7 @@
 """Delayed messages through kills, power cuts, clock steps, damage of the timer and retention; judged by what was answered, and by the log.
 
     Y1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
-    Y2   a recall wins or loses, never both: what was answered as recalled is delivered to nobody, what was answered as too late is
+    Y2   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
     Y3   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
 
 Log time may gain a tenth on true time while the wall clock is ahead (`store/timer/log_time.py`).
@@ -123,12 +123,15 @@ class _DelayRun:
             return
         each = self.sent[self.rng.choice(sorted(self.sent))]
         try:
-            won = self.world.recall(each.handle)
+            answer = self.world.recall_answer(each.handle)
         except ServiceError as error:
             # Of a message that cannot be read, a recall says that it cannot know.
             if error.reason not in ("QUEUE_HEALING", "CORRUPT_LOG"):
                 raise
             return
+        won = answer.recalled
+        if answer.recalled_before and each.recalled_at is None:
+            self.say("Y2", f"{each.handle} was recalled before, says the broker, and nobody had recalled it")
         if won and each.recalled_at is not None and not each.is_recall_uncertain:
             self.say("Y2", f"{each.handle} was recalled twice")
         if won:
