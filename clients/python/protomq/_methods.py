@@ -108,7 +108,7 @@ DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LA
 
 WATCHED: Final[Mapping[int, Watch]] = {
     SEND.method_id: SOON,  # A repeat is known by its producer id and sequence,
-    RECALL_MESSAGE.method_id: SOON,  # ... or answered "not pending", which then raises.
+    RECALL_MESSAGE.method_id: SOON,  # ... or answered "recalled before".
     END_TRANSACTION.method_id: SOON,  # By the handle of the transaction.
     ACK.method_id: SOON,  # By receipt and offset.
     CHANGE_INVISIBLE.method_id: SOON,
