@@ -18,4 +18,4 @@ def test_a_storm_of_interrupts_leaves_every_client_working(protomq_server: Broke
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.search(r"interrupted (\d+) times", ended.stdout)
     assert found is not None
-    assert int(found[1]) > 20
+    assert int(found[1]) > 5  # Some 40 a second where nothing else runs.

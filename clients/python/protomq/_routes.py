@@ -302,7 +302,9 @@ class RouteBook:
             looked_s = self._looked_s.get(name, float("-inf"))
             # The look-up of an earlier silence counts no more.
             is_new = fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S
-            if is_new and route.brokers[name] != address and name not in route.leaderless_brokers:
+            leads = route.brokers[name] == address or name in route.leaderless_brokers
+            # A slave is silent as long as a consumer reads from it that has caught up.
+            if is_new and not leads and address not in route.slaves.values():
                 return True
             is_due = now_s - looked_s >= REPLACED_LOOK_S
             if is_due:

@@ -97,9 +97,12 @@ class Book(RouteBook):
     def look_up_behind(self, topic: str) -> None:
         self.looked.append(topic)
 
-    def learn(self, address: BrokerAddress, topic: str = "T", leaderless: tuple[str, ...] = ()) -> None:
+    def learn(
+        self, address: BrokerAddress, topic: str = "T", leaderless: tuple[str, ...] = (), slave: BrokerAddress | None = None
+    ) -> None:
         route = route_of(topic, address.broker_name)
-        route = replace(route, brokers={address.broker_name: address}, leaderless_brokers=leaderless)
+        slaves = {} if slave is None else {(slave.broker_name, 1): slave}
+        route = replace(route, brokers={address.broker_name: address}, slaves=slaves, leaderless_brokers=leaderless)
         self._cache.store(route, self._clock.now_s)
 
 
@@ -121,6 +124,18 @@ def test_a_broker_is_replaced_once_a_new_route_names_another_master(clock: Clock
     book.learn(NEW)
     assert book.is_replaced(OLD)
     assert not book.is_replaced(NEW)
+
+
+def test_a_slave_from_which_a_consumer_reads_is_not_replaced_by_its_master(clock: Clock) -> None:
+    book = Book(clock)
+    book.learn(OLD, slave=NEW)
+    clock.advance(10)
+    assert not book.is_replaced(NEW)
+    clock.advance(0.5)
+    book.learn(OLD, slave=NEW)
+    assert not book.is_replaced(NEW)
+    book.learn(OLD)
+    assert book.is_replaced(NEW), "it is no slave any more"
 
 
 def test_a_route_from_before_the_silence_says_nothing(clock: Clock) -> None:
