@@ -106,13 +106,38 @@ def test_a_copy_of_a_running_store_does_not_start_under_its_name(namesrv: Namesr
 
 
 @pytest.mark.slow
-def test_a_broker_with_a_new_disk_waits_for_the_name_of_the_one_that_was_killed(namesrv: Namesrv, tmp_path: Path) -> None:
-    with running(tmp_path / "first", namesrv.remoting) as first:
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_a_broker_with_a_new_disk_waits_for_the_name_of_the_one_that_was_killed(
+    namesrv: Namesrv, tmp_path: Path, port: str
+) -> None:
+    address = getattr(namesrv, port)
+    with running(tmp_path / "first", address) as first:
         first.process.kill()
         first.process.wait()
-        with running(tmp_path / "second", namesrv.remoting) as second:
+        with running(tmp_path / "second", address) as second:
             assert routed_to(namesrv) == [second.address.remoting_address]
             assert second.takes_sends()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_brokers_that_were_killed_move_to_another_cluster(namesrv: Namesrv, tmp_path: Path, port: str) -> None:
+    address = getattr(namesrv, port)
+    slave = {"broker_role": "SLAVE", "broker_id": 1}
+    with (
+        running(tmp_path / "first", address, cluster="c") as first,
+        running(tmp_path / "second", address, cluster="c", **slave) as second,
+    ):
+        for broker in (first, second):
+            broker.process.kill()
+            broker.process.wait()
+        # The name server still has both; each is the other's stray.
+        with (
+            running(tmp_path / "first", address, cluster="d") as moved,
+            running(tmp_path / "second", address, cluster="d", **slave) as follower,
+        ):
+            assert set(routed_to(namesrv)) == {moved.address.remoting_address, follower.address.remoting_address}
+            assert moved.takes_sends()
 
 
 @pytest.mark.slow

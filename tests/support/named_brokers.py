@@ -46,7 +46,7 @@ class Process(NamedTuple):
             return False
 
 
-def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
+def start(folder: Path, *namesrv: object, **settings: object) -> subprocess.Popen[str]:
     """A broker with its store in `folder`, which registers with these name servers."""
     config = {
         "data_dir": str(folder),
@@ -60,6 +60,7 @@ def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
             "disk_force_ratio": 0.98,
             "disk_refuse_ratio": 0.99,
         },
+        **settings,
     }
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(config))  # which is YAML, too
@@ -78,9 +79,9 @@ def read_ready(process: subprocess.Popen[str]) -> Process | None:
 
 
 @contextmanager
-def running(folder: Path, *namesrv: object) -> Iterator[Process]:
+def running(folder: Path, *namesrv: object, **settings: object) -> Iterator[Process]:
     """Killed at the end."""
-    with start(folder, *namesrv) as process:
+    with start(folder, *namesrv, **settings) as process:
         try:
             ready = read_ready(process)
             assert ready is not None, process.communicate()[1]

@@ -213,6 +213,11 @@ def _to_error(error: Any) -> OSError | ServiceError:
         if key == GRPC_STATUS_DETAILS_KEY:
             status = decode_status(value)
             return ServiceError(
-                Code(status.code), status.reason, status.message, metadata=status.metadata
+                Code(status.code),
+                status.reason,
+                status.message,
+                metadata=status.metadata,
+                retry_delay_ms=status.retry_delay_ms,
+                field_violations=status.field_violations,
             )
     return ConnectionError(f"{error.code().name}: {error.details()}")
