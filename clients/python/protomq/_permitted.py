@@ -11,12 +11,16 @@ def nothing_to_write(route: Route) -> ProtomqError:
     """The error of a send for which the route has no queue."""
     if route.leaderless_brokers and rules_of(route.topic).send:
         # Slaves take no sends, so the name server calls the topic read-only.
-        names = ", ".join(route.leaderless_brokers)
-        text = f"topic {route.topic!r} cannot be written now: no master of {names} is registered, only slaves are"
-        return NoRouteError(text, metadata={"topic": route.topic, "broker_name": names})
+        return no_master(route.topic, ", ".join(route.leaderless_brokers))
     if route.is_write_permitted:
         return NoRouteError(f"topic {route.topic!r} has no queue that can be written", metadata={"topic": route.topic})
     return not_permitted(route.topic, "written")
+
+
+def no_master(topic: str, broker_names: str) -> NoRouteError:
+    """The error of a send to brokers of which only slaves are registered."""
+    text = f"topic {topic!r} cannot be written now: no master of {broker_names} is registered, only slaves are"
+    return NoRouteError(text, metadata={"topic": topic, "broker_name": broker_names})
 
 
 def nothing_to_read(route: Route) -> ProtomqError:

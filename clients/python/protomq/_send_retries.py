@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from ._permitted import no_master
 from ._retry import NextStep, RetryPlan, backoff_delay
 from ._types import MessageQueue, Route
 from .errors import (
@@ -100,8 +101,12 @@ class RequestRetries:
             and request.queue not in route.write_queues
         ):
             self._move_to(self._core.choose_queue(route))
+        broker_name = request.queue.broker_name
+        if broker_name in route.leaderless_brokers:
+            # The address is a slave's, which would say no more than that.
+            raise no_master(route.topic, broker_name)
         # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
-        request.address = route.brokers.get(request.queue.broker_name, request.address)
+        request.address = route.brokers.get(broker_name, request.address)
 
     def _move_to(self, queue: MessageQueue) -> None:
         self._request.aim(queue, self._core.acknowledged(queue.broker_name))

@@ -11,6 +11,7 @@ import pytest
 
 from protomq import (
     AsyncProducer,
+    MessageQueue,
     Producer,
     _byte_streams,
     _producer,
@@ -45,6 +46,7 @@ from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
     NoRouteError,
+    NotMasterError,
     RequestTimeoutError,
 )
 from protomq.v1.route_service_pb2 import Broker
@@ -438,3 +440,33 @@ async def test_a_send_of_a_coroutine_while_only_slaves_are_registered_may_be_tri
             await producer.send("T", b"x", timeout_s=0.05)
     assert (error.value.definite, error.value.retriable) == (True, True)
     assert not cluster.calls
+
+
+@pytest.mark.parametrize("was_told", [True, False])
+def test_a_send_that_is_under_way_when_only_slaves_are_registered_names_the_missing_master(was_told: bool) -> None:
+    cluster = FakeCluster({"T": {"a": 1, "b": 1}})
+    cluster.leaderless.add("a")
+    # The slave's answer, or the silence of the master from before; then no slave is asked.
+    cluster.script("a", *[NotMasterError("ask the master") if was_told else RequestTimeoutError("silent")] * 99)
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        with pytest.raises(NoRouteError, match="no master of a is registered") as error:
+            producer.send("T", b"x", queue=MessageQueue("T", "a", 0), timeout_s=0.3)
+    assert (error.value.definite, error.value.retriable) == (was_told, True)
+    assert len(cluster.calls) == 1
+
+
+async def test_a_send_of_a_coroutine_to_a_queue_of_a_missing_master_goes_there_when_it_is_back() -> None:
+    cluster = FakeCluster()
+    cluster.leaderless.add("a")
+    cluster.script("a", NotMasterError("ask the master"))
+    transport, asked = FakeAsyncTransport(cluster), asyncio.Event()
+
+    async def note() -> None:
+        asked.set()
+
+    transport.gate = note
+    async with AsyncProducer(transport=transport) as producer:
+        sent = asyncio.create_task(producer.send("T", b"x", queue=MessageQueue("T", "a", 0), timeout_s=30.0))
+        await asked.wait()
+        cluster.leaderless.clear()
+        assert (await sent).queue_offset == 0
