@@ -50,7 +50,8 @@ class RequestRetries:
         self._failed_attempts += 1
         if self._can_begin_anew(error):
             self._step = NextStep.SAME_BROKER
-            return 0.0 if self._core.clock() < self._deadline_s else None
+            now_s = self._core.clock()
+            return None if now_s >= self._deadline_s or self._is_too_late(now_s) else 0.0
         if not error.definite:
             self._unknown_at.add(self._request.queue.broker_name)
         others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
@@ -69,13 +70,17 @@ class RequestRetries:
         return delay_s
 
     def _can_begin_anew(self, error: ProtomqError) -> bool:
-        """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first."""
+        """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first.
+
+        One that is out of order is not, whatever became of earlier tries: the broker knows the producer, and looked for it first.
+        """
         if not isinstance(error, SequenceExpiredError | SendOutOfOrderError):
             return False
         request = self._request
         broker_name = request.queue.broker_name
         self._core.forget_acknowledged(broker_name)
-        if request.previous_sequence is None or broker_name in self._unknown_at:
+        may_be_stored = broker_name in self._unknown_at and isinstance(error, SequenceExpiredError)
+        if request.previous_sequence is None or may_be_stored:
             return False
         logger.info("broker %s has forgotten this producer: %s", broker_name, error)
         request.aim(request.queue, None)
@@ -90,7 +95,7 @@ class RequestRetries:
         )
 
     def aim(self, route: Route) -> None:
-        """Points the request where the next attempt goes, by the route as it is now."""
+        """Points the request where the next attempt goes, by the route as it is now. Raises NoRouteError if only slaves are there."""
         self._route = route
         request = self._request
         if self._step is NextStep.ANOTHER_BROKER:
