@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -312,15 +313,15 @@ def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
 
 def _convert_number(kind: type[int] | type[float], value: Any, key: str) -> int | float:
     if isinstance(value, str):
-        if re.fullmatch(r"\s*-?[0-9_]+(\.[0-9]+)?\s*", value):
-            value = float(value) if "." in value else int(value)
+        if found := re.fullmatch(r"\s*-?[0-9_]+(\.[0-9]+)?(e[+-]?[0-9]+)?\s*", value, re.IGNORECASE):
+            value = float(value) if any(found.groups()) else int(value)
         elif key.endswith(("_bytes", "_bytes_per_s")):
             value = parse_size_bytes(value)
         elif key.endswith("_ms"):
             value = parse_time_ms(value)
         elif key.endswith("_s"):
             value = parse_time_ms(value) / 1000
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
         raise ValueError(f"a number is expected, this is {value!r}")
     if kind is int and value != int(value):
         raise ValueError(f"a whole number is expected, this is {value!r}")

@@ -166,6 +166,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
             r"segment_size_bytes: a whole number is expected, this is 1\.5",
         ),
         ("store: {disk_ratio: true}", r"disk_ratio: a number is expected, this is True"),
+        ("store: {segment_size_bytes: 1e999}", r"segment_size_bytes: a number is expected, this is inf"),
         ("auto_create: perhaps", r"auto_create: true or false is expected, this is 'perhaps'"),
         ("name: [a]", r"name: a text is expected, this is \['a'\]"),
         ("namesrv: 3", r"namesrv: a list is expected, this is 3"),
@@ -218,6 +219,13 @@ def test_an_empty_file_is_a_file(tmp_path):
 def test_a_rate_is_a_size(tmp_path):
     config = load(write(tmp_path, "a.yaml", "store: {scrub_bytes_per_s: 4KiB}"))
     assert config.store.scrub_bytes_per_s == 4096
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1E-06", "1.0e-6", "0.000001", "'1e-6'"])
+def test_a_number_may_have_an_exponent(tmp_path, text):
+    # YAML 1.1 takes an exponent behind a number without a point for text.
+    assert load(write(tmp_path, "a.yaml", f"store: {{disk_ratio: {text}}}")).store.disk_ratio == 1e-6
+    assert load(None, {"PROTOMQ_STORE_DISK_RATIO": text.strip("'")}).store.disk_ratio == 1e-6
 
 
 def test_sizes_and_times_have_units():
