@@ -364,10 +364,19 @@ class PushState:
                 self._put_back(run, ())
 
     def revoke(self, queues: Collection[MessageQueue]) -> None:
-        """Of these queues no listener gets anything more. What listeners have now still counts: see `running_of`, then `drop`."""
-        for run in self._runs:
-            if run.work.queue in queues:
-                self._put_back(run, ())
+        """Of these queues no listener gets anything more, but what has to be done that others behind it were not done in vain.
+
+        A slow message may hold up the next ones of its run; what is done behind them cannot be committed before they are done. What
+        listeners have now still counts: see `is_running`, then `drop`.
+        """
+        self._take_back(queues, is_for_good=False)
+
+    def _take_back(self, queues: Collection[MessageQueue], *, is_for_good: bool) -> None:
+        runs = [run for run in self._runs if run.work.queue in queues]
+        for run in runs:
+            self._collect(run)
+        for run in runs:
+            self._put_back(run, (), -1 if is_for_good else max(run.work.finished, default=-1))
         for queue in queues:
             work = self._works.get(queue)
             if work is not None:
@@ -386,7 +395,7 @@ class PushState:
 
     def drop(self, queues: Collection[MessageQueue]) -> None:
         """These queues are not this consumer's any more: all that is here of them is forgotten."""
-        self.revoke(queues)
+        self._take_back(queues, is_for_good=True)
         self.backs.drop(queues)
         for queue in queues:
             self._done_before.pop(queue, None)
@@ -533,14 +542,16 @@ class PushState:
         else:
             self.backs.add(Back(work, message, {**failure.fields, **attempt_fields(message)}))
 
-    def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
-        """`messages`, and the rest of a run, wait again, in front."""
-        rest = [*messages]
+    def _put_back(self, run: Run, messages: Sequence[Message], below_offset: int = -1) -> None:
+        """`messages`, and the rest of a run, wait again, in front; the run keeps what is below an offset."""
+        taken: list[Message] = []
         try:
-            while True:
-                rest.append(run.messages.popleft())
+            # The owner of the run takes from the other end, without the lock.
+            while run.messages[-1].queue_offset > below_offset:
+                taken.append(run.messages.pop())
         except IndexError:
             pass
+        rest = [*messages, *reversed(taken)]
         run.count -= len(rest) - len(messages)
         work = run.work
         if self._works.get(work.queue) is work:

@@ -82,6 +82,44 @@ def test_a_slow_message_holds_back_the_commit_and_never_the_others() -> None:
     assert (made.lowest_open(Q0), made.count, made.size_bytes) == (None, 0, 0)
 
 
+def runs_of_four(made: PushState, count: int) -> list[Run]:
+    """Each with the next four messages of Q0, from 10 on."""
+    quick(made)
+    found = []
+    for number in range(count):
+        made.offer(Q0, messages(10 + 4 * number, 4))
+        run = made.next_run(0.0)
+        assert run is not None
+        assert len(run.messages) == 4
+        found.append(run)
+    return found
+
+
+def test_a_queue_that_goes_takes_no_message_along_behind_which_others_are_done() -> None:
+    made = state()
+    first, second, third = runs_of_four(made, 3)
+    slow = first.messages.popleft()  # With its listener now.
+    finish(made, second)
+    third.done.append(third.messages.popleft())
+    made.revoke([Q0])
+    assert (offsets(first), offsets(third)) == ([11, 12, 13], [])
+    assert made.next_run(0.0, 3) is None
+    made.ended(third, 0.0)
+    first.done.append(slow)
+    finish(made, first)
+    assert made.lowest_open(Q0) == 19
+
+
+def test_of_a_queue_that_others_have_nothing_more_begins() -> None:
+    made = state()
+    first, second = runs_of_four(made, 2)
+    finish(made, second)
+    made.revoke([Q0])
+    assert offsets(first) == [10, 11, 12, 13]
+    made.drop([Q0])
+    assert offsets(first) == []
+
+
 def test_what_was_done_before_goes_to_no_listener_again_and_is_known_until_all_before_it_is_done() -> None:
     made = state(broadcast=True)
     made.remember_done(Q0, {11, 12, 14, 16})
