@@ -263,7 +263,8 @@ class PullMultiplexer:
         for call, (address, _) in calls:
             if address in replaced:
                 self._given_up.add(call)
-                call.cancel()
+                if not call.cancel():  # It has ended meanwhile, and nobody else would forget it here.
+                    self._given_up.discard(call)
 
     def _is_replaced(self, address: BrokerAddress, sent_at_s: float, now_s: float) -> bool:
         """Whether another broker leads under the name of one that has said nothing since: see `SyncTransport.is_replaced`.

@@ -259,7 +259,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             watch = WATCHED.get(method.method_id)
             if watch is None:
                 continue
-            # Nor is a server silent that answers others meanwhile.
+            # A server that holds a call is not silent as long as it answers others.
             doubt_s = max(sent_at_s, self._read_at_s if watch is HELD else 0.0) + watch.silent_s
             if doubt_s <= early_s:
                 silent.append(request_id)
