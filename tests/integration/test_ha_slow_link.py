@@ -83,7 +83,12 @@ def test_sends_behind_others_on_a_slow_link_are_confirmed_part_by_part(tmp_path:
         link.set(rate_bytes_per_s=200_000)
         with linked(tmp_path, "SYNC_MASTER", link, timeout_ms=20_000) as (master, _), ThreadPoolExecutor(count) as callers:
             wait_for(lambda: master.status().in_sync_count == 2)
-            sends = [callers.submit(master.send, bytes(size_bytes)) for _ in range(count)]
+            sends = []
+            # A slave acknowledges what one seal closes as a whole: sends that the master writes together would be confirmed together.
+            for _ in range(count):
+                end_position = master.status().end_position
+                sends.append(callers.submit(master.send, bytes(size_bytes)))
+                wait_for(lambda end=end_position: master.status().end_position >= end + size_bytes)
             confirmed = [master.status().confirmed_position]
             while not all(send.done() for send in sends):
                 confirmed.append(master.status().confirmed_position)
