@@ -227,8 +227,8 @@ class PushSteps:
         if self._file is not None and self._clock() >= self._next_save_s:
             yield from self.save()
 
-    def save(self) -> Steps[None]:
-        """Broadcast: writes where the consumer is into its file. A failure is logged; the next one makes up for it."""
+    def save(self, *, is_last: bool = False) -> Steps[None]:
+        """Broadcast: writes where the consumer is into its file. A failure is logged; the next one makes up for it, unless this is the last."""
         self._next_save_s = self._clock() + self._options.commit_interval_s
         where = cast(ListenedPulls, self._consumer.state).where()
         # A queue whose broker is away stays where it was.
@@ -238,7 +238,11 @@ class PushSteps:
         try:
             yield Block(partial(self._file.save, offsets))
         except OSError as error:
-            if self._seldom.is_due("offsets"):
+            if is_last:
+                logger.error(
+                    "offsets are not written to %s: what was done since they were written last comes again, here: %s", self._file.path, error
+                )
+            elif self._seldom.is_due("offsets"):
                 logger.error("offsets are not written to %s, trying again: %s", self._file.path, error)
         else:
             self._saved = offsets

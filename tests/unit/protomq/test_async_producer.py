@@ -421,6 +421,9 @@ def test_a_loop_after_another_that_is_closed_has_it_and_then_no_third_one(transp
         await producer.send("T", b"x")
         with pytest.raises(ConfigurationError, match="another event loop"):
             await asyncio.to_thread(lambda: asyncio.run(producer.send("T", b"x")))
+        with pytest.raises(ConfigurationError, match="another event loop, which is still open: close it there"):
+            await asyncio.to_thread(lambda: asyncio.run(producer.close()))
+        await producer.send("T", b"y")
 
     asyncio.run(send())
     asyncio.run(producer.close())
