@@ -228,7 +228,7 @@ class PushSteps:
             yield from self.save()
 
     def save(self, *, is_last: bool = False) -> Steps[None]:
-        """Broadcast: writes where the consumer is into its file. A failure is logged; the next one makes up for it, unless this is the last."""
+        """Broadcast: writes where the consumer is into its file. A failure is logged. The next one makes up for it, if there is one."""
         self._next_save_s = self._clock() + self._options.commit_interval_s
         where = cast(ListenedPulls, self._consumer.state).where()
         # A queue whose broker is away stays where it was.
@@ -239,9 +239,8 @@ class PushSteps:
             yield Block(partial(self._file.save, offsets))
         except OSError as error:
             if is_last:
-                logger.error(
-                    "offsets are not written to %s: what was done since they were written last comes again, here: %s", self._file.path, error
-                )
+                said = "what was done since they were written last comes again, here"
+                logger.error("offsets are not written to %s: %s: %s", self._file.path, said, error)
             elif self._seldom.is_due("offsets"):
                 logger.error("offsets are not written to %s, trying again: %s", self._file.path, error)
         else:

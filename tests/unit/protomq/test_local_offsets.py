@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_told_and_left_to_others(tmp_path: Path) -> None:
     made = LocalOffsets(str(tmp_path), "g")
     made.path.mkdir()
-    with pytest.raises(ConfigurationError, match="cannot be read from .*choose offset_folder"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read from .*choose offset_folder"):
         made.open()
     made.path.rmdir()
     other = LocalOffsets(str(tmp_path), "g")
