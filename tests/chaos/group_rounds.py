@@ -202,7 +202,7 @@ class GroupWorld:
                 )
 
         if not self.wait(is_consumed):
-            self.say("G6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
+            self.say("C6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
 
     def share_out(self) -> None:
         """Waits until all members have queues, and none has changed hands for a while: who begins is still giving queues up before."""

@@ -137,15 +137,15 @@ class PlantedInGroup(NamedTuple):
 
 
 BUGS: Final = (
-    PlantedInGroup(gives_a_locked_queue_to_whoever_asks, ORDERLY, ("join", "leave"), "G[345]", rounds=8),
-    PlantedInGroup(takes_commits_with_old_tokens, ORDERLY, ("stop in a commit",), "G[35]"),
-    PlantedInGroup(does_not_look_whose_commit_it_is, PULL, ("stop in a commit",), "G[38]"),
-    PlantedInGroup(commits_what_is_in_hand, PUSH, ("join",), "G2"),
-    PlantedInGroup(says_nothing_of_the_dead, PULL, ("kill alone",), "G6"),
-    PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "G6"),
-    PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "G3"),
-    PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "G8"),
-    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "G[347]"),
+    PlantedInGroup(gives_a_locked_queue_to_whoever_asks, ORDERLY, ("join", "leave"), "(B[34]|C[35])", rounds=8),
+    PlantedInGroup(takes_commits_with_old_tokens, ORDERLY, ("stop in a commit",), "(B3|C[35])"),
+    PlantedInGroup(does_not_look_whose_commit_it_is, PULL, ("stop in a commit",), "(B3|C[23])"),
+    PlantedInGroup(commits_what_is_in_hand, PUSH, ("join",), "C1a"),
+    PlantedInGroup(says_nothing_of_the_dead, PULL, ("kill alone",), "C6"),
+    PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "C6"),
+    PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "(B3|C3)"),
+    PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "C2"),
+    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "(B[34]|C[37])"),
 )
 
 

@@ -140,9 +140,9 @@ BUGS: Final = (
     PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1", rounds=12),
     PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
     PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
-    PlantedInChild(ends_holds_at_a_start, "kill_pops", "E1", invisible_s=5.0),
-    PlantedInChild(acknowledges_in_memory_only, "kill_pops", "E2", rounds=2),
-    PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "E3", rounds=20, invisible_s=0.5),
+    PlantedInChild(ends_holds_at_a_start, "kill_pops", "G3a", invisible_s=5.0),
+    PlantedInChild(acknowledges_in_memory_only, "kill_pops", "G3b", rounds=2),
+    PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "G3c", rounds=20, invisible_s=0.5),
 )
 
 

@@ -1,13 +1,13 @@
 """Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again.
 
-    E1   nobody gets a message within the invisible time of another holder
-    E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
-    E3   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
-    E5   at least once: in the end each message that was sent was acknowledged
-    I2   after each kill messages are delivered again
+    G3a   nobody gets a message within the invisible time of another holder
+    G3b   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
+    G3c   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
+    G1    at least once: in the end each message that was sent was acknowledged
+    I2    after each kill messages are delivered again
 
 An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
-come again or not, and E5 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
+come again or not, and G1 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
 
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
 them, on this side of a kill or on the other.
@@ -75,9 +75,9 @@ class _Group:
             self.delivered_count += 1
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
             if early_s > 0:
-                self.found.append(Violation("E1", f"{body!r} came {early_s:.3f} s early"))
+                self.found.append(Violation("G3a", f"{body!r} came {early_s:.3f} s early"))
             if body in self.acked:
-                self.found.append(Violation("E2", f"{body!r} came after it was acknowledged"))
+                self.found.append(Violation("G3b", f"{body!r} came after it was acknowledged"))
             until_s = self.held_until_s[body] = asked_s + INVISIBLE_S
             self.times[body] += 1
             return _Delivery(message, self.times[body], until_s)
@@ -103,7 +103,7 @@ class _Group:
                 elif body in stale:
                     self.late_count += body in passed_on
                 elif body in passed_on:
-                    self.found.append(Violation("E3", f"{body!r} was acknowledged with the receipt of an earlier delivery"))
+                    self.found.append(Violation("G3c", f"{body!r} was acknowledged with the receipt of an earlier delivery"))
                 else:
                     self.acked.add(body)
 
@@ -200,6 +200,6 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
             thread.join(PATIENCE_S)
         left = group.open_messages()
         if left:
-            group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
+            group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
     counts.update({"kills": group.kill_count // 2, "deliveries": group.delivered_count, "acknowledged too late": group.late_count})
     return group.found

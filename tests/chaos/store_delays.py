@@ -1,8 +1,8 @@
 """Delayed messages through kills, power cuts, clock steps, damage of the timer and retention; judged by what was answered, and by the log.
 
-    Y1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
-    Y2   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
-    Y3   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
+    F1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
+    F4   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
+    F2   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
 
 Log time may gain a tenth on true time while the wall clock is ahead (`store/timer/log_time.py`).
 """
@@ -131,9 +131,9 @@ class _DelayRun:
             return
         won = answer.recalled
         if answer.recalled_before and each.recalled_at is None:
-            self.say("Y2", f"{each.handle} was recalled before, says the broker, and nobody had recalled it")
+            self.say("F4", f"{each.handle} was recalled before, says the broker, and nobody had recalled it")
         if won and each.recalled_at is not None and not each.is_recall_uncertain:
-            self.say("Y2", f"{each.handle} was recalled twice")
+            self.say("F4", f"{each.handle} was recalled twice")
         if won:
             each.recalled_at = self.world.store.appended_position
             each.is_recall_durable = each.is_recall_uncertain = False
@@ -160,7 +160,7 @@ class _DelayRun:
         bodies = self.world.delivered()
         for body in set(bodies) - self.seen.keys():
             if now_ms < self.sent[body].earliest_ms:
-                self.say("Y1", f"{body!r} came {self.sent[body].earliest_ms - now_ms:.0f} ms early")
+                self.say("F1", f"{body!r} came {self.sent[body].earliest_ms - now_ms:.0f} ms early")
             self.seen[body] = self.world.store.appended_position
 
     def _meanwhile(self, function: Callable[[], None]) -> None:
@@ -271,15 +271,15 @@ class _DelayRun:
         delivered = Counter(self.world.delivered())
         for body, times in delivered.items():
             if times > 1:
-                self.say("Y3", f"{body!r} stands in its queue {times} times")
+                self.say("F2", f"{body!r} stands in its queue {times} times")
         for body, each in self.sent.items():
             came = body in delivered or body in self.seen
             if each.recalled_at is not None and came and not each.is_recall_uncertain:
-                self.say("Y2", f"{body!r} was recalled, and delivered")
+                self.say("F4", f"{body!r} was recalled, and delivered")
             is_promised = each.is_durable and not each.is_uncertain
             if each.recalled_at is None and not came and is_promised:
                 said = ", though its recall was answered as too late" if each.was_too_late else ""
-                self.say("Y3", f"{body!r}, due {each.due_ms}, was never delivered{said}")
+                self.say("F2", f"{body!r}, due {each.due_ms}, was never delivered{said}")
         self._judge_log()
 
     def _judge_log(self) -> None:
@@ -295,7 +295,7 @@ class _DelayRun:
         )
         for body, times in copies.items():
             if times > 1:
-                self.say("Y3", f"the log has {times} copies of {body!r}")
+                self.say("F2", f"the log has {times} copies of {body!r}")
         for record in records:
             if record.topic != TIMER_TOPIC:
                 continue
@@ -305,7 +305,7 @@ class _DelayRun:
                 and max(told.due_times_ms) > told.log_time_ms
             ):
                 self.say(
-                    "Y1", f"delivered at {told.log_time_ms} what is due at {max(told.due_times_ms)}"
+                    "F1", f"delivered at {told.log_time_ms} what is due at {max(told.due_times_ms)}"
                 )
 
 

@@ -1,15 +1,14 @@
 """Pops: members of a group receive, acknowledge, hold for longer and give back, and an operator resets it; crashes come at any I/O, and the
 wall clock jumps.
 
-    E1   nobody gets a message within the invisible time of another holder, restarts and clock steps included
-    E2   what was acknowledged, and answered so, never comes again
-    E3   each delivery of a message says a higher attempt than the one before, and none more than the group's limit
-    E4   a message is dead after exactly as many deliveries as the limit allows, and once
-    E5   at least once: in the end each message was delivered or is dead; none is left over
-    E6   a receipt settles nothing once somebody else got the message
-    E7   in order: a message of a key comes when those before it are acknowledged or dead
-    E8   a dead letter says what a holder said last of why it failed
-    E9   what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
+    G1    at least once: in the end each message was delivered or is dead, none is left over. Each delivery says a higher attempt than the
+          one before, and none more than the group's limit. A message is dead after exactly as many deliveries as that, and once
+    G2    a dead letter says what a holder said last of why it failed
+    G3a   nobody gets a message within the invisible time of another holder, restarts and clock steps included
+    G3b   what was acknowledged, and answered so, never comes again
+    G3c   a receipt settles nothing once somebody else got the message
+    G4    in order: a message of a key comes when those before it are acknowledged or dead
+    O4    what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
 
 The broker is the real one but for its threads: services on fake lanes over a store on a simulated disk. Answers wait for the disk, so
 nothing that was answered may be taken back, not by a power cut either. Time is the checker's own: it passes for everybody, whatever the
@@ -186,20 +185,20 @@ class PopWorld:
     def _check_delivery(self, message: _Message, attempt: int) -> None:
         name = message.body.split()[0].decode()
         if self.passed_ms < message.held_until_ms:
-            self.say("E1", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
+            self.say("G3a", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
         if message.is_acked:
-            self.say("E2", f"message {name} came after it was acknowledged")
+            self.say("G3b", f"message {name} came after it was acknowledged")
         if message.is_skipped:
-            self.say("E9", f"message {name} came after a reset had skipped it")
+            self.say("O4", f"message {name} came after a reset had skipped it")
         if not message.attempt < attempt <= RETRIES + 1:
-            self.say("E3", f"message {name} came with attempt {attempt} after {message.attempt}")
+            self.say("G1", f"message {name} came with attempt {attempt} after {message.attempt}")
         if self.fifo and message.key:
             deaths = self.see_dead_letters()
             for other in self.messages.values():
                 is_before = (other.key, other.queue_id) == (message.key, message.queue_id) and other.number < message.number
                 is_done = other.is_acked or other.may_be_acked or other.is_skipped or self._is_dead(other, deaths)
                 if is_before and not is_done:
-                    self.say("E7", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
+                    self.say("G4", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
 
     def ack(self) -> None:
         """A member acknowledges some of what it was given, long ago maybe; at the same moment another one receives, or has begun to."""
@@ -265,7 +264,7 @@ class PopWorld:
         done = [held for held in some if (held.receipt, held.offset) not in stale]
         for held in done:
             if held.receipt != held.message.receipt:
-                self.say("E6", f"an old receipt settled message {held.message.body.split()[0].decode()}")
+                self.say("G3c", f"an old receipt settled message {held.message.body.split()[0].decode()}")
         return done
 
     def reset(self) -> None:
@@ -417,13 +416,13 @@ class PopWorld:
         attempt, error = record.transit.attempt, record.transit.last_error
         earlier_deaths = message.earlier_deaths if message is not None else 0
         if Counter(self.letters.values())[record.body] > earlier_deaths + 1:
-            self.say("E4", f"message {name} is dead twice")
+            self.say("G1", f"message {name} is dead twice")
         if attempt != RETRIES + 1:
-            self.say("E4", f"message {name} is dead after {attempt} deliveries")
+            self.say("G1", f"message {name} is dead after {attempt} deliveries")
         if message is not None and error not in message.errors:
-            self.say("E8", f"message {name} is dead of {error!r}, and failed of {sorted(message.errors)}")
+            self.say("G2", f"message {name} is dead of {error!r}, and failed of {sorted(message.errors)}")
         if message is not None and message.is_skipped:
-            self.say("E9", f"message {name} is dead, although a reset had skipped it")
+            self.say("O4", f"message {name} is dead, although a reset had skipped it")
         self.did["dead"] += 1
         self.did["dead with an error"] += bool(error)
 
@@ -469,14 +468,14 @@ class PopWorld:
                 continue
             is_dead = self._is_dead(message, deaths)
             if not message.attempt and not is_dead:
-                self.say("E5", f"message {name} was never delivered")
+                self.say("G1", f"message {name} was never delivered")
             if not (message.is_acked or message.may_be_acked or is_dead):
-                self.say("E5", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
+                self.say("G1", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
             if message.is_acked and is_dead:
-                self.say("E2", f"message {name} was acknowledged, and is dead")
+                self.say("G3b", f"message {name} was acknowledged, and is dead")
         left = [known.key for known in self.broker.store.popped.queues() if known.open]
         if left:
-            self.say("E5", f"messages are open that nobody gets: {left}")
+            self.say("G1", f"messages are open that nobody gets: {left}")
 
 
 def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:

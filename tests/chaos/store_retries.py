@@ -1,10 +1,10 @@
 """Groups that fail, retry and die over a simulated disk: crashes come at any operation, answers get lost, and the log is judged afterwards.
 
-    R1   what was answered is there: a send-back has its copy, with the attempt that was told
-    R2   a message is a dead letter after exactly the configured attempts, unless the consumer said so; a retry is within them
-    R3   nothing is delivered before its time
-    R4   a request that is sent again is done once: no attempt of a message has two copies
-    R5   a dead letter is replayed once
+    F1   nothing is delivered before its time
+    G1   what was answered is there: a send-back has its copy, with the attempt that was told. A message is a dead letter after exactly the
+         configured attempts, unless the consumer said so, and a retry is within them. A request that is sent again is done once: no attempt
+         of a message has two copies
+    G5   a dead letter is replayed once
 
 The log is read by the checker's own code (`log_files.py`), and judged by `check_retries`.
 """
@@ -123,7 +123,7 @@ class RetriesWorld:
             self.fired["killed while messages were sent back"] += 1
             raise
         if not isinstance(call.outcome, bytes):
-            self.found.append(Violation("R1", f"refused: {call.outcome!r}"))
+            self.found.append(Violation("G1", f"refused: {call.outcome!r}"))
             return
         answer = SendBackResponse.FromString(call.outcome)
         self.fired["sent back"] += len(answer.results)
@@ -132,7 +132,7 @@ class RetriesWorld:
             del self.may_be[key]
             self.told[key] = plan
             if (result.attempt, result.dead_letter) != (key[1], plan.is_dead):
-                self.found.append(Violation("R2", f"{key}: the answer is {result}, not {plan} with the limit {self.limit}"))  # fmt: skip
+                self.found.append(Violation("G1", f"{key}: the answer is {result}, not {plan} with the limit {self.limit}"))  # fmt: skip
         if self.rng.random() < 0.3:  # the answer is lost on its way
             self.lost.append(request)
 
@@ -146,7 +146,7 @@ class RetriesWorld:
         self.world.store.flush()
         self.lost.remove(request)
         if not isinstance(call.outcome, bytes):
-            self.found.append(Violation("R4", f"sent again, refused: {call.outcome!r}"))
+            self.found.append(Violation("G1", f"sent again, refused: {call.outcome!r}"))
             return
         answer = SendBackResponse.FromString(call.outcome)
         self.fired["known when it was sent again"] += answer.repeated_request
@@ -171,7 +171,7 @@ class RetriesWorld:
         service = DeadLetterService(world.store, world.writer, world.permit)
         service.replay_dead_letters(call)  # type: ignore[arg-type]
         if not isinstance(call.outcome, bytes):
-            self.found.append(Violation("R5", f"a replay is refused: {call.outcome!r}"))
+            self.found.append(Violation("G5", f"a replay is refused: {call.outcome!r}"))
             return
         answer = ReplayDeadLettersResponse.FromString(call.outcome)
         self.fired["replayed"] += answer.replayed_count
@@ -191,7 +191,7 @@ class RetriesWorld:
     # Judgement.
 
     def look(self) -> None:
-        """R3, as consumers see it."""
+        """F1, as consumers see it."""
         now_ms = self.world.clock.time_ms
         for record in self.world.read(RETRY):
             key = id_of(record), record.transit.attempt
@@ -201,7 +201,7 @@ class RetriesWorld:
             self.fired["delivered again"] += 1
             plan = self.told.get(key) or self.may_be.get(key)
             if plan is None or now_ms < plan.ready_ms:
-                self.found.append(Violation("R3", f"{key} is delivered at {now_ms}, {plan}"))
+                self.found.append(Violation("F1", f"{key} is delivered at {now_ms}, {plan}"))
 
     def check(self) -> None:
         """All rules, by the log."""
@@ -213,7 +213,7 @@ class RetriesWorld:
 def check_retries(
     records: Iterable[Record], limit: int, told: dict[Attempt, Told], killed_by_hand: set[str]
 ) -> list[Violation]:
-    """R1, R2, R4 and R5 over the records of a log."""
+    """G1 and G5 over the records of a log."""
     found: list[Violation] = []
     made: Counter[tuple[str, Attempt]] = Counter()
     replayed: Counter[str] = Counter()
@@ -226,19 +226,19 @@ def check_retries(
         elif record.topic == DEAD:
             made[DEAD, key] += 1
             if key[1] != limit + 1 and key[0] not in killed_by_hand:
-                found.append(Violation("R2", f"{key} is a dead letter, the limit is {limit} retries"))
+                found.append(Violation("G1", f"{key} is a dead letter, the limit is {limit} retries"))
         elif record.topic == RETRY and record.flags & DUE:
             made[RETRY, key] += 1
             if not 1 <= key[1] <= limit:
-                found.append(Violation("R2", f"{key} is retried, the limit is {limit} retries"))
+                found.append(Violation("G1", f"{key} is retried, the limit is {limit} retries"))
     for (topic, key), count in made.items():
         if count > 1:
-            found.append(Violation("R4", f"{key} has {count} copies in {topic}"))
+            found.append(Violation("G1", f"{key} has {count} copies in {topic}"))
     for key, plan in told.items():
         topic = DEAD if plan.is_dead else RETRY
         if not made[topic, key]:
-            found.append(Violation("R1", f"{key} was answered, and is not in {topic}"))
-    found += [Violation("R5", f"{name} was replayed {count} times") for name, count in replayed.items() if count > 1]
+            found.append(Violation("G1", f"{key} was answered, and is not in {topic}"))
+    found += [Violation("G5", f"{name} was replayed {count} times") for name, count in replayed.items() if count > 1]
     return found
 
 
@@ -291,7 +291,7 @@ def _run(retries: RetriesWorld) -> list[Violation]:
     delivered = Counter((id_of(each), each.transit.attempt) for each in retries.world.read(RETRY))
     for key, plan in retries.told.items():
         if not plan.is_dead and delivered[key] != 1:
-            retries.found.append(Violation("R1", f"{key} is delivered {delivered[key]} times"))
+            retries.found.append(Violation("G1", f"{key} is delivered {delivered[key]} times"))
     retries.world.store.close()
     files = {path.removeprefix("/s/"): data for path, data in retries.world.disk.files("/s").items()}
     return retries.found + check_store_files(files)

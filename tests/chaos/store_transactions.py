@@ -1,7 +1,11 @@
 """Transactions of a broker whose process and power end at any operation of its disk, and whose clock is set.
 
 Half messages, decisions that come twice or contradict each other, questions and their answers, delays, checkpoints, retention; after a
-crash the broker has its caches, or nothing but the log. Its log is judged by an own reading (`checker/transactions.py`).
+crash the broker has its caches, or nothing but the log. Its log is judged by an own reading (`checker/transactions.py`, E), and beside it:
+
+    E3   a decision is answered the same each time
+    E4   nobody reads a half message, by offset, key or id
+    E6   the broker tells the same as its log, and forgets no question that it asked
 """
 
 from __future__ import annotations
@@ -90,9 +94,9 @@ class TransactionsWorld:
         for (key, decision), reason in zip(ends, results, strict=True):
             if not reason:
                 if self.decided.setdefault(key, int(decision)) != int(decision):
-                    self._say("T1", f"{key} was answered as {self.decided[key]} and as {decision}")
+                    self._say("E3", f"{key} was answered as {self.decided[key]} and as {decision}")
             elif self.decided.get(key) == int(decision) and not self.world.store.min_position:
-                self._say("T4", f"{key} was answered as {decision}, and again with {reason}")
+                self._say("E3", f"{key} was answered as {decision}, and again with {reason}")
 
     def pass_time(self) -> None:
         """Producers are asked, if any is there."""
@@ -155,7 +159,7 @@ class TransactionsWorld:
         self.ended.update(log.endings)
         for key, count in log.open.items():
             if count < self.asked.get(key, 0):
-                self._say("T6", f"{key} was asked about {self.asked[key]} times, now {count}")
+                self._say("E6", f"{key} was asked about {self.asked[key]} times, now {count}")
         self.asked = dict(log.open)
         found = self.found + log.violations + check_answers(log, self.handles, self.decided, self.ended)
         return found + self._check_told(log)
@@ -165,18 +169,18 @@ class TransactionsWorld:
         open_ = {known.half.key: known.check_count for known in store.transactions.open_transactions()}
         found = []
         if open_ != log.open:
-            found.append(Violation("T5", f"the broker has open {open_}, the log {log.open}"))
+            found.append(Violation("E6", f"the broker has open {open_}, the log {log.open}"))
         listed = self.world.listed().transactions
         if len(listed) != min(len(open_), 100):
-            found.append(Violation("T5", f"{len(listed)} are listed, {len(open_)} are open"))
+            found.append(Violation("E6", f"{len(listed)} are listed, {len(open_)} are open"))
         for topic, queue_id in ((TOPIC, 0), (TOPIC, 1), (EXPIRED_TOPIC, 0)):
             read = positions_read(store, topic, queue_id)
             wanted = log.visible.get((topic, queue_id), [])
             if read != wanted:
-                found.append(Violation("T3", f"{topic}/{queue_id}: {read} are read, not {wanted}"))
+                found.append(Violation("E4", f"{topic}/{queue_id}: {read} are read, not {wanted}"))
         for key in log.open:
             if list(store.find_by_message_id(TOPIC, key)):
-                found.append(Violation("T3", f"{key} is open, and found by its id"))
+                found.append(Violation("E4", f"{key} is open, and found by its id"))
         return found
 
     def _say(self, invariant: str, message: str) -> None:

@@ -1,14 +1,14 @@
 """What the members of a group did, and what of it is wrong. Pure: times come with the events.
 
-    G1   at least once: each acknowledged message was ended by a member
-    G2   no commit is ahead: all messages below an accepted commit were ended before
-    G3   no step back: nobody begins below what was committed when he asked; a queue's members get each message once, and in order where
-         the queue has order; accepted commits only grow
-    G4   no two have a queue: no member has a message of it while another one still has one
-    G5   no commit with a token is accepted after another member was given the queue
-    G6   take-over: no queue with messages is silent for longer than promised
-    G7   a member that was stopped begins nothing of its queues when it wakes, if others have them
-    G8   a queue that goes from one to another by a join or a leave takes its commit along: no message comes again
+    B3    nobody begins below what he was told; a queue's members get each message once, and in order where the queue has order
+    B4    no two have a queue: no member has a message of it while another one still has one
+    C1a   no commit is ahead: all messages below an accepted commit were ended before
+    C1b   at least once: each acknowledged message was ended by a member
+    C2    a queue that goes from one to another by a join or a leave takes its commit along: no message comes again
+    C3    no step back: nobody is told less than what was committed when he asked; accepted commits only grow
+    C5    no commit with a token is accepted after another member was given the queue
+    C6    take-over: no queue with messages is silent for longer than promised
+    C7    a member that was stopped begins nothing of its queues when it wakes, if others have them
 
 What a stopped member had in hand it may finish, and counts; so do messages that come again since their commit was lost with a kill. One
 message may be between the check and the listener when a stop falls: it counts, two are wrong. The commit that a stopped member was about to
@@ -149,7 +149,7 @@ def check_group(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
 
 
 def check_owners(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
-    """G4, G5 and G6, which hold wherever a group was reset to."""
+    """B4, C5 and C6, which hold wherever a group was reset to."""
     return _found_by((_two_owners, _old_tokens, _silences), history, counts)
 
 
@@ -165,7 +165,7 @@ def _missed(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
     missing = [f"{queue} {offset}" for queue, offset in history.acked_s if not history.done[queue].get(offset)]
     counts["acked"] += len(history.acked_s)
     if missing:
-        yield Violation("G1", f"{len(missing)} of {len(history.acked_s)} messages were ended by nobody: {sorted(missing)[:5]}")
+        yield Violation("C1b", f"{len(missing)} of {len(history.acked_s)} messages were ended by nobody: {sorted(missing)[:5]}")
 
 
 def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -181,7 +181,7 @@ def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
         counts["commits"] += 1
         times = ready_s.get(commit.queue, [0.0])
         if commit.offset >= len(times) or times[commit.offset] > commit.accepted_s:
-            yield Violation("G2", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
+            yield Violation("C1a", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
 
 
 def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -195,13 +195,13 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             for fetch in history.fetches[member, queue]:
                 highest = max((one.offset for one in commits if (one.accepted_s or 0.0) < fetch.began_s), default=-1)
                 if fetch.offset < highest:
-                    yield Violation("G3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
+                    yield Violation("C3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
         highest, index = -1, 0
         for commit in sorted(commits, key=lambda one: one.sent_s):
             while index < len(by_end) and (by_end[index].accepted_s or 0.0) < commit.sent_s:
                 highest, index = max(highest, by_end[index].offset), index + 1
             if commit.offset < highest:
-                yield Violation("G3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
+                yield Violation("C3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
     for queue, several in history.got.items():
         last: dict[str, tuple[int, int]] = {}
         seen: dict[str, set[int]] = defaultdict(set)
@@ -209,7 +209,7 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             fetches = history.fetches[got.member, queue]
             reign = sum(fetch.began_s < got.time_s for fetch in fetches)
             if not reign:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and never asked where the group is")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset}, and never asked where the group is")
                 continue
             floor = fetches[reign - 1].offset
             before = last.get(got.member)
@@ -217,13 +217,13 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             if is_new:
                 seen[got.member].clear()
             if got.offset < floor:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and was told {floor}")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset}, and was told {floor}")
             elif got.offset in seen[got.member]:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset} twice, of one look-up")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset} twice, of one look-up")
             elif history.is_ordered and not is_new and before is not None and got.offset != before[1] + 1:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset} behind {before[1]}")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset} behind {before[1]}")
             elif history.is_ordered and is_new and got.offset != max(floor, 0):
-                yield Violation("G3", f"{got.member} begins {queue} with {got.offset}, and was told {floor}")
+                yield Violation("B3", f"{got.member} begins {queue} with {got.offset}, and was told {floor}")
             seen[got.member].add(got.offset)
             last[got.member] = reign, got.offset
 
@@ -245,10 +245,10 @@ def _two_owners(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
         until_s: dict[str, tuple[float, int]] = {}
         for got in several:
             if got in on_waking:
-                continue  # G7 judges it.
+                continue  # C7 judges it.
             for member, (other_s, offset) in until_s.items():
                 if member != got.member and other_s > got.time_s:
-                    yield Violation("G4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
+                    yield Violation("B4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
             ends_s, is_late = _ends_s(history, queue, got)
             counts["finished after waking"] += is_late
             until_s[got.member] = max(until_s.get(got.member, (0.0, 0)), (ends_s, got.offset))
@@ -265,12 +265,12 @@ def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
         if commit.accepted_s is None:
             continue
         if not commit.token:
-            yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} without a token")
+            yield Violation("C5", f"{commit.member} committed {commit.queue} {commit.offset} without a token")
         granted = [time_s for time_s, _, token in history.tokens[commit.queue] if token == commit.token]
         since_s = max(granted, default=0.0)
         for time_s, member, token in history.tokens[commit.queue]:
             if token != commit.token and since_s < time_s < commit.sent_s:
-                yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} after {member} had locked it")
+                yield Violation("C5", f"{commit.member} committed {commit.queue} {commit.offset} after {member} had locked it")
                 break
 
 
@@ -299,7 +299,7 @@ def _silences(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation
             allowed_s = allowed_silence_s(history, queue, begin_s, got.time_s)
             if silent_s > allowed_s:
                 who = f"between {before.member} and {got.member}"
-                yield Violation("G6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
+                yield Violation("C6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
 
 
 def take_overs_s(history: GroupHistory) -> list[float]:
@@ -342,7 +342,7 @@ def _woken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
         times = {got.time_s: f"{queue} {got.offset}" for queue, got in begun}
         counts["begun on waking"] += len(times)
         if len(times) > 1:
-            yield Violation("G7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")
+            yield Violation("C7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")
 
 
 def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -356,7 +356,7 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
         last: dict[int, Got] = {}
         for got in several:
             if got in on_waking:
-                continue  # G7 judges it.
+                continue  # C7 judges it.
             before = last.get(got.offset)
             last[got.offset] = got
             if before is None:
@@ -375,4 +375,4 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             )
             if not is_excused:
                 text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"
-                yield Violation("G8", text)
+                yield Violation("C2", text)
