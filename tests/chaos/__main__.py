@@ -16,6 +16,7 @@ from .group_rounds import STOPS
 
 CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-loops": store_campaigns.store_loops,
+    "store-crashes": store_campaigns.store_crashes,
     "store-follow": store_campaigns.store_follow,
     "ha": store_campaigns.ha,
     "store-damage": store_campaigns.store_damage,

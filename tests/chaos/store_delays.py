@@ -27,6 +27,7 @@ from protomq_broker.store.timer.pending import PendingLimits
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import World
+from tests.support.ended_process import after_the_end
 
 from .checker import Violation, parse_log
 
@@ -54,7 +55,7 @@ class _Sent:
         self.is_recall_uncertain = False
 
 
-class _DelayRun:
+class DelayRun:
     """A world, and what its client knows."""
 
     def __init__(self, seed: int, counts: Counter[str]) -> None:
@@ -62,6 +63,8 @@ class _DelayRun:
         self.counts = counts
         self.found: list[Violation] = []
         self.sent: dict[bytes, _Sent] = {}
+        self.unanswered_ms: dict[bytes, float] = {}
+        """Sends that were tried: the earliest true time that they may come at."""
         self.seen: dict[bytes, int] = {}
         """What a consumer got, and where the log ended then; under ASYNC_FLUSH a power cut may take it back."""
         self.numbers = count()
@@ -96,10 +99,12 @@ class _DelayRun:
             records = [Record(body=b, due_time_ms=d) for b, d in zip(bodies, dues_ms, strict=True)]
             request = SendRequest(records=records)
         request.topic, request.queue_id = "topic", 0
+        earliest_ms = {body: true_ms + (due_ms - now_ms) / 1.1 - 1 for body, due_ms in zip(bodies, dues_ms, strict=True)}
+        self.unanswered_ms.update(earliest_ms)
         answer = self.world.request(request)
         handles = self._handles(answer.recall_handle, dues_ms)
         for body, due_ms, handle in zip(bodies, dues_ms, handles, strict=True):
-            self.sent[body] = _Sent(due_ms, true_ms + (due_ms - now_ms) / 1.1 - 1, handle)
+            self.sent[body] = _Sent(due_ms, earliest_ms[body], handle)
         self.counts["sent"] += len(bodies)
 
     def _handles(self, first: str, dues_ms: list[int]) -> list[str]:
@@ -124,6 +129,9 @@ class _DelayRun:
         each = self.sent[self.rng.choice(sorted(self.sent))]
         try:
             answer = self.world.recall_answer(each.handle)
+        except SimulatedCrash:
+            each.recalled_at, each.is_recall_uncertain = self.world.store.appended_position, True
+            raise
         except ServiceError as error:
             # Of a message that cannot be read, a recall says that it cannot know.
             if error.reason not in ("QUEUE_HEALING", "CORRUPT_LOG"):
@@ -159,8 +167,9 @@ class _DelayRun:
         now_ms = self.world.clock.time_ms
         bodies = self.world.delivered()
         for body in set(bodies) - self.seen.keys():
-            if now_ms < self.sent[body].earliest_ms:
-                self.say("F1", f"{body!r} came {self.sent[body].earliest_ms - now_ms:.0f} ms early")
+            earliest_ms = self.sent[body].earliest_ms if body in self.sent else self.unanswered_ms[body]
+            if now_ms < earliest_ms:
+                self.say("F1", f"{body!r} came {earliest_ms - now_ms:.0f} ms early")
             self.seen[body] = self.world.store.appended_position
 
     def _meanwhile(self, function: Callable[[], None]) -> None:
@@ -221,13 +230,15 @@ class _DelayRun:
                 self.counts["crashed in the middle"] += 1
             self.world.disk.plan = None
         is_kill = self.rng.random() < 0.5
-        self._restart(is_kill)
+        self.restart("kill" if is_kill else "power")
 
-    def _restart(self, is_kill: bool) -> None:
-        flushed = self.world.store.flushed_position
+    def restart(self, ends: str) -> None:
+        """After that end of the process."""
+        self.world.disk.plan = None
+        is_kill, flushed = ends == "kill", self.world.store.flushed_position
         if not is_kill:
             self.seen = {body: end for body, end in self.seen.items() if end <= flushed}
-        self.world.disk = self.world.disk.killed() if is_kill else self.world.disk.crash(self.rng)
+        self.world.disk = after_the_end(self.world.disk, self.rng, ends)
         if not is_kill:
             self._boot()
         self._start()
@@ -312,7 +323,7 @@ class _DelayRun:
 def check_delays(seed: int, counts: Counter[str] | None = None) -> list[Violation]:
     """One run."""
     with mock.patch.object(timer_runs, "BLOCK_ROWS", 4):
-        run = _DelayRun(seed, Counter() if counts is None else counts)
+        run = DelayRun(seed, Counter() if counts is None else counts)
         steps: list[Callable[[], None]] = [
             *[run.send] * 5, *[run.deliver] * 5, *[run.recall] * 3, run.flush, run.checkpoint, run.retain, run.step_clock,
             run.step_clock, run.crash, run.crash, run.lose_timer, run.damage, run.heal,

@@ -31,6 +31,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.testing import FakeCall
+from tests.support.ended_process import after_the_end
 from tests.unit.protomq_broker.fake_broker import CONSUMER, POP, SEND, FakeBroker
 
 from .checker import Violation
@@ -84,7 +85,9 @@ class _Held:
 class PopWorld:
     """A broker, what was sent to it, and what members of a group were given."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, ends: str = "") -> None:
+        """`ends`: how its process ends each time; drawn, if empty."""
+        self.ends = ends
         self.rng = random.Random(seed)
         self.fifo = self.rng.random() < 0.5
         self.disk = SimDisk()
@@ -312,9 +315,10 @@ class PopWorld:
 
     def rest(self) -> None:
         """Time passes."""
-        self._pass(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
+        self.pass_time(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
 
-    def _pass(self, time_ms: int) -> None:
+    def pass_time(self, time_ms: int) -> None:
+        """So much."""
         self.passed_ms += time_ms
         try:
             self.broker.advance(time_ms)
@@ -326,12 +330,12 @@ class PopWorld:
         """The process will end at one of the next operations of the disk."""
         self.disk.fail_at(self.rng.randint(1, 12), Fault.CRASH)
 
-    def restart(self) -> None:
-        """kill -9 or a power cut; the wall clock is another one, and caches may be lost."""
+    def restart(self, ends: str = "") -> None:
+        """kill -9 or a power cut, or that end; the wall clock is another one, and caches may be lost."""
         self.did["restarts"] += 1
         self.has_crashed = False
         self.disk.plan = None
-        self.disk = self.disk.killed() if self.rng.random() < 0.5 else self.disk.crash(self.rng)
+        self.disk = after_the_end(self.disk, self.rng, ends or self.ends)
         if self.rng.random() < 0.3:
             for name in CACHES:
                 self.disk.remove(f"/s/{name}")
@@ -444,7 +448,7 @@ class PopWorld:
         """All that is left is received and acknowledged; then nothing is left."""
         self.disk.plan = None
         for _ in range(300):
-            self._pass(310_000)
+            self.pass_time(310_000)
             before = self.did["delivered"]
             begun = [self._begin_pop()]
             self._finish()

@@ -27,6 +27,7 @@ from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from tests.support.ended_process import after_the_end
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
 
 from .checker import Violation, check_store_files, parse_log
@@ -65,6 +66,7 @@ class RetriesWorld:
         self.seen: set[Attempt] = set()
         self.found: list[Violation] = []
         self.fired: Counter[str] = Counter()
+        self.restart_count = 0
         self._request_id = 0
 
     # Steps.
@@ -181,11 +183,12 @@ class RetriesWorld:
         """Caches are written."""
         self.world.store.checkpoint()
 
-    def restart(self) -> None:
-        """kill -9, or a power cut, without a warning."""
+    def restart(self, ends: str = "") -> None:
+        """kill -9, or a power cut, without a warning; or that end."""
+        self.restart_count += 1
         disk = self.world.disk
         disk.plan = None
-        self.world.restart(disk.killed() if self.rng.random() < 0.5 else disk.crash(self.rng))
+        self.world.restart(after_the_end(disk, self.rng, ends))
         self.world.store.flush()
 
     # Judgement.
@@ -208,6 +211,19 @@ class RetriesWorld:
         files = {path.removeprefix("/s/"): data for path, data in self.world.disk.files("/s").items()}
         records = [each.record for each in parse_log(files).records]
         self.found += check_retries(records, self.limit, self.told, self.killed_by_hand)
+
+
+    def end(self) -> list[Violation]:
+        """All falls due, and the broker stops: what is wrong."""
+        self.world.deliver(10**7)
+        self.look()
+        delivered = Counter((id_of(each), each.transit.attempt) for each in self.world.read(RETRY))
+        for key, plan in self.told.items():
+            if not plan.is_dead and delivered[key] != 1:
+                self.found.append(Violation("G1", f"{key} is delivered {delivered[key]} times"))
+        self.world.store.close()
+        files = {path.removeprefix("/s/"): data for path, data in self.world.disk.files("/s").items()}
+        return self.found + check_store_files(files)
 
 
 def check_retries(
@@ -286,12 +302,4 @@ def _run(retries: RetriesWorld) -> list[Violation]:
                 item._replace(message=f"step {number}, {step.__name__}: {item.message}")
                 for item in retries.found
             ]
-    retries.world.deliver(10**7)
-    retries.look()
-    delivered = Counter((id_of(each), each.transit.attempt) for each in retries.world.read(RETRY))
-    for key, plan in retries.told.items():
-        if not plan.is_dead and delivered[key] != 1:
-            retries.found.append(Violation("G1", f"{key} is delivered {delivered[key]} times"))
-    retries.world.store.close()
-    files = {path.removeprefix("/s/"): data for path, data in retries.world.disk.files("/s").items()}
-    return retries.found + check_store_files(files)
+    return retries.end()

@@ -20,6 +20,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
+from tests.support.ended_process import after_the_end
 from tests.support.lost_files import lose_all_but_log
 from tests.support.transaction_world import (
     COMMIT,
@@ -52,6 +53,7 @@ class TransactionsWorld:
         self.last_endings: list[int] = []
         self.ended: set[Key] = set()
         self.asked: dict[Key, int] = {}
+        self.restart_count = 0
 
     # Operations.
 
@@ -137,11 +139,11 @@ class TransactionsWorld:
         store.checkpoint()
         store.delete_segments_below(store.min_position + self.rng.randint(1, 3) * SEGMENT)
 
-    def restart(self) -> None:
-        """kill -9 or a power cut; sometimes all files but the log are gone."""
+    def restart(self, ends: str = "") -> None:
+        """kill -9 or a power cut, or that end; sometimes all files but the log are gone."""
+        self.restart_count += 1
         self.asked = {}  # a power cut may take back questions that nobody heard of
-        disk = self.world.disk
-        disk = disk.killed() if self.rng.random() < 0.5 else disk.crash(self.rng)
+        disk = after_the_end(self.world.disk, self.rng, ends)
         if self.rng.random() < 0.3:
             lose_all_but_log(disk)
         self.world.restart(disk)
