@@ -116,7 +116,10 @@ LIVES: Final[dict[str, Callable[[int, str], Life]]] = {
 def check_crashes(
     seed: int, fired: Counter[str] | None = None, *, stride: int = 1, names: Iterable[str] = LIVES
 ) -> list[Violation]:
-    """What is wrong in any run of the worlds with these names. `stride`: only each so-many-th I/O. `fired`: counts the ends by the step that each was in."""
+    """What is wrong in any run of the worlds with these names.
+
+    `stride`: only each so-many-th I/O. `fired`: counts the ends by the step that each was in.
+    """
     fired = Counter() if fired is None else fired
     with mock.patch.object(timer_runs, "BLOCK_ROWS", 4):
         for name in names:

@@ -1,6 +1,7 @@
 """Delayed messages through kills, power cuts, clock steps, damage of the timer and retention; judged by what was answered, and by the log.
 
     F1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
+    F3   what is due is delivered in the timer's next turn, unless its files are damaged
     F4   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
     F2   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
 
@@ -67,6 +68,8 @@ class DelayRun:
         """Sends that were tried: the earliest true time that they may come at."""
         self.seen: dict[bytes, int] = {}
         """What a consumer got, and where the log ended then; under ASYNC_FLUSH a power cut may take it back."""
+        self.is_damaged = False
+        """Something of the timer's files was, so that what they say comes late: once they are healed."""
         self.numbers = count()
         self.boots = 1
         self.world = World()
@@ -156,11 +159,23 @@ class DelayRun:
         self._deliver()
 
     def _deliver(self) -> None:
+        now_ms = self.world.log_time.now_ms()
         try:
             self.world.deliver()
         except timer_runs.TimerDamagedError:
             self.counts["damage met"] += 1
+            self.is_damaged = True
         self._look()
+        if not self.is_damaged:
+            self._judge_lateness(now_ms)
+
+    def _judge_lateness(self, now_ms: float) -> None:
+        """F3: what was due is there, once the timer has had its turn."""
+        for body, each in self.sent.items():
+            is_owed = each.due_ms <= now_ms and each.recalled_at is None and not each.is_uncertain
+            if is_owed and body not in self.seen:
+                self.say("F3", f"{body!r} was due {now_ms - each.due_ms:.0f} ms ago, and is not delivered")
+            self.counts["in time"] += is_owed
 
     def _look(self) -> None:
         """At what a consumer gets."""
@@ -216,6 +231,7 @@ class DelayRun:
 
     def damage(self) -> None:
         """Of the timer's files, all but what says where they are."""
+        self.is_damaged = True
         for path, data in self.world.disk.files("/s/timer").items():
             if "/run." in path and len(data) > 40:
                 self.world.disk.flip_bit(path, self.rng.randrange(8 * (len(data) - 40)))

@@ -1,5 +1,6 @@
 """Two stores, one follows the other: crashes of both at any I/O, fail-overs, truncations, judged by their bytes and their answers.
 
+    C4   no fail-over leaves a committed offset behind the end of its queue
     D6   what the follower has is the leader's, octet by octet
     R6   nothing that both had flushed is ever taken back, and nothing that a store has flushed goes with its power
     R7   a follower that has everything gives its leader's answers: messages, look-ups, offsets, topics, repeats, timers, transactions
@@ -194,9 +195,9 @@ class FollowWorld:
         store = self.leader.open_store
         topic = store.topics.find("orders")
         assert topic is not None
-        record = OffsetsRecord()
+        record, end = OffsetsRecord(), store.appended_end_offset("orders", 0)
         record.commits.add(consumer_group=self.rng.choice("gh")).offsets.add(
-            topic="orders", queue_id=0, queue_offset=self.sequence, topic_incarnation=topic.incarnation
+            topic="orders", queue_id=0, queue_offset=self.rng.randint(0, end), topic_incarnation=topic.incarnation
         )  # fmt: skip
         moved = []
         result = store.read("orders", 0, max(store.queue_range("orders", 0)[1] - 2, 0), 1, 1)
@@ -440,6 +441,16 @@ class FollowWorld:
                     f"{name}: the follower says {str(mine)[:300]}, the leader {str(other)[:300]}",
                 )
 
+    def check_committed(self) -> None:
+        """C4, of both."""
+        for node in (self.leader, self.follower):
+            store = node.open_store
+            topic = store.topics.find("orders")
+            for group in "gh" if topic is not None else "":
+                offset = store.offsets.find(group, "orders", topic.incarnation, 0) if topic is not None else None
+                if offset is not None and offset > store.appended_end_offset("orders", 0):
+                    self.say("C4", f"{node.name}: {group} committed {offset}, its queue ends at {store.appended_end_offset('orders', 0)}")
+
     def end(self) -> None:
         """Both are stopped; D over their files."""
         self.compare()
@@ -544,6 +555,7 @@ def check_following(seed: int, *, steps: int = 24) -> list[Violation]:
                 (world._restart_follower if victim is world.follower else world._restart_leader)(kind)  # fmt: skip
             for node in (world.leader, world.follower):
                 node.disk.plan = None
+            world.check_committed()
             if world.found:
                 return world.found
         world.end()

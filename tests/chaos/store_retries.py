@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from protomq.v1.dead_letter_service_pb2 import (
@@ -34,6 +34,9 @@ from .checker import Violation, check_store_files, parse_log
 
 COPY, DUE = 2 << 8, 1 << 4
 STEPS = 40
+SEEDS_PER_LONG_LIFE = 5
+"""Of so many, one has a second life, of messages that fail until they are dead by the default."""
+RETRIES_BY_DEFAULT, ROUNDS_MAX = 16, 400
 RETRY, DEAD = "%RETRY%group", "%DLQ%group"
 DELAYS_MS = (50, 200, 1_000)
 Attempt = tuple[str, int]
@@ -50,13 +53,16 @@ class Told(NamedTuple):
 class RetriesWorld:
     """A broker's parts, what was sent to it, and what its answers said."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_default: bool = False) -> None:
+        """`is_default`: the group has as many retries as one that nobody has set up; else 0 to 3."""
         self.rng = random.Random(seed)
-        self.limit = self.rng.randrange(0, 4)
+        self.limit = RETRIES_BY_DEFAULT if is_default else self.rng.randrange(0, 4)
         self.world = RetryWorld(segment=1 << 14)
         self.world.store.groups.put(
-            GroupSettings(GROUP, retry_count_max=self.limit, retry_delays_ms=DELAYS_MS)
+            GroupSettings(GROUP, retry_count_max=None if is_default else self.limit, retry_delays_ms=DELAYS_MS)
         )
+        self.is_patient = is_default
+        """Nobody says before the last attempt that a message is dead."""
         self.sent: set[str] = set()
         self.told: dict[Attempt, Told] = {}
         self.may_be: dict[Attempt, Told] = {}
@@ -94,7 +100,7 @@ class RetriesWorld:
             self.fired["sent back in a run"] += len(chosen) if len(chosen) >= ALIKE_MIN else 0
         else:
             chosen = self.rng.sample(waiting, min(len(waiting), self.rng.randint(1, 5)))
-        by_hand = self.rng.random() < 0.1
+        by_hand = not self.is_patient and self.rng.random() < 0.1
         fields = {"dead_letter": True} if by_hand else {}
         if by_hand:
             self.killed_by_hand |= {id_of(record) for record in chosen}
@@ -271,11 +277,51 @@ def _run_from(records: Sequence[Record], first: int) -> list[Record]:
 def check_send_backs(seed: int, fired: Counter[str] | None = None) -> list[Violation]:
     """A script of steps and crashes, then all that is due; what is wrong after each. `fired`: counts what happened."""
     retries = RetriesWorld(seed)
+    long_lived = RetriesWorld(seed, is_default=True)
     try:
-        return _run(retries)
+        return _run(retries) or (_run_to_the_last(long_lived) if seed % SEEDS_PER_LONG_LIFE == 0 else [])
     finally:
         if fired is not None:
             fired.update(retries.fired)
+            fired["17 deliveries, and dead"] += long_lived.fired["dead"]
+
+
+def _run_to_the_last(retries: RetriesWorld) -> list[Violation]:
+    """A few messages fail again and again, through crashes, until all are dead: after 17 deliveries each."""
+    retries.send()
+    retries.send()
+    steps = (retries.fail, retries.send_again, lambda: retries.world.deliver(DELAYS_MS[-1]))
+    for _ in range(ROUNDS_MAX):
+        for step in steps:
+            found = _step(retries, step, may_end=retries.rng.random() < 0.1)
+            if found:
+                return found
+        dead = {id_of(record) for record in retries.world.read(DEAD)}
+        if dead == retries.sent:
+            break
+    else:
+        return [Violation("G1", f"after {ROUNDS_MAX} rounds {len(dead)} of {len(retries.sent)} messages are dead")]
+    attempts = Counter(id_of(record) for record in retries.world.read(RETRY))
+    for name in retries.sent:
+        if attempts[name] != RETRIES_BY_DEFAULT:
+            retries.found.append(Violation("G1", f"{name} is dead, and came again {attempts[name]} times"))
+    return retries.end()
+
+
+def _step(retries: RetriesWorld, step: Callable[[], None], *, may_end: bool) -> list[Violation]:
+    """One step, within which the process may end; what is wrong after it."""
+    if may_end:
+        retries.world.disk.fail_at(retries.rng.randrange(1, 12), Fault.CRASH)
+    try:
+        step()
+    except SimulatedCrash:
+        retries.restart()
+    except (StoreError, OSError) as error:
+        return [Violation("crash", repr(error))]
+    retries.world.disk.plan = None
+    retries.look()
+    retries.check()
+    return retries.found
 
 
 def _run(retries: RetriesWorld) -> list[Violation]:
@@ -286,20 +332,7 @@ def _run(retries: RetriesWorld) -> list[Violation]:
     )  # fmt: skip
     for number in range(STEPS):
         step = rng.choice(steps)
-        if rng.random() < 0.25 and step != retries.restart:
-            retries.world.disk.fail_at(rng.randrange(1, 12), Fault.CRASH)
-        try:
-            step()
-        except SimulatedCrash:
-            retries.restart()
-        except (StoreError, OSError) as error:
-            return [Violation("crash", f"step {number}, {step.__name__}: {error!r}")]
-        retries.world.disk.plan = None
-        retries.look()
-        retries.check()
-        if retries.found:
-            return [
-                item._replace(message=f"step {number}, {step.__name__}: {item.message}")
-                for item in retries.found
-            ]
+        found = _step(retries, step, may_end=rng.random() < 0.25 and step != retries.restart)
+        if found:
+            return [item._replace(message=f"step {number}, {step.__name__}: {item.message}") for item in found]
     return retries.end()

@@ -113,6 +113,8 @@ class TransactionsWorld:
         ends = []
         for check in checks_of(call):
             key = PRODUCER, 0, check.message.sequence
+            if key in self.decided:
+                self._say("E6", f"{key} was answered as {self.decided[key]}, and a producer is asked about it")
             decision = self.truth.get(key)
             if key in self.handles and decision is not None:
                 ends.append((key, decision))
