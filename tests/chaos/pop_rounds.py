@@ -1,4 +1,5 @@
-"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again.
+"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again, or while the
+lead of three changes (`broker_places`).
 
     E1   nobody gets a message within the invisible time of another holder
     E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
@@ -28,8 +29,8 @@ from typing import Final, NamedTuple
 
 from protomq import Message, Producer, SimpleConsumer
 from protomq.errors import ProtomqError, StaleReceiptError
-from protomq.testing import Broker
 
+from .broker_places import OpenPlace, is_acknowledged, standalone
 from .checker import Violation
 
 TOPIC: Final = "popped"
@@ -120,8 +121,10 @@ def _produce(namesrv: str, group: _Group) -> None:
             bodies = [b"%d" % (number + index) for index in range(20)]
             number += len(bodies)
             try:
-                producer.send_batch(TOPIC, bodies)
+                are_sent = all(is_acknowledged(one) for one in producer.send_batch(TOPIC, bodies))
             except ProtomqError:
+                continue
+            if not are_sent:
                 continue
             with group.lock:
                 group.sent.update(bodies)
@@ -168,15 +171,17 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     group.note_acks(deliveries, stale, kill_count, passed_on)
 
 
-def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> list[Violation]:
+def pop_rounds(
+    seed: int, rounds: int, folder: Path, counts: Counter[str], open_place: OpenPlace = standalone
+) -> list[Violation]:
     """What is wrong."""
     rng = random.Random(seed)
     group = _Group()
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
-    with Broker(data_dir=folder, environment=settings) as broker:
-        threads = [threading.Thread(target=_produce, args=(broker.namesrv, group), daemon=True)]
+    with open_place(seed, folder, settings) as place:
+        threads = [threading.Thread(target=_produce, args=(place.namesrv, group), daemon=True)]
         threads += [
-            threading.Thread(target=_consume, args=(broker.namesrv, group, random.Random(seed + member)), daemon=True)
+            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member)), daemon=True)
             for member in range(MEMBERS)
         ]
         for thread in threads:
@@ -192,8 +197,7 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
                 group.found.append(Violation("I2", f"{goal - group.delivered_count} messages short, and no more for {PATIENCE_S:.0f} s"))
                 break
             group.kill_count += 1
-            broker.kill()
-            broker.restart()
+            counts[place.hurt()] += 1
             group.kill_count += 1
         group.stopping.set()
         for thread in threads:
@@ -201,5 +205,5 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
         left = group.open_messages()
         if left:
             group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
-    counts.update({"kills": group.kill_count // 2, "deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
     return group.found
