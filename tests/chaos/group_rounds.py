@@ -110,12 +110,14 @@ class NamedBroker(Protocol):
 class ElectedGroupBroker:
     """Three brokers that elect their master, seen as one that is away for a while: each time the lead changes in another way."""
 
-    def __init__(self, cluster: ElectedCluster, rng: random.Random) -> None:
+    def __init__(self, cluster: ElectedCluster, rng: random.Random, counts: Counter[str]) -> None:
         self.name, self._elected, self._change = NAME, ElectedName(cluster, rng), ""
+        self._counts = counts
 
     def kill(self) -> None:
         """The lead begins to change, unless it is given away: that waits for `start`."""
         self._change = self._elected.begin()
+        self._counts[f"lead: {self._change}"] += 1
 
     def start(self) -> None:
         """Another one leads, and the old one is back."""
@@ -429,7 +431,7 @@ class ElectedGroupWorld(GroupWorld):
     def _start_brokers(self, stack: ExitStack) -> None:
         settings: dict[str, Any] = {"member_gap_ms": round(self.history.gap_s * 1000), "member_settle_ms": round(SETTLE_S * 1000)}
         cluster = stack.enter_context(elected_cluster(self.folder, election=ELECTION, **settings))
-        self.namesrv, broker = cluster.namesrv, ElectedGroupBroker(cluster, self.rng)
+        self.namesrv, broker = cluster.namesrv, ElectedGroupBroker(cluster, self.rng, self.counts)
         self.brokers[broker.name] = broker
 
 

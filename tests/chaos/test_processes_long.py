@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from . import delivery_rounds, pop_rounds, process_campaigns
+from .broker_places import CHANGES
 from .failing_sync import why_no_shim
 from .failover_rounds import FAULTS
+from .group_member import KINDS
 from .loop_disk import why_no_loop_disk
 from .planted_kills import BUGS, PlantedInChild, environment_of
 from .process_campaigns import first_seed
@@ -139,6 +141,38 @@ def test_delivery_through_kills(name: str) -> None:
     if name == "kill_retries":
         assert counts["consumers killed"] >= KILLS_EACH // 2
         assert counts["killed with a message in hand"]
+
+
+CHANGES_EACH = 4
+"""Of the lead: each kind once, and one again."""
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [("retries", "deliveries"), ("delays", "delivered"), ("transactions", "committed"), ("pops", "deliveries")],
+)
+def test_delivery_goes_on_where_the_lead_changes(name: str, work: str) -> None:
+    counts = getattr(process_campaigns, f"failover_{name}")(seeds(1), rounds_each=CHANGES_EACH)
+    print(counts)
+    assert sum(counts[change] for change in CHANGES) == CHANGES_EACH
+    assert all(counts[change] for change in CHANGES)
+    assert counts[work] >= 100
+
+
+def test_orderly_groups_go_on_where_the_lead_changes() -> None:
+    kind = KINDS.index("orderly")
+    counts = process_campaigns.failover_groups(range(kind, kind + 1), rounds_each=CHANGES_EACH)
+    print(counts)
+    assert counts["kind: orderly"] == 1
+    assert all(counts[f"lead: {change}"] for change in CHANGES)
+    assert counts["acked"] >= 100
+
+
+def test_delays_while_the_clock_is_set() -> None:
+    counts = process_campaigns.clock_delays(seeds(1), rounds_each=6)
+    print(counts)
+    assert counts["kills"] == 6
+    assert counts["delivered"] >= 100
 
 
 def test_pops_through_kills() -> None:
