@@ -13,6 +13,9 @@ come again or not, and E5 asks nothing of it, as of one whose acknowledgement fa
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
 them, on this side of a kill or on the other.
 
+A master that was stopped may send an answer when it wakes up, long after the invisible time; another member has the message by then. The
+number of the delivery tells who had it first.
+
 Invisible times count from before a member asks, by one clock of this process: a broker that begins to count later holds for longer.
 """
 
@@ -27,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from protomq import Message, Producer, SimpleConsumer
+from protomq import Message, PoppedQueue, Producer, SimpleConsumer
 from protomq.errors import ProtomqError, StaleReceiptError
 
 from .broker_places import OpenPlace, is_acknowledged, standalone
@@ -57,6 +60,8 @@ class _Group:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held_until_s: dict[bytes, float] = field(default_factory=dict)
+    attempts: dict[bytes, int] = field(default_factory=dict)
+    """The highest number that a delivery of it had."""
     times: Counter[bytes] = field(default_factory=Counter)
     acked: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
@@ -67,13 +72,23 @@ class _Group:
     delivered_count: int = 0
     late_count: int = 0
     """Acknowledgements that were too late, since another member had the message."""
+    overtaken_count: int = 0
+    """Answers that came when the message had been given to another member since."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def take(self, message: Message, asked_s: float) -> _Delivery:
         """A member got a message for which it asked then."""
-        body = message.body
+        assert isinstance(message.queue, PoppedQueue)
+        body, attempt = message.body, message.queue.attempt
         with self.lock:
             self.delivered_count += 1
+            before = self.attempts.get(body, 0)
+            if attempt == before:
+                self.found.append(Violation("E1", f"{body!r} came twice as delivery {attempt}"))
+            elif attempt < before:
+                self.overtaken_count += 1
+                return _Delivery(message, 0, asked_s + INVISIBLE_S)
+            self.attempts[body] = attempt
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
             if early_s > 0:
                 self.found.append(Violation("E1", f"{body!r} came {early_s:.3f} s early"))
@@ -206,4 +221,5 @@ def pop_rounds(
         if left:
             group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
     counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    counts["overtaken"] += group.overtaken_count
     return group.found
