@@ -1,5 +1,5 @@
-"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again. Of the two
-members of the group that retries, one is a process that is killed, too.
+"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again, or while the
+lead of three changes (`broker_places`). Of the two members of the group that retries, one is a process that is killed, too.
 
     G1   a failed message is delivered once for each attempt, or more often; after the last one that its group allows it is a dead letter,
          and no other message is
@@ -15,7 +15,8 @@ members of the group that retries, one is a process that is killed, too.
 A call that a kill fell into, and that was not answered, may or may not have happened: nothing is asked of it but what holds for both.
 A copy for a retry is made by whoever gives the message back: when a kill takes a commit, a message comes twice, and so may its dead letter.
 That is counted. So is what a consumer had in hand when it was killed, and what its group then gets again. Times are of the machine's
-monotonic clock, which all its processes have: from before a message is sent until it is there.
+monotonic clock, which all its processes have: from before a message is sent until it is there. Where wall clocks are set, log time follows
+them by a tenth; a message may be early by that.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from protomq import (
     TransactionProducer,
 )
 from protomq.errors import ProtomqError, TopicNotFoundError, TransactionEndedError
-from protomq.testing import Broker
 
+from .broker_places import LATER_S, OpenPlace, Place, is_acknowledged, standalone
 from .checker import Violation
 
 PATIENCE_S: Final = 120.0
@@ -57,6 +58,7 @@ COMMIT_INTERVAL_S: Final = 0.2
 RETRIES: Final = 3
 RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
 DELAY_MAX_S: Final = 1.5
+PART_LATER: Final = 0.02
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
 ROUNDING_S: Final = 0.002
@@ -87,8 +89,8 @@ class World:
         """The same numbers for the same message in each run of a seed."""
         return random.Random(f"{self.seed} {body.decode()}")
 
-    def kill_under(self, broker: Broker, rounds: int, what: str) -> None:
-        """Kills and starts again, each time once 5 to 60 more of `what` took place."""
+    def hurt_under(self, place: Place, rounds: int, what: str) -> None:
+        """Does the brokers harm, each time once 5 to 60 more of `what` took place."""
         rng = random.Random(self.seed)
         for _ in range(rounds):
             goal = self.counts[what] + rng.randint(5, 60)
@@ -99,9 +101,8 @@ class World:
                 self.stopping.wait(0.01)
             if self.found:
                 return
-            broker.kill()
-            broker.restart()
-            self.count("kills")
+            self.count(place.hurt())
+        place.end_hurt()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Until it is so; for PATIENCE_S at most: the caller then says what is missing."""
@@ -157,7 +158,7 @@ def failures_of(world: World, body: bytes) -> int:
     return world.draw(body).choice((0, 0, 0, 1, 2, RETRIES, RETRIES + 1))
 
 
-def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
+def retry_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
     """Listeners that fail by seed, one of them in a process that is killed."""
     world, seen = World(seed), _Deliveries()
     sent: dict[bytes, tuple[str, str]] = {}
@@ -177,7 +178,7 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
         note("done", message.body, message.attempt, time.monotonic())
 
     def produce() -> None:
-        with Producer(namesrv=broker.namesrv) as producer:
+        with Producer(namesrv=place.namesrv) as producer:
             number = 0
             while not world.stopping.is_set():
                 body, number = b"%d" % number, number + 1
@@ -185,28 +186,30 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
                     result = producer.send(topic, body, key=f"k{number}")
                 except ProtomqError:
                     continue
-                with world.lock:
-                    sent[body] = (result.message_id, f"k{number}")
+                if is_acknowledged(result):
+                    with world.lock:
+                        sent[body] = (result.message_id, f"k{number}")
                 world.stopping.wait(0.01)
 
-    with Broker(data_dir=folder) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    with open_place(seed, folder, {}) as place:
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
             delays_ms = [round(delay_s * 1000) for delay_s in RETRY_DELAYS_S]
             admin.set_group(group, retry_count_max=RETRIES, retry_delays_ms=delays_ms)
-        consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
+        consumer = PushConsumer(group, namesrv=place.namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
         consumer.on(topic)(listen)
         with consumer:
-            with _at_work(world, produce, lambda: _kill_consumers(world, broker.namesrv, note)):
-                world.kill_under(broker, rounds, "deliveries")
+            with _at_work(world, produce, lambda: _kill_consumers(world, place.namesrv, note)):
+                world.hurt_under(place, rounds, "deliveries")
                 world.wait(lambda: world.counts["consumers killed"] >= -(-rounds // 2) or bool(world.found))
                 if world.counts["consumers killed"] < -(-rounds // 2) and not world.found:
                     world.say("I2", f"no consumer got messages for {PATIENCE_S:.0f} s")
             buried = {body for body in sent if failures_of(world, body) > RETRIES}
             wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
             world.wait(lambda: wanted <= seen.ended and not consumer.counts.open)
-        dead = _dead_letters(broker, group, buried)
-    _judge_retries(world, seen, sent, wanted, dead)
+        dead = _dead_letters(place, group, buried)
+        early_max_s = place.early_max_s() + ROUNDING_S
+    _judge_retries(world, seen, sent, wanted, dead, early_max_s)
     return world
 
 
@@ -245,11 +248,11 @@ def _kill_at_the_end(world: World, consumer: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _dead_letters(broker: Broker, group: str, wanted: set[bytes]) -> list[Message]:
+def _dead_letters(place: Place, group: str, wanted: set[bytes]) -> list[Message]:
     """All that there are, once these are among them or PATIENCE_S is over. Where none was made there is no topic."""
     found: list[Message] = []
     deadline_s = time.monotonic() + PATIENCE_S
-    with PullConsumer(namesrv=broker.namesrv) as reader:
+    with PullConsumer(namesrv=place.namesrv) as reader:
         while wanted - {one.body for one in found} and time.monotonic() < deadline_s:
             try:
                 if not reader.assignment():
@@ -266,6 +269,7 @@ def _judge_retries(
     sent: dict[bytes, tuple[str, str]],
     wanted: set[tuple[bytes, int]],
     dead: list[Message],
+    early_max_s: float,
 ) -> None:
     missing = sorted(wanted - seen.ended)
     if missing:
@@ -277,7 +281,7 @@ def _judge_retries(
         wait_s = RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S)) - 1]
         if before_s is None:
             world.say("G1", f"{body!r} came as attempt {attempt}, and the attempt before it had not failed")
-        elif came_s < before_s + wait_s - ROUNDING_S:
+        elif came_s < before_s + wait_s - early_max_s:
             world.say("F1", f"{body!r} came {before_s + wait_s - came_s:.3f} s early as attempt {attempt}")
     for body, attempt in seen.times:
         if attempt > min(failures_of(world, body), RETRIES):
@@ -303,19 +307,21 @@ def _judge_retries(
 
 @dataclass
 class _Delayed:
-    """What is known of a message: the earliest time that it may come, whether its send was answered, and how a recall of it was."""
+    """What is known of a message: the earliest time that it may come, whether it was acknowledged, and how a recall of it was."""
 
     due_s: float
     is_sent: bool = False
+    is_later: bool = False
+    """Due when all is over."""
     recalled: Literal["", "won", "lost", "unknown"] = ""
 
     def must_come(self) -> bool:
         """Whether it is to be delivered, whatever a kill fell into."""
-        return self.is_sent and self.recalled in ("", "lost")
+        return self.is_sent and not self.is_later and self.recalled in ("", "lost")
 
 
-def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
-    """Messages with delays of up to DELAY_MAX_S, some of them recalled."""
+def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
+    """Messages with delays of up to DELAY_MAX_S, some of them recalled; a few are due long after the end."""
     world = World(seed)
     topic = "reminders"
     sent: dict[bytes, _Delayed] = {}
@@ -323,16 +329,20 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
 
     def produce(name: str) -> None:
         number = 0
-        with Producer(namesrv=broker.namesrv) as producer:
+        with Producer(namesrv=place.namesrv) as producer:
             while not world.stopping.is_set():
                 body, number = f"{name} {number}".encode(), number + 1
                 rng = world.draw(body)
-                delay_s = rng.uniform(0.001, DELAY_MAX_S)
-                told = sent[body] = _Delayed(time.monotonic() + delay_s)
+                is_later = rng.random() < PART_LATER
+                delay_s = LATER_S if is_later else rng.uniform(0.001, DELAY_MAX_S)
+                told = sent[body] = _Delayed(time.monotonic() + delay_s, is_later=is_later)
                 try:
-                    handle = producer.send(topic, body, delay=timedelta(seconds=delay_s)).recall_handle
+                    result = producer.send(topic, body, delay=timedelta(seconds=delay_s))
                 except ProtomqError:
                     continue
+                if not is_acknowledged(result):
+                    continue
+                handle = result.recall_handle
                 told.is_sent = True
                 world.count("delayed")
                 if rng.random() < 0.3:
@@ -349,7 +359,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
         return answer
 
     def consume() -> None:
-        with PullConsumer(namesrv=broker.namesrv) as consumer:
+        with PullConsumer(namesrv=place.namesrv) as consumer:
             consumer.subscribe(topic)
             while not is_over.is_set():
                 try:
@@ -359,24 +369,25 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
                     continue
                 for message in messages:
                     early_s = sent[message.body].due_s - time.monotonic()
-                    if early_s > ROUNDING_S:
+                    if early_s > ROUNDING_S + place.early_max_s():
                         world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
                     came[message.body] += 1
 
     is_over = threading.Event()
-    with Broker(data_dir=folder) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    with open_place(seed, folder, {}) as place:
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         reader = threading.Thread(target=consume, daemon=True)
         reader.start()
         with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
-            world.kill_under(broker, rounds, "delayed")
+            world.hurt_under(place, rounds, "delayed")
         world.wait(lambda: all(came[body] for body, told in sent.items() if told.must_come()))
-        last_s = max((each.due_s for each in sent.values()), default=0.0)
-        world.wait(lambda: time.monotonic() > last_s + LATE_S)
+        last_s = max((each.due_s for each in sent.values() if not each.is_later), default=0.0)
+        late_max_s = LATE_S + place.early_max_s()
+        world.wait(lambda: time.monotonic() > last_s + late_max_s)
         is_over.set()
         reader.join(PATIENCE_S)
-        stored = stored_bodies(broker, topic)
+        stored = stored_bodies(place, topic)
     for body, told in sent.items():
         times = stored[body]
         if times > 1 or (told.must_come() and times != 1):
@@ -389,10 +400,10 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
     return world
 
 
-def stored_bodies(broker: Broker, topic: str) -> Counter[bytes]:
+def stored_bodies(place: Place, topic: str) -> Counter[bytes]:
     """How often each message stands in the queues of a topic, from their first to their last."""
     found: Counter[bytes] = Counter()
-    with PullConsumer(namesrv=broker.namesrv) as reader:
+    with PullConsumer(namesrv=place.namesrv) as reader:
         left = {queue: end for queue in reader.queues(topic) if (end := reader.queue_range(queue)[1])}
         if left:
             reader.subscribe(topic)
@@ -421,7 +432,7 @@ def decision_on(world: World, body: bytes) -> TransactionDecision:
     return COMMIT if world.draw(body).random() < 0.7 else ROLL_BACK
 
 
-def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
+def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
     """Commits, rolls back, and leaves open; half of the producers go in the middle of their work, others of their group answer for them."""
     world = World(seed)
     topic, group = "bookings", "desk"
@@ -447,7 +458,7 @@ def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
     def produce(name: str) -> None:
         number = 0
         while not world.stopping.is_set():
-            with TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv) as producer:
+            with TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv) as producer:
                 for _ in range(30):
                     body, number = f"{name} {number}".encode(), number + 1
                     rng = world.draw(body + b" work")
@@ -463,6 +474,8 @@ def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
                         if error.definite and isinstance(error, TransactionEndedError):
                             world.say("E3", f"{body!r}: {error}")
                         continue
+                    if not is_acknowledged(told.half):
+                        continue
                     world.count("halves")
                     halves.add(body)
                     if told.is_ended:
@@ -472,20 +485,20 @@ def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
                     if world.stopping.is_set():
                         return
 
-    with Broker(data_dir=folder, environment=OFTEN) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    with open_place(seed, folder, OFTEN) as place:
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
-            world.kill_under(broker, rounds, "halves")
+            world.hurt_under(place, rounds, "halves")
         with (
-            TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv),
-            Admin(namesrv=broker.namesrv) as admin,
+            TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv),
+            Admin(namesrv=place.namesrv) as admin,
         ):
             world.wait(lambda: not list(admin.list_transactions()))
             left = len(list(admin.list_transactions()))
         if left:
             world.say("E5", f"{left} transactions are open, {PATIENCE_S:.0f} s after the last kill")
-        stored = stored_bodies(broker, topic)
+        stored = stored_bodies(place, topic)
     for body in tried:
         is_committed, times = decision_on(world, body) is COMMIT, stored[body]
         if times and not is_committed:

@@ -1,4 +1,5 @@
-"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again.
+"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again, or while the
+lead of three changes (`broker_places`).
 
     G3a   nobody gets a message within the invisible time of another holder
     G3b   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
@@ -11,6 +12,9 @@ come again or not, and G1 asks nothing of it, as of one whose acknowledgement fa
 
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
 them, on this side of a kill or on the other.
+
+A master that was stopped may send an answer when it wakes up, long after the invisible time; another member has the message by then. The
+number of the delivery tells who had it first.
 
 Invisible times count from before a member asks, by one clock of this process: a broker that begins to count later holds for longer.
 """
@@ -26,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from protomq import Message, Producer, SimpleConsumer
+from protomq import Message, PoppedQueue, Producer, SimpleConsumer
 from protomq.errors import ProtomqError, StaleReceiptError
-from protomq.testing import Broker
 
+from .broker_places import OpenPlace, is_acknowledged, standalone
 from .checker import Violation
 
 TOPIC: Final = "popped"
@@ -56,6 +60,8 @@ class _Group:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held_until_s: dict[bytes, float] = field(default_factory=dict)
+    attempts: dict[bytes, int] = field(default_factory=dict)
+    """The highest number that a delivery of it had."""
     times: Counter[bytes] = field(default_factory=Counter)
     acked: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
@@ -66,13 +72,23 @@ class _Group:
     delivered_count: int = 0
     late_count: int = 0
     """Acknowledgements that were too late, since another member had the message."""
+    overtaken_count: int = 0
+    """Answers that came when the message had been given to another member since."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def take(self, message: Message, asked_s: float) -> _Delivery:
         """A member got a message for which it asked then."""
-        body = message.body
+        assert isinstance(message.queue, PoppedQueue)
+        body, attempt = message.body, message.queue.attempt
         with self.lock:
             self.delivered_count += 1
+            before = self.attempts.get(body, 0)
+            if attempt == before:
+                self.found.append(Violation("G3a", f"{body!r} came twice as delivery {attempt}"))
+            elif attempt < before:
+                self.overtaken_count += 1
+                return _Delivery(message, 0, asked_s + INVISIBLE_S)
+            self.attempts[body] = attempt
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
             if early_s > 0:
                 self.found.append(Violation("G3a", f"{body!r} came {early_s:.3f} s early"))
@@ -120,8 +136,10 @@ def _produce(namesrv: str, group: _Group) -> None:
             bodies = [b"%d" % (number + index) for index in range(20)]
             number += len(bodies)
             try:
-                producer.send_batch(TOPIC, bodies)
+                are_sent = all(is_acknowledged(one) for one in producer.send_batch(TOPIC, bodies))
             except ProtomqError:
+                continue
+            if not are_sent:
                 continue
             with group.lock:
                 group.sent.update(bodies)
@@ -168,15 +186,17 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     group.note_acks(deliveries, stale, kill_count, passed_on)
 
 
-def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> list[Violation]:
+def pop_rounds(
+    seed: int, rounds: int, folder: Path, counts: Counter[str], open_place: OpenPlace = standalone
+) -> list[Violation]:
     """What is wrong."""
     rng = random.Random(seed)
     group = _Group()
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
-    with Broker(data_dir=folder, environment=settings) as broker:
-        threads = [threading.Thread(target=_produce, args=(broker.namesrv, group), daemon=True)]
+    with open_place(seed, folder, settings) as place:
+        threads = [threading.Thread(target=_produce, args=(place.namesrv, group), daemon=True)]
         threads += [
-            threading.Thread(target=_consume, args=(broker.namesrv, group, random.Random(seed + member)), daemon=True)
+            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member)), daemon=True)
             for member in range(MEMBERS)
         ]
         for thread in threads:
@@ -192,8 +212,7 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
                 group.found.append(Violation("I2", f"{goal - group.delivered_count} messages short, and no more for {PATIENCE_S:.0f} s"))
                 break
             group.kill_count += 1
-            broker.kill()
-            broker.restart()
+            counts[place.hurt()] += 1
             group.kill_count += 1
         group.stopping.set()
         for thread in threads:
@@ -201,5 +220,6 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
         left = group.open_messages()
         if left:
             group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
-    counts.update({"kills": group.kill_count // 2, "deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    counts["overtaken"] += group.overtaken_count
     return group.found
