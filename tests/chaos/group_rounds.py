@@ -30,7 +30,7 @@ from tests.support.namesrv import running_namesrv
 from .broker_places import ELECTION, ElectedName, is_acknowledged
 from .checker import Violation
 from .checker.groups import GroupHistory, Span, check_group, take_overs_s
-from .group_member import KINDS, TOPIC
+from .group_member import COMMIT_INTERVAL_S, KINDS, TOPIC
 
 BROKERS: Final = ("a", "b")
 QUEUES_EACH: Final = 4
@@ -188,7 +188,12 @@ class GroupWorld:
         self.found: list[Violation] = []
         is_orderly = self.kind.endswith("orderly")
         self.history = GroupHistory(
-            gap_s, SETTLE_S, is_locked=is_orderly or self.kind == "locked", is_ordered=is_orderly or self.kind in ("pull", "locked")
+            gap_s,
+            SETTLE_S,
+            is_locked=is_orderly or self.kind == "locked",
+            is_ordered=is_orderly or self.kind in ("pull", "locked"),
+            is_held_up=is_orderly,
+            commit_s=COMMIT_INTERVAL_S,
         )
         self.namesrv = ""
         self.members: dict[str, Member] = {}

@@ -122,6 +122,18 @@ def goes_on_after_a_stop() -> Any:
     return mock.patch.object(_Broker, "is_late", return_value=False)
 
 
+def skips_what_failed() -> Any:
+    """A member whose orderly listener fails goes on as if it had not."""
+    from protomq import _push_state
+
+    real = _push_state.judge_in_order
+
+    def judge(options: Any, retry_count_max: Any, messages: Any, failures: Any) -> Any:
+        return real(options, retry_count_max, messages, [None for _ in failures])
+
+    return mock.patch.object(_push_state, "judge_in_order", judge)
+
+
 SEEDS: Final = 3
 """A bug that needs luck is met by one of this number of runs."""
 
@@ -145,6 +157,7 @@ BUGS: Final = (
     PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "C6"),
     PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "(B3|C3)"),
     PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "C2"),
+    PlantedInGroup(skips_what_failed, ORDERLY, ("join",), "(B4|C1a)"),
     PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "(B[34]|C[37])"),
 )
 

@@ -141,3 +141,39 @@ def test_a_busy_machine_may_be_late_and_a_broker_that_is_down_silent() -> None:
     made = history(*FIRST, *late)
     made.downs["a"].append(Span(2.0, 4.0))
     assert broken(made) == []
+
+
+AGAIN = (*FIRST[:3], "x failed 1.3 a/0 0", "x got 1.4 a/0 0", "x done 1.5 a/0 0")
+
+
+def test_a_message_that_fails_comes_again_before_those_behind_it() -> None:
+    counts: Counter[str] = Counter()
+    made = history(*AGAIN, "x commit 1.6 1 a/0 1 7", "x committed 1.7 1 -", *SECOND)
+    made.is_held_up = True
+    assert check_group(made, counts) == []
+    assert (counts["failed"], counts["deliveries twice"]) == (1, 0)
+
+
+def test_a_message_that_fails_and_is_overtaken_is_found() -> None:
+    overtaken = ("x got 1.4 a/0 1", "x done 1.5 a/0 1", "x got 1.6 a/0 0", "x done 1.7 a/0 0")
+    made = history(*AGAIN[:4], *overtaken)
+    assert "B4" not in broken(made)
+    made.is_held_up = True
+    assert "B4" in broken(made)
+
+
+def test_a_message_that_fails_goes_to_the_next_owner_first() -> None:
+    made = history(*AGAIN[:4], "y token 2.0 a/0 8", "y fetched 2.1 a/0 -1 2.05", "y got 2.15 a/0 0", "y done 2.16 a/0 0", *SECOND[2:])
+    made.is_held_up = True
+    assert broken(made) == []
+
+
+def test_what_comes_again_after_a_kill_was_ended_within_the_time_of_a_commit() -> None:
+    for quiet_s, rules in ((2.0, []), (9.0, ["C2"])):
+        taken = tuple(line.replace(" 2.", f" {2 + round(quiet_s)}.") for line in SECOND[2:])
+        begun_s = 2 + quiet_s
+        again = (f"y token {begun_s} a/0 8", f"y fetched {begun_s + 0.1} a/0 -1 {begun_s + 0.05}", f"y got {begun_s + 0.15} a/0 0")
+        made = history(*FIRST[:4], *again, f"y done {begun_s + 0.16} a/0 0", *taken)
+        made.killed_s["x"] = begun_s - 0.1
+        made.acked_s = {("a/0", offset): begun_s for offset in range(3)}
+        assert broken(made) == rules, quiet_s
