@@ -6,11 +6,13 @@ lead of three changes (`broker_places`). Of the two members of the group that re
     G2   a dead letter has its first message's id, key and topic, and the last error
     F1   nothing comes before its time: no delayed message, and no retry
     F2   what was delayed, and answered so, stands in its queue once
+    F3   what is delayed, by a time or by a level, comes at most LATE_S late, and as long as its brokers were away
     F4   a recall that won: never delivered; one that lost: delivered
     E1   a transaction that ended as committed is delivered, and stands in its queue once
     E2   one that was rolled back is never delivered
     E3   a first decision is final: the other one is refused
     E5   a transaction that nobody decided is asked about until somebody does, whichever producer of the group that is
+    E6   once a decision was answered, its transaction is asked about once more at most; what is under way then does not count
 
 A call that a kill fell into, and that was not answered, may or may not have happened: nothing is asked of it but what holds for both.
 A copy for a retry is made by whoever gives the message back: when a kill takes a commit, a message comes twice, and so may its dead letter.
@@ -37,6 +39,7 @@ from typing import Final, Literal
 
 from protomq import (
     Admin,
+    DelayLevel,
     Message,
     Producer,
     PullConsumer,
@@ -50,14 +53,19 @@ from protomq.errors import ProtomqError, TopicNotFoundError, TransactionEndedErr
 
 from .broker_places import LATER_S, OpenPlace, Place, is_acknowledged, standalone
 from .checker import Violation
+from .pace import measured_pace
 
 PATIENCE_S: Final = 120.0
 GROUP: Final = "workers"
 TOPIC: Final = "work"
 COMMIT_INTERVAL_S: Final = 0.2
-RETRIES: Final = 3
-RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
+RETRIES: Final = 16
+RETRY_DELAYS_S: Final = (0.1, 0.2, 0.3)
+SEND_PAUSE_S: Final = 0.04
+"""Between messages that are retried: each is delivered seven times."""
 DELAY_MAX_S: Final = 1.5
+LEVELS_S: Final = (0.2, 0.5, 1.0, 1.4)
+PART_BY_LEVEL: Final = 0.3
 PART_LATER: Final = 0.02
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
@@ -70,6 +78,10 @@ class World:
     """What the clients of a run know together."""
 
     seed: int
+    retries: int = 0
+    """Of its group."""
+    outages_s: list[tuple[float, float]] = field(default_factory=list)
+    paces: list[tuple[float, float]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopping: threading.Event = field(default_factory=threading.Event)
     found: list[Violation] = field(default_factory=list)
@@ -101,8 +113,21 @@ class World:
                 self.stopping.wait(0.01)
             if self.found:
                 return
+            begin_s = time.monotonic()
             self.count(place.hurt())
+            self.outages_s.append((begin_s, time.monotonic()))
         place.end_hurt()
+
+    def note_pace(self, time_s: float, pace: float) -> None:
+        """How busy the machine is."""
+        with self.lock:
+            self.paces.append((time_s, pace))
+
+    def allowed_late_s(self, begin_s: float, end_s: float) -> float:
+        """How late something may be that was to come between these times: a second, longer on a busy machine, and outages."""
+        paces = [pace for time_s, pace in self.paces if begin_s - 1 <= time_s <= end_s + 1]
+        away_s = sum(back_s - away_s for away_s, back_s in self.outages_s if away_s <= end_s and begin_s <= back_s)
+        return (LATE_S + away_s) * (sum(paces) / len(paces) if paces else 1.0)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Until it is so; for PATIENCE_S at most: the caller then says what is missing."""
@@ -154,13 +179,14 @@ class _Deliveries:
 
 
 def failures_of(world: World, body: bytes) -> int:
-    """How many deliveries of a message fail: 0 to 2, or all."""
-    return world.draw(body).choice((0, 0, 0, 1, 2, RETRIES, RETRIES + 1))
+    """How many deliveries of a message fail: some, or all that the group allows, or more."""
+    limit = world.retries
+    return world.draw(body).choice((0, 0, 0, 1, 2, min(5, limit), limit, limit + 1, limit + 4))
 
 
 def retry_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
     """Listeners that fail by seed, one of them in a process that is killed."""
-    world, seen = World(seed), _Deliveries()
+    world, seen = World(seed, RETRIES), _Deliveries()
     sent: dict[bytes, tuple[str, str]] = {}
     group, topic = GROUP, TOPIC
 
@@ -189,7 +215,7 @@ def retry_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
                 if is_acknowledged(result):
                     with world.lock:
                         sent[body] = (result.message_id, f"k{number}")
-                world.stopping.wait(0.01)
+                world.stopping.wait(SEND_PAUSE_S)
 
     with open_place(seed, folder, {}) as place:
         with Admin(namesrv=place.namesrv) as admin:
@@ -220,7 +246,7 @@ def _kill_consumers(
     rng = random.Random(f"{world.seed} consumers")
     while not world.stopping.is_set():
         goal, open_ = rng.randint(5, 40), Counter[tuple[bytes, int]]()
-        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed)]
+        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed), str(world.retries)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
         ) as consumer:
@@ -310,6 +336,8 @@ class _Delayed:
     """What is known of a message: the earliest time that it may come, whether it was acknowledged, and how a recall of it was."""
 
     due_s: float
+    latest_due_s: float = 0.0
+    """Its delay counts from when the broker gets it: from this time at the latest."""
     is_sent: bool = False
     is_later: bool = False
     """Due when all is over."""
@@ -326,6 +354,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
     topic = "reminders"
     sent: dict[bytes, _Delayed] = {}
     came: Counter[bytes] = Counter()
+    came_s: dict[bytes, float] = {}
 
     def produce(name: str) -> None:
         number = 0
@@ -334,17 +363,20 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
                 body, number = f"{name} {number}".encode(), number + 1
                 rng = world.draw(body)
                 is_later = rng.random() < PART_LATER
-                delay_s = LATER_S if is_later else rng.uniform(0.001, DELAY_MAX_S)
+                level = rng.randrange(len(LEVELS_S)) if rng.random() < PART_BY_LEVEL and not is_later else None
+                delay_s = LATER_S if is_later else rng.uniform(0.001, DELAY_MAX_S) if level is None else LEVELS_S[level]
                 told = sent[body] = _Delayed(time.monotonic() + delay_s, is_later=is_later)
                 try:
-                    result = producer.send(topic, body, delay=timedelta(seconds=delay_s))
+                    result = producer.send(topic, body, delay=timedelta(seconds=delay_s) if level is None else DelayLevel(level + 1))
                 except ProtomqError:
                     continue
                 if not is_acknowledged(result):
                     continue
                 handle = result.recall_handle
+                told.latest_due_s = time.monotonic() + delay_s
                 told.is_sent = True
                 world.count("delayed")
+                world.count("delayed by a level", level is not None)
                 if rng.random() < 0.3:
                     told.recalled = _recall(producer, handle, rng.uniform(0.0, min(delay_s, 0.2)))
 
@@ -372,9 +404,13 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
                     if early_s > ROUNDING_S + place.early_max_s():
                         world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
                     came[message.body] += 1
+                    # When it came to its queue: a consumer may take seconds to find a broker that is back. Where clocks are set, when it came.
+                    now_s, ago_s = time.monotonic(), time.time() - message.store_time_ms / 1000
+                    came_s.setdefault(message.body, now_s - max(ago_s, 0.0))
 
     is_over = threading.Event()
-    with open_place(seed, folder, {}) as place:
+    levels = {"PROTOMQ_DELAY_LEVELS": " ".join(f"{round(level_s * 1000)}ms" for level_s in LEVELS_S)}
+    with open_place(seed, folder, levels) as place, measured_pace(world.note_pace):
         with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         reader = threading.Thread(target=consume, daemon=True)
@@ -389,6 +425,12 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
         reader.join(PATIENCE_S)
         stored = stored_bodies(place, topic)
     for body, told in sent.items():
+        if told.must_come() and body in came_s:
+            late_s = came_s[body] - told.latest_due_s
+            allowed_s = late_max_s - LATE_S + world.allowed_late_s(told.latest_due_s, came_s[body])
+            world.counts["late ms, longest"] = max(world.counts["late ms, longest"], round(late_s * 1000))
+            if late_s > allowed_s:
+                world.say("F3", f"{body!r} came {late_s:.2f} s late, {allowed_s:.2f} s are allowed")
         times = stored[body]
         if times > 1 or (told.must_come() and times != 1):
             world.say("F4" if told.recalled == "lost" else "F2", f"{body!r} stands in its queue {times} times: {told}")
@@ -437,11 +479,22 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
     world = World(seed)
     topic, group = "bookings", "desk"
     decided: dict[bytes, TransactionDecision] = {}
+    answered_s: dict[bytes, float] = {}
+    """When a decision was answered."""
+    late_checks: Counter[bytes] = Counter()
+    """Questions that were not under way when a decision was answered, by message."""
     halves: set[bytes] = set()
     tried: set[bytes] = set()
 
     def check(asked: TransactionCheck) -> TransactionDecision:
         world.count("checks")
+        ended_s = answered_s.get(asked.message.body)
+        if ended_s is not None:
+            now_s = time.monotonic()
+            is_late = now_s - ended_s > world.allowed_late_s(ended_s, now_s)
+            with world.lock:
+                late_checks[asked.message.body] += is_late
+            world.count("checks after a decision")
         return decision_on(world, asked.message.body)
 
     def contradict(producer: TransactionProducer, half: SendResult, decision: TransactionDecision) -> None:
@@ -480,12 +533,13 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
                     halves.add(body)
                     if told.is_ended:
                         decided[body] = decision
+                        answered_s[body] = time.monotonic()
                         if rng.random() < 0.1:
                             contradict(producer, told.half, decision)
                     if world.stopping.is_set():
                         return
 
-    with open_place(seed, folder, OFTEN) as place:
+    with open_place(seed, folder, OFTEN) as place, measured_pace(world.note_pace):
         with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
@@ -505,6 +559,9 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
             world.say("E2", f"{body!r} was to be rolled back, and stands in its queue {times} times")
         elif times > 1 or (is_committed and body in halves and times != 1):
             world.say("E1", f"{body!r} was to be committed, and stands in its queue {times} times")
+    for body, times in late_checks.items():
+        if times > 1:
+            world.say("E6", f"{body!r} was asked about {times} times after its decision was answered")
     for body in stored.keys() - tried:
         world.say("E1", f"{body!r} was never sent")
     world.counts["committed"] = sum(stored.values())

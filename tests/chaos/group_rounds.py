@@ -31,6 +31,7 @@ from .broker_places import ELECTION, ElectedName, is_acknowledged
 from .checker import Violation
 from .checker.groups import GroupHistory, Span, check_group, take_overs_s
 from .group_member import COMMIT_INTERVAL_S, KINDS, TOPIC
+from .pace import measured_pace
 
 BROKERS: Final = ("a", "b")
 QUEUES_EACH: Final = 4
@@ -46,8 +47,6 @@ KILLS: Final = ("kill", "kill alone", "broker", "broker and member")
 FAULTS: Final = (*KILLS, *KILLS, "join", "leave")
 FAILOVERS: Final = ("broker", "broker", "broker and member")
 SEND_PAUSE_S: Final = 0.01
-PACE_LOOK_S: Final = 0.5
-PACE_SPIN_S: Final = 0.01
 
 
 class BrokerProcess:
@@ -355,7 +354,7 @@ class GroupWorld:
             self.queues = [f"{name}/{number}" for name in self.brokers for number in range(QUEUES_EACH)]
             producers = [threading.Thread(target=self._produce, args=(name,), daemon=True) for name in self.brokers]
             stack.callback(self._end_members)
-            stack.enter_context(self._measured_pace())
+            stack.enter_context(measured_pace(self._note_pace))
             for producer in producers:
                 producer.start()
             for _ in range(MEMBERS_MIN + 1):
@@ -380,27 +379,9 @@ class GroupWorld:
         with Admin(namesrv=self.namesrv) as admin:
             self.wait(lambda: len(admin.cluster_info()) == len(BROKERS))
 
-    @contextmanager
-    def _measured_pace(self) -> Iterator[None]:
-        """Notes how much slower a thread comes along than on a machine of its own: others may be at work here."""
-        is_over = threading.Event()
-
-        def measure() -> None:
-            while not is_over.wait(PACE_LOOK_S):
-                began_s, ends_s = time.monotonic(), time.thread_time() + PACE_SPIN_S
-                while time.thread_time() < ends_s:
-                    pass
-                now_s = time.monotonic()
-                with self.lock:
-                    self.history.paces.append((now_s, max((now_s - began_s) / PACE_SPIN_S, 1.0)))
-
-        thread = threading.Thread(target=measure, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+    def _note_pace(self, time_s: float, pace: float) -> None:
+        with self.lock:
+            self.history.paces.append((time_s, pace))
 
     def _is_all_done(self) -> bool:
         with self.lock:

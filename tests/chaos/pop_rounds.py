@@ -4,7 +4,9 @@ lead of three changes (`broker_places`).
     G3a   nobody gets a message within the invisible time of another holder
     G3b   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
     G3c   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
-    G1    at least once: in the end each message that was sent was acknowledged
+    G1    at least once: in the end each message that was sent was acknowledged, or is a dead letter, once, after as many deliveries as its
+          group allows
+    G4    in order (even seeds): a message of a sharding key comes when those of its key in front of it are acknowledged or dead
     I2    after each kill messages are delivered again
 
 An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
@@ -24,13 +26,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from protomq import Message, PoppedQueue, Producer, SimpleConsumer
+from protomq import Admin, Message, PoppedQueue, Producer, PullConsumer, SimpleConsumer
 from protomq.errors import ProtomqError, StaleReceiptError
 
 from .broker_places import OpenPlace, is_acknowledged, standalone
@@ -42,6 +44,11 @@ INVISIBLE_S: Final = 1.0
 PATIENCE_S: Final = 120.0
 PART_AT_ONCE: Final = 0.6
 PART_LATE: Final = 0.25
+RETRIES: Final = 3
+KEYS: Final = 40
+DEAD_TOPIC: Final = "%DLQ%members"
+Line = tuple[int, str]
+"""A queue, and a sharding key: messages of both come one after another."""
 
 
 class _Delivery(NamedTuple):
@@ -68,6 +75,12 @@ class _Group:
     kill_count: int = 0
     """Kills that began or ended: odd while the broker is down."""
     sent: set[bytes] = field(default_factory=set)
+    lines: dict[Line, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    """What was sent of each key to each queue, by offset."""
+    may_be_acked: set[bytes] = field(default_factory=set)
+    dead: Counter[bytes] = field(default_factory=Counter)
+    overtaken: dict[bytes, bytes] = field(default_factory=dict)
+    """Messages behind which another one of their key came: they must be dead, by a delivery whose answer was lost."""
     found: list[Violation] = field(default_factory=list)
     delivered_count: int = 0
     late_count: int = 0
@@ -89,6 +102,9 @@ class _Group:
                 self.overtaken_count += 1
                 return _Delivery(message, 0, asked_s + INVISIBLE_S)
             self.attempts[body] = attempt
+            if attempt > RETRIES + 1 or body in self.dead:
+                self.found.append(Violation("G1", f"{body!r} came as delivery {attempt}, and is {self.dead[body]} dead letters"))
+            self._check_order(message)
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
             if early_s > 0:
                 self.found.append(Violation("G3a", f"{body!r} came {early_s:.3f} s early"))
@@ -97,6 +113,22 @@ class _Group:
             until_s = self.held_until_s[body] = asked_s + INVISIBLE_S
             self.times[body] += 1
             return _Delivery(message, self.times[body], until_s)
+
+    def _check_order(self, message: Message) -> None:
+        line = self.lines.get((message.queue.queue_id, message.sharding_key)) if message.sharding_key else None
+        for offset, other in (line or {}).items():
+            is_over = other in self.acked or other in self.may_be_acked or self.attempts.get(other, 0) > RETRIES
+            if offset < message.queue_offset and not is_over:
+                self.overtaken[other] = message.body
+
+    def bury(self, letter: Message) -> None:
+        """It is a dead letter."""
+        body = letter.body
+        with self.lock:
+            self.dead[body] += 1
+            if letter.attempt != RETRIES + 1 or self.dead[body] > 1 or body in self.acked:
+                text = f"{body!r} is dead {self.dead[body]} times, as attempt {letter.attempt}"
+                self.found.append(Violation("G1", f"{text}{', and was acknowledged' if body in self.acked else ''}"))
 
     def passed_on(self, deliveries: Sequence[_Delivery]) -> set[bytes]:
         """Those that have come again since."""
@@ -126,33 +158,49 @@ class _Group:
     def open_messages(self) -> set[bytes]:
         """What was sent and must still come; nothing once something is wrong."""
         with self.lock:
-            return set() if self.found else self.sent - self.acked - self.unknown
+            return set() if self.found else self.sent - self.acked - self.unknown - self.dead.keys()
 
 
-def _produce(namesrv: str, group: _Group) -> None:
+def _produce(namesrv: str, group: _Group, has_keys: bool) -> None:
     number = 0
     with Producer(namesrv=namesrv) as producer:
         while not group.stopping.is_set():
             bodies = [b"%d" % (number + index) for index in range(20)]
+            key = f"k{number // 20 % KEYS}" if has_keys else None
             number += len(bodies)
             try:
-                are_sent = all(is_acknowledged(one) for one in producer.send_batch(TOPIC, bodies))
+                results = list(producer.send_batch(TOPIC, bodies, sharding_key=key))
             except ProtomqError:
                 continue
-            if not are_sent:
+            if not all(map(is_acknowledged, results)):
                 continue
             with group.lock:
                 group.sent.update(bodies)
+                for body, result in zip(bodies, results, strict=True):
+                    if key is not None:
+                        group.lines[result.queue.queue_id, key][result.queue_offset] = body
             group.stopping.wait(0.02)
 
 
-def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
+def _see_dead_letters(namesrv: str, group: _Group) -> None:
+    with PullConsumer(namesrv=namesrv) as reader:
+        while not group.stopping.is_set() or group.open_messages():
+            try:
+                if not reader.assignment():
+                    reader.subscribe(DEAD_TOPIC)
+                for letter in reader.poll(0.2):
+                    group.bury(letter)
+            except ProtomqError:  # none is dead yet, or the broker is
+                group.stopping.wait(0.1)
+
+
+def _consume(namesrv: str, group: _Group, rng: random.Random, fifo: bool) -> None:
     later: list[tuple[float, _Delivery]] = []
     with SimpleConsumer("members", namesrv=namesrv) as consumer:
         while not group.stopping.is_set() or group.open_messages():
             asked_s = time.monotonic()
             try:
-                messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5)
+                messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5, fifo=fifo)
             except ProtomqError:
                 group.stopping.wait(0.05)
                 messages = []
@@ -176,6 +224,8 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     if not deliveries:
         return
     kill_count, passed_on = group.kill_count, group.passed_on(deliveries)
+    with group.lock:
+        group.may_be_acked.update(one.message.body for one in deliveries)
     stale: set[bytes] | None
     try:
         stale = {message.body for message in consumer.ack([one.message for one in deliveries])}
@@ -191,12 +241,17 @@ def pop_rounds(
 ) -> list[Violation]:
     """What is wrong."""
     rng = random.Random(seed)
-    group = _Group()
+    group, fifo = _Group(), seed % 2 == 0
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
     with open_place(seed, folder, settings) as place:
-        threads = [threading.Thread(target=_produce, args=(place.namesrv, group), daemon=True)]
+        with Admin(namesrv=place.namesrv) as admin:
+            admin.set_group("members", retry_count_max=RETRIES)
+        threads = [
+            threading.Thread(target=_produce, args=(place.namesrv, group, fifo), daemon=True),
+            threading.Thread(target=_see_dead_letters, args=(place.namesrv, group), daemon=True),
+        ]
         threads += [
-            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member)), daemon=True)
+            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member), fifo), daemon=True)
             for member in range(MEMBERS)
         ]
         for thread in threads:
@@ -217,9 +272,13 @@ def pop_rounds(
         group.stopping.set()
         for thread in threads:
             thread.join(PATIENCE_S)
+        for body, other in group.overtaken.items():
+            if body not in group.dead:
+                group.found.append(Violation("G4", f"{other!r} came before {body!r} of its key was acknowledged"))
         left = group.open_messages()
         if left:
-            group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
+            group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged, and are not dead: {sorted(left)[:5]}"))
+    counts.update({"in order" if fifo else "in any order": 1, "dead letters": sum(group.dead.values())})
     counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
     counts["overtaken"] += group.overtaken_count
     return group.found
