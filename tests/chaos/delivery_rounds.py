@@ -404,7 +404,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
                     if early_s > ROUNDING_S + place.early_max_s():
                         world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
                     came[message.body] += 1
-                    # When it came to its queue: a consumer may take seconds to find a broker that is back. Where clocks are set, when it came.
+                    # When it came to its queue: a consumer may take seconds to find a broker that is back.
                     now_s, ago_s = time.monotonic(), time.time() - message.store_time_ms / 1000
                     came_s.setdefault(message.body, now_s - max(ago_s, 0.0))
 
