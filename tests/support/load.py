@@ -1,6 +1,6 @@
 """A producer and a member of a group that work while something is done to the cluster, and the checker of what they saw.
 
-Each message is a number of its sender. What was acknowledged must be consumed, from the queue that the answer named; the messages of a queue
+Each message is a number of its sender. What was acknowledged must be consumed, from the queue that the answer named; messages of a queue
 come in the order in which they were sent; what comes twice is counted. A send that failed may be there or not.
 """
 
