@@ -169,7 +169,7 @@ spark-chaos: jdk $(SPARK) ## the same for Spark copying a topic: half an hour, o
 	$(PYTEST) tests/chaos/test_spark_long.py --timeout 0 -rP
 
 .PHONY: soak
-soak: $(ENV) $(CODEGEN) ## faults and load for an hour or more
+soak: etcd $(ENV) $(CODEGEN) ## faults and load for an hour or more
 	@$(call need_tests,tests/chaos)
 	$(PYTEST) tests/chaos -m soak --timeout 0 -rP
 

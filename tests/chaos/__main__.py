@@ -16,6 +16,7 @@ from .group_rounds import STOPS
 
 CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-loops": store_campaigns.store_loops,
+    "store-crashes": store_campaigns.store_crashes,
     "store-follow": store_campaigns.store_follow,
     "ha": store_campaigns.ha,
     "store-damage": store_campaigns.store_damage,
@@ -36,6 +37,12 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "kill-delays": process_campaigns.kill_delays,
     "kill-transactions": process_campaigns.kill_transactions,
     "kill-pops": process_campaigns.kill_pops,
+    "clock-delays": process_campaigns.clock_delays,
+    "failover-retries": process_campaigns.failover_retries,
+    "failover-delays": process_campaigns.failover_delays,
+    "failover-transactions": process_campaigns.failover_transactions,
+    "failover-pops": process_campaigns.failover_pops,
+    "failover-groups": process_campaigns.failover_groups,
     "groups": process_campaigns.groups,
     "groups-stops": lambda seeds, **options: process_campaigns.groups(seeds, faults=STOPS, **options),
     "resets": process_campaigns.resets,
@@ -50,6 +57,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "lock": process_campaigns.lock,
     "names": process_campaigns.names,
     "failover": process_campaigns.failover,
+    "failover-pair": lambda seeds, **options: process_campaigns.failover(seeds, members=2, **options),
     "failover-kills": lambda seeds, **options: process_campaigns.failover(seeds, faults=("kill",), **options),
     "hostile": process_campaigns.hostile,
 }

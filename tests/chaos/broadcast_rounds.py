@@ -46,7 +46,7 @@ class BroadcastWorld(GroupWorld):
                 )
 
         if not self.wait(is_consumed):
-            self.say("M1", "not all members consume all queues")
+            self.say("P1", "not all members consume all queues")
 
     def round(self, fault: str) -> None:
         """Then all members run for a while: long enough to write down where they are, or not."""

@@ -1,21 +1,24 @@
-"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again. Of the two
-members of the group that retries, one is a process that is killed, too.
+"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again, or while the
+lead of three changes (`broker_places`). Of the two members of the group that retries, one is a process that is killed, too.
 
     G1   a failed message is delivered once for each attempt, or more often; after the last one that its group allows it is a dead letter,
          and no other message is
     G2   a dead letter has its first message's id, key and topic, and the last error
     F1   nothing comes before its time: no delayed message, and no retry
     F2   what was delayed, and answered so, stands in its queue once
+    F3   what is delayed, by a time or by a level, comes at most LATE_S late, and as long as its brokers were away
     F4   a recall that won: never delivered; one that lost: delivered
     E1   a transaction that ended as committed is delivered, and stands in its queue once
     E2   one that was rolled back is never delivered
     E3   a first decision is final: the other one is refused
     E5   a transaction that nobody decided is asked about until somebody does, whichever producer of the group that is
+    E6   once a decision was answered, its transaction is asked about once more at most; what is under way then does not count
 
 A call that a kill fell into, and that was not answered, may or may not have happened: nothing is asked of it but what holds for both.
 A copy for a retry is made by whoever gives the message back: when a kill takes a commit, a message comes twice, and so may its dead letter.
 That is counted. So is what a consumer had in hand when it was killed, and what its group then gets again. Times are of the machine's
-monotonic clock, which all its processes have: from before a message is sent until it is there.
+monotonic clock, which all its processes have: from before a message is sent until it is there. Where wall clocks are set, log time follows
+them by a tenth; a message may be early by that.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from typing import Final, Literal
 
 from protomq import (
     Admin,
+    DelayLevel,
     Message,
     Producer,
     PullConsumer,
@@ -46,17 +50,23 @@ from protomq import (
     TransactionProducer,
 )
 from protomq.errors import ProtomqError, TopicNotFoundError, TransactionEndedError
-from protomq.testing import Broker
 
+from .broker_places import LATER_S, OpenPlace, Place, is_acknowledged, standalone
 from .checker import Violation
+from .pace import measured_pace
 
 PATIENCE_S: Final = 120.0
 GROUP: Final = "workers"
 TOPIC: Final = "work"
 COMMIT_INTERVAL_S: Final = 0.2
-RETRIES: Final = 3
-RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
+RETRIES: Final = 16
+RETRY_DELAYS_S: Final = (0.1, 0.2, 0.3)
+SEND_PAUSE_S: Final = 0.04
+"""Between messages that are retried: each is delivered seven times."""
 DELAY_MAX_S: Final = 1.5
+LEVELS_S: Final = (0.2, 0.5, 1.0, 1.4)
+PART_BY_LEVEL: Final = 0.3
+PART_LATER: Final = 0.02
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
 ROUNDING_S: Final = 0.002
@@ -68,6 +78,10 @@ class World:
     """What the clients of a run know together."""
 
     seed: int
+    retries: int = 0
+    """Of its group."""
+    outages_s: list[tuple[float, float]] = field(default_factory=list)
+    paces: list[tuple[float, float]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopping: threading.Event = field(default_factory=threading.Event)
     found: list[Violation] = field(default_factory=list)
@@ -87,8 +101,8 @@ class World:
         """The same numbers for the same message in each run of a seed."""
         return random.Random(f"{self.seed} {body.decode()}")
 
-    def kill_under(self, broker: Broker, rounds: int, what: str) -> None:
-        """Kills and starts again, each time once 5 to 60 more of `what` took place."""
+    def hurt_under(self, place: Place, rounds: int, what: str) -> None:
+        """Does the brokers harm, each time once 5 to 60 more of `what` took place."""
         rng = random.Random(self.seed)
         for _ in range(rounds):
             goal = self.counts[what] + rng.randint(5, 60)
@@ -99,9 +113,21 @@ class World:
                 self.stopping.wait(0.01)
             if self.found:
                 return
-            broker.kill()
-            broker.restart()
-            self.count("kills")
+            begin_s = time.monotonic()
+            self.count(place.hurt())
+            self.outages_s.append((begin_s, time.monotonic()))
+        place.end_hurt()
+
+    def note_pace(self, time_s: float, pace: float) -> None:
+        """How busy the machine is."""
+        with self.lock:
+            self.paces.append((time_s, pace))
+
+    def allowed_late_s(self, begin_s: float, end_s: float) -> float:
+        """How late something may be that was to come between these times: a second, longer on a busy machine, and outages."""
+        paces = [pace for time_s, pace in self.paces if begin_s - 1 <= time_s <= end_s + 1]
+        away_s = sum(back_s - away_s for away_s, back_s in self.outages_s if away_s <= end_s and begin_s <= back_s)
+        return (LATE_S + away_s) * (sum(paces) / len(paces) if paces else 1.0)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Until it is so; for PATIENCE_S at most: the caller then says what is missing."""
@@ -153,13 +179,14 @@ class _Deliveries:
 
 
 def failures_of(world: World, body: bytes) -> int:
-    """How many deliveries of a message fail: 0 to 2, or all."""
-    return world.draw(body).choice((0, 0, 0, 1, 2, RETRIES, RETRIES + 1))
+    """How many deliveries of a message fail: some, or all that the group allows, or more."""
+    limit = world.retries
+    return world.draw(body).choice((0, 0, 0, 1, 2, min(5, limit), limit, limit + 1, limit + 4))
 
 
-def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
+def retry_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
     """Listeners that fail by seed, one of them in a process that is killed."""
-    world, seen = World(seed), _Deliveries()
+    world, seen = World(seed, RETRIES), _Deliveries()
     sent: dict[bytes, tuple[str, str]] = {}
     group, topic = GROUP, TOPIC
 
@@ -177,7 +204,7 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
         note("done", message.body, message.attempt, time.monotonic())
 
     def produce() -> None:
-        with Producer(namesrv=broker.namesrv) as producer:
+        with Producer(namesrv=place.namesrv) as producer:
             number = 0
             while not world.stopping.is_set():
                 body, number = b"%d" % number, number + 1
@@ -185,28 +212,30 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
                     result = producer.send(topic, body, key=f"k{number}")
                 except ProtomqError:
                     continue
-                with world.lock:
-                    sent[body] = (result.message_id, f"k{number}")
-                world.stopping.wait(0.01)
+                if is_acknowledged(result):
+                    with world.lock:
+                        sent[body] = (result.message_id, f"k{number}")
+                world.stopping.wait(SEND_PAUSE_S)
 
-    with Broker(data_dir=folder) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    with open_place(seed, folder, {}) as place:
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
             delays_ms = [round(delay_s * 1000) for delay_s in RETRY_DELAYS_S]
             admin.set_group(group, retry_count_max=RETRIES, retry_delays_ms=delays_ms)
-        consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
+        consumer = PushConsumer(group, namesrv=place.namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4)
         consumer.on(topic)(listen)
         with consumer:
-            with _at_work(world, produce, lambda: _kill_consumers(world, broker.namesrv, note)):
-                world.kill_under(broker, rounds, "deliveries")
+            with _at_work(world, produce, lambda: _kill_consumers(world, place.namesrv, note)):
+                world.hurt_under(place, rounds, "deliveries")
                 world.wait(lambda: world.counts["consumers killed"] >= -(-rounds // 2) or bool(world.found))
                 if world.counts["consumers killed"] < -(-rounds // 2) and not world.found:
                     world.say("I2", f"no consumer got messages for {PATIENCE_S:.0f} s")
             buried = {body for body in sent if failures_of(world, body) > RETRIES}
             wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
             world.wait(lambda: wanted <= seen.ended and not consumer.counts.open)
-        dead = _dead_letters(broker, group, buried)
-    _judge_retries(world, seen, sent, wanted, dead)
+        dead = _dead_letters(place, group, buried)
+        early_max_s = place.early_max_s() + ROUNDING_S
+    _judge_retries(world, seen, sent, wanted, dead, early_max_s)
     return world
 
 
@@ -217,7 +246,7 @@ def _kill_consumers(
     rng = random.Random(f"{world.seed} consumers")
     while not world.stopping.is_set():
         goal, open_ = rng.randint(5, 40), Counter[tuple[bytes, int]]()
-        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed)]
+        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed), str(world.retries)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
         ) as consumer:
@@ -245,11 +274,11 @@ def _kill_at_the_end(world: World, consumer: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _dead_letters(broker: Broker, group: str, wanted: set[bytes]) -> list[Message]:
+def _dead_letters(place: Place, group: str, wanted: set[bytes]) -> list[Message]:
     """All that there are, once these are among them or PATIENCE_S is over. Where none was made there is no topic."""
     found: list[Message] = []
     deadline_s = time.monotonic() + PATIENCE_S
-    with PullConsumer(namesrv=broker.namesrv) as reader:
+    with PullConsumer(namesrv=place.namesrv) as reader:
         while wanted - {one.body for one in found} and time.monotonic() < deadline_s:
             try:
                 if not reader.assignment():
@@ -266,6 +295,7 @@ def _judge_retries(
     sent: dict[bytes, tuple[str, str]],
     wanted: set[tuple[bytes, int]],
     dead: list[Message],
+    early_max_s: float,
 ) -> None:
     missing = sorted(wanted - seen.ended)
     if missing:
@@ -277,7 +307,7 @@ def _judge_retries(
         wait_s = RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S)) - 1]
         if before_s is None:
             world.say("G1", f"{body!r} came as attempt {attempt}, and the attempt before it had not failed")
-        elif came_s < before_s + wait_s - ROUNDING_S:
+        elif came_s < before_s + wait_s - early_max_s:
             world.say("F1", f"{body!r} came {before_s + wait_s - came_s:.3f} s early as attempt {attempt}")
     for body, attempt in seen.times:
         if attempt > min(failures_of(world, body), RETRIES):
@@ -303,38 +333,50 @@ def _judge_retries(
 
 @dataclass
 class _Delayed:
-    """What is known of a message: the earliest time that it may come, whether its send was answered, and how a recall of it was."""
+    """What is known of a message: the earliest time that it may come, whether it was acknowledged, and how a recall of it was."""
 
     due_s: float
+    latest_due_s: float = 0.0
+    """Its delay counts from when the broker gets it: from this time at the latest."""
     is_sent: bool = False
+    is_later: bool = False
+    """Due when all is over."""
     recalled: Literal["", "won", "lost", "unknown"] = ""
 
     def must_come(self) -> bool:
         """Whether it is to be delivered, whatever a kill fell into."""
-        return self.is_sent and self.recalled in ("", "lost")
+        return self.is_sent and not self.is_later and self.recalled in ("", "lost")
 
 
-def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
-    """Messages with delays of up to DELAY_MAX_S, some of them recalled."""
+def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
+    """Messages with delays of up to DELAY_MAX_S, some of them recalled; a few are due long after the end."""
     world = World(seed)
     topic = "reminders"
     sent: dict[bytes, _Delayed] = {}
     came: Counter[bytes] = Counter()
+    came_s: dict[bytes, float] = {}
 
     def produce(name: str) -> None:
         number = 0
-        with Producer(namesrv=broker.namesrv) as producer:
+        with Producer(namesrv=place.namesrv) as producer:
             while not world.stopping.is_set():
                 body, number = f"{name} {number}".encode(), number + 1
                 rng = world.draw(body)
-                delay_s = rng.uniform(0.001, DELAY_MAX_S)
-                told = sent[body] = _Delayed(time.monotonic() + delay_s)
+                is_later = rng.random() < PART_LATER
+                level = rng.randrange(len(LEVELS_S)) if rng.random() < PART_BY_LEVEL and not is_later else None
+                delay_s = LATER_S if is_later else rng.uniform(0.001, DELAY_MAX_S) if level is None else LEVELS_S[level]
+                told = sent[body] = _Delayed(time.monotonic() + delay_s, is_later=is_later)
                 try:
-                    handle = producer.send(topic, body, delay=timedelta(seconds=delay_s)).recall_handle
+                    result = producer.send(topic, body, delay=timedelta(seconds=delay_s) if level is None else DelayLevel(level + 1))
                 except ProtomqError:
                     continue
+                if not is_acknowledged(result):
+                    continue
+                handle = result.recall_handle
+                told.latest_due_s = time.monotonic() + delay_s
                 told.is_sent = True
                 world.count("delayed")
+                world.count("delayed by a level", level is not None)
                 if rng.random() < 0.3:
                     told.recalled = _recall(producer, handle, rng.uniform(0.0, min(delay_s, 0.2)))
 
@@ -349,7 +391,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
         return answer
 
     def consume() -> None:
-        with PullConsumer(namesrv=broker.namesrv) as consumer:
+        with PullConsumer(namesrv=place.namesrv) as consumer:
             consumer.subscribe(topic)
             while not is_over.is_set():
                 try:
@@ -359,25 +401,36 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
                     continue
                 for message in messages:
                     early_s = sent[message.body].due_s - time.monotonic()
-                    if early_s > ROUNDING_S:
+                    if early_s > ROUNDING_S + place.early_max_s():
                         world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
                     came[message.body] += 1
+                    # When it came to its queue: a consumer may take seconds to find a broker that is back.
+                    now_s, ago_s = time.monotonic(), time.time() - message.store_time_ms / 1000
+                    came_s.setdefault(message.body, now_s - max(ago_s, 0.0))
 
     is_over = threading.Event()
-    with Broker(data_dir=folder) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    levels = {"PROTOMQ_DELAY_LEVELS": " ".join(f"{round(level_s * 1000)}ms" for level_s in LEVELS_S)}
+    with open_place(seed, folder, levels) as place, measured_pace(world.note_pace):
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         reader = threading.Thread(target=consume, daemon=True)
         reader.start()
         with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
-            world.kill_under(broker, rounds, "delayed")
+            world.hurt_under(place, rounds, "delayed")
         world.wait(lambda: all(came[body] for body, told in sent.items() if told.must_come()))
-        last_s = max((each.due_s for each in sent.values()), default=0.0)
-        world.wait(lambda: time.monotonic() > last_s + LATE_S)
+        last_s = max((each.due_s for each in sent.values() if not each.is_later), default=0.0)
+        late_max_s = LATE_S + place.early_max_s()
+        world.wait(lambda: time.monotonic() > last_s + late_max_s)
         is_over.set()
         reader.join(PATIENCE_S)
-        stored = stored_bodies(broker, topic)
+        stored = stored_bodies(place, topic)
     for body, told in sent.items():
+        if told.must_come() and body in came_s:
+            late_s = came_s[body] - told.latest_due_s
+            allowed_s = late_max_s - LATE_S + world.allowed_late_s(told.latest_due_s, came_s[body])
+            world.counts["late ms, longest"] = max(world.counts["late ms, longest"], round(late_s * 1000))
+            if late_s > allowed_s:
+                world.say("F3", f"{body!r} came {late_s:.2f} s late, {allowed_s:.2f} s are allowed")
         times = stored[body]
         if times > 1 or (told.must_come() and times != 1):
             world.say("F4" if told.recalled == "lost" else "F2", f"{body!r} stands in its queue {times} times: {told}")
@@ -389,10 +442,10 @@ def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
     return world
 
 
-def stored_bodies(broker: Broker, topic: str) -> Counter[bytes]:
+def stored_bodies(place: Place, topic: str) -> Counter[bytes]:
     """How often each message stands in the queues of a topic, from their first to their last."""
     found: Counter[bytes] = Counter()
-    with PullConsumer(namesrv=broker.namesrv) as reader:
+    with PullConsumer(namesrv=place.namesrv) as reader:
         left = {queue: end for queue in reader.queues(topic) if (end := reader.queue_range(queue)[1])}
         if left:
             reader.subscribe(topic)
@@ -421,16 +474,27 @@ def decision_on(world: World, body: bytes) -> TransactionDecision:
     return COMMIT if world.draw(body).random() < 0.7 else ROLL_BACK
 
 
-def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
+def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
     """Commits, rolls back, and leaves open; half of the producers go in the middle of their work, others of their group answer for them."""
     world = World(seed)
     topic, group = "bookings", "desk"
     decided: dict[bytes, TransactionDecision] = {}
+    answered_s: dict[bytes, float] = {}
+    """When a decision was answered."""
+    late_checks: Counter[bytes] = Counter()
+    """Questions that were not under way when a decision was answered, by message."""
     halves: set[bytes] = set()
     tried: set[bytes] = set()
 
     def check(asked: TransactionCheck) -> TransactionDecision:
         world.count("checks")
+        ended_s = answered_s.get(asked.message.body)
+        if ended_s is not None:
+            now_s = time.monotonic()
+            is_late = now_s - ended_s > world.allowed_late_s(ended_s, now_s)
+            with world.lock:
+                late_checks[asked.message.body] += is_late
+            world.count("checks after a decision")
         return decision_on(world, asked.message.body)
 
     def contradict(producer: TransactionProducer, half: SendResult, decision: TransactionDecision) -> None:
@@ -447,7 +511,7 @@ def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
     def produce(name: str) -> None:
         number = 0
         while not world.stopping.is_set():
-            with TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv) as producer:
+            with TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv) as producer:
                 for _ in range(30):
                     body, number = f"{name} {number}".encode(), number + 1
                     rng = world.draw(body + b" work")
@@ -463,35 +527,41 @@ def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
                         if error.definite and isinstance(error, TransactionEndedError):
                             world.say("E3", f"{body!r}: {error}")
                         continue
+                    if not is_acknowledged(told.half):
+                        continue
                     world.count("halves")
                     halves.add(body)
                     if told.is_ended:
                         decided[body] = decision
+                        answered_s[body] = time.monotonic()
                         if rng.random() < 0.1:
                             contradict(producer, told.half, decision)
                     if world.stopping.is_set():
                         return
 
-    with Broker(data_dir=folder, environment=OFTEN) as broker:
-        with Admin(namesrv=broker.namesrv) as admin:
+    with open_place(seed, folder, OFTEN) as place, measured_pace(world.note_pace):
+        with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
         with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
-            world.kill_under(broker, rounds, "halves")
+            world.hurt_under(place, rounds, "halves")
         with (
-            TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv),
-            Admin(namesrv=broker.namesrv) as admin,
+            TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv),
+            Admin(namesrv=place.namesrv) as admin,
         ):
             world.wait(lambda: not list(admin.list_transactions()))
             left = len(list(admin.list_transactions()))
         if left:
             world.say("E5", f"{left} transactions are open, {PATIENCE_S:.0f} s after the last kill")
-        stored = stored_bodies(broker, topic)
+        stored = stored_bodies(place, topic)
     for body in tried:
         is_committed, times = decision_on(world, body) is COMMIT, stored[body]
         if times and not is_committed:
             world.say("E2", f"{body!r} was to be rolled back, and stands in its queue {times} times")
         elif times > 1 or (is_committed and body in halves and times != 1):
             world.say("E1", f"{body!r} was to be committed, and stands in its queue {times} times")
+    for body, times in late_checks.items():
+        if times > 1:
+            world.say("E6", f"{body!r} was asked about {times} times after its decision was answered")
     for body in stored.keys() - tried:
         world.say("E1", f"{body!r} was never sent")
     world.counts["committed"] = sum(stored.values())

@@ -1,4 +1,4 @@
-"""A push consumer in a process of its own, for whoever kills it: python -m tests.chaos.failing_consumer NAMESRV SEED.
+"""A push consumer in a process of its own, for whoever kills it: python -m tests.chaos.failing_consumer NAMESRV SEED RETRIES.
 
 It fails as `delivery_rounds.failures_of` says, and tells each step, before the consumer itself knows, in a line that a kill cannot cut:
 
@@ -28,9 +28,9 @@ def tell(step: str, message: Message) -> None:
     os.write(1, line.encode())
 
 
-def main(namesrv: str, seed: int) -> None:
+def main(namesrv: str, seed: int, retries: int) -> None:
     """Until it is killed, or its standard input ends: then its parent is gone."""
-    world = World(seed)
+    world = World(seed, retries)
 
     def listen(message: Message) -> None:
         tell("came", message)
@@ -52,4 +52,4 @@ def main(namesrv: str, seed: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,8 +1,9 @@
-"""Rounds of fail-over with real processes: etcd, a name server, three brokers of one name, and a producer that waits for each send.
+"""Rounds of fail-over with real processes: etcd, a name server, two or three brokers of one name, a producer that waits for each send.
 
-A round does one thing to them, by the seed; behind it the producer is answered again. At the end all brokers are up. Then what was
-acknowledged is there once, in order; no epoch was led twice; what any broker gave to a reader is still there at its offset; the three logs
-are the same. Everything but the load is real, so a seed repeats the faults and not their moments.
+A round does one thing to them, by the seed; behind it the producer is answered again. Each kind of fault comes once before any comes
+again. At the end all brokers are up. Then what was acknowledged is there once, in order; no epoch was led twice; what any broker gave to a
+reader is still there at its offset; the logs are the same; and a message that is due in half a day has not come. A wall clock that is set
+costs nobody the lead. Everything but the load is real, so a seed repeats the faults and not their moments.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any, Final
 
-from protomq import Admin
+import yaml
+
+from protomq import Admin, MessageQueue, Producer
 from protomq.errors import ProtomqError
 from protomq.testing import FaultProxy
 from tests.support.elected_brokers import (
@@ -31,39 +36,58 @@ from tests.support.elected_brokers import (
     read_all,
 )
 from tests.support.failover_watch import FailoverWatch
-from tests.support.ha_brokers import NAME, HaBroker
+from tests.support.ha_brokers import NAME, TOPIC, HaBroker
 from tests.support.waiting import PATIENCE_S, wait_for
 
 from .checker import Violation
 from .sick_disk import SickDisk, build_library, why_no_sick_disk
+from .stepped_clock import SteppedClock
 
-FAULTS = (
-    "kill", "kill", "stop", "kill a slave", "stop a slave", "etcd away", "switch", "terminate", "cut from etcd", "cut from slaves",
+FAULTS: Final = (
+    "kill", "stop", "kill a slave", "stop a slave", "etcd away", "switch", "terminate", "cut from etcd", "cut from slaves",
     "cut off", "kill all", "kill two", "cut one way", "slow link", "flapping", "slow disk", "full disk", "damaged slave", "empty slave",
-    "etcd leader",
+    "etcd leader", "clock of the master", "clock of a slave", "clocks and kill", "clocks and switch",
 )  # fmt: skip
 """To the master, where nothing else is said. A cut link is silent, both ways or one: who is cut from its slaves is so from clients, but for
-gRPC; one that is cut off is cut from all three. Links flap, and disks are slow or full, at any broker. A damaged slave has an octet
-that another program has changed; an empty one has lost its folder. Seeds that 3 divides have an etcd of three members."""
+gRPC; one that is cut off is cut from all of them. Links flap, and disks are slow or full, at any broker. A damaged slave has an octet
+that another program has changed; an empty one has lost its folder. Wall clocks are set by hours, ahead or back. Seeds that 3 divides have
+an etcd of three members."""
+SAMPLE: Final = Path(__file__).parents[2] / "deploy" / "2m-2s-etcd" / "broker-a-1.yaml"
+"""Of a name with two members."""
+SAID_LINES: Final = 60
+CLOCK_MIN_S: Final = 3_600
+CLOCK_MAX_S: Final = 9 * 3_600
+LATER_S: Final = 12 * 3_600
+"""Longer than any clock is set ahead. A broker that believed one would deliver it."""
+LATER_QUEUE_ID: Final = 1
+CLOCK_TRIES: Final = 3
+"""A busy machine may cost a master its lease, whatever its clock says; so often in a row it does not."""
 
 
-SAID_LINES = 60
+def kinds_of(seed: int, rounds: int, faults: tuple[str, ...] = FAULTS) -> list[str]:
+    """The faults of a seed, in their order: each once before any comes again. The next seed goes on where this one ends."""
+    first = (seed - 1) * rounds
+    return [_shuffled(faults, number // len(faults))[number % len(faults)] for number in range(first, first + rounds)]
+
+
+def _shuffled(faults: tuple[str, ...], turn: int) -> list[str]:
+    return Random(f"faults {turn}").sample(faults, len(faults))
 
 
 class _Round:
     """What is done to a cluster. `pauses_s`: the longest time without an answer behind each fault; `parts_ms`: what those of kills of a
     master consist of."""
 
-    def __init__(
-        self, cluster: ElectedCluster, disks: list[SickDisk], producer: CountingProducer, rng: Random
-    ) -> None:
-        self.cluster, self.disks, self.producer, self.rng = cluster, disks, producer, rng
+    def __init__(self, sick: _SickCluster, producer: CountingProducer, rng: Random, counts: Counter[str]) -> None:
+        self.cluster, self.disks, self.clocks, self.producer, self.rng = sick.cluster, sick.disks, sick.clocks, producer, rng
+        self.counts = counts
+        self.found: list[Violation] = []
         self.pauses_s: dict[str, list[float]] = {}
         self.parts_ms: list[dict[str, int]] = []
 
     def run(self, fault: str) -> None:
-        """Does it, waits until the producer is answered, and until all three are in sync again."""
-        master = self.cluster.wait_leading(3)
+        """Does it, waits until the producer is answered, and until all are in sync again."""
+        master = self._wait_all()
         slaves = [each for each in self.cluster.brokers if each is not master]
         begun_s = time.monotonic()
         if fault == "kill":
@@ -89,7 +113,13 @@ class _Round:
         elif fault == "empty slave":
             self._empty(self.rng.choice(slaves))
         elif fault == "switch":
-            self._switch()
+            wait_for(self._switch, PATIENCE_S)
+        elif fault == "clock of the master":
+            self._set_clock(master)
+        elif fault == "clock of a slave":
+            self._set_clock(self.rng.choice(slaves))
+        elif fault.startswith("clocks"):
+            self._change_with_wrong_clocks(master, is_kill=fault == "clocks and kill")
         elif fault == "terminate":
             assert master.stop() == 0
             self.producer.wait_for_more()
@@ -105,7 +135,42 @@ class _Round:
         self.producer.wait_for_more()
         pause_s = self.producer.longest_pause_s(begun_s)
         self.pauses_s.setdefault(fault, []).append(pause_s)
+        self.counts[fault] += 1
         print(f"{fault}: {pause_s * 1_000:.0f} ms without an answer", flush=True)
+
+    def _wait_all(self) -> HaBroker:
+        return self.cluster.wait_leading(len(self.cluster.brokers))
+
+    def _a_step_s(self) -> float:
+        return self.rng.choice((-1, 1)) * self.rng.uniform(CLOCK_MIN_S, CLOCK_MAX_S)
+
+    def _set_clock(self, broker: HaBroker) -> None:
+        """For longer than a lease, and right again: nobody else leads for it."""
+        clock = self.clocks[self.cluster.brokers.index(broker)]
+        for _ in range(CLOCK_TRIES):
+            elections = self.cluster.led_epochs().total()
+            clock.set(self._a_step_s())
+            time.sleep(self.rng.uniform(4, 6))
+            self.producer.wait_for_more()
+            clock.set(0)
+            self.producer.wait_for_more()
+            if self.cluster.led_epochs().total() == elections:
+                self.counts["clocks set without an election"] += 1
+                return
+        self.found.append(Violation("a spurious fail-over", f"the clock of {broker.folder.name} was set, and another one led, each time"))
+
+    def _change_with_wrong_clocks(self, master: HaBroker, *, is_kill: bool) -> None:
+        """All say something else while the lead changes."""
+        for clock in self.clocks:
+            clock.set(self._a_step_s())
+        time.sleep(self.rng.uniform(0.2, 2))
+        if is_kill:
+            self._kill([master])
+        else:
+            wait_for(self._switch, PATIENCE_S)
+        self.producer.wait_for_more()
+        for clock in self.clocks:
+            clock.set(0)
 
     def _kill(self, brokers: list[HaBroker]) -> None:
         with FailoverWatch(self.cluster) as watch:
@@ -188,7 +253,7 @@ class _Round:
             file.seek(position % size)
             file.write(bytes([octet[0] ^ 1 << self.rng.randrange(8)]))
         slave.start()
-        master = self.cluster.wait_leading(3)
+        master = self._wait_all()
 
         def is_healed() -> bool:
             read_all(slave, end_s=0)  # whoever reads finds it
@@ -214,30 +279,47 @@ class _Round:
         time.sleep(self.rng.uniform(0.5, 8))
         self.cluster.etcd.start()
 
-    def _switch(self) -> None:
+    def _switch(self) -> bool:
+        """Whether the lead was given away."""
         try:
             with Admin(namesrv=self.cluster.namesrv) as admin:
                 admin.switch_master(NAME)
         except ProtomqError:  # a slave's store is being opened again
-            pass
+            return False
+        return True
+
+
+@dataclass
+class _SickCluster:
+    """Its links can be cut, its disks be slow or full where they are here, and its clocks be set."""
+
+    cluster: ElectedCluster
+    disks: list[SickDisk]
+    clocks: list[SteppedClock]
 
 
 @contextmanager
-def _sick_cluster(folder: Path, seed: int) -> Iterator[tuple[ElectedCluster, list[SickDisk]]]:
-    """Its links can be cut, and its disks be slow or full."""
+def _sick_cluster(folder: Path, seed: int, members: int) -> Iterator[_SickCluster]:
+    clocks = [SteppedClock(folder / f"clock-{number}") for number in range(members)]
     disks: list[SickDisk] = []
     if not why_no_sick_disk():
         library = build_library(folder)
-        disks += [SickDisk(folder / f"disk-{number}", library) for number in (1, 2, 3)]
+        disks += [SickDisk(folder / f"disk-{number}", library) for number in range(members)]
+    environments = [clock.environment for clock in clocks]
+    for environment, disk in zip(environments, disks, strict=False):
+        environment |= disk.environment
+    settings: dict[str, Any] = {"ha": yaml.safe_load(SAMPLE.read_text())["ha"]} if members == 2 else {}
     with elected_cluster(
         folder,
         has_links=True,
+        count=members,
         etcd_count=1 if seed % 3 else 3,
-        environments=[disk.environment for disk in disks],
+        environments=environments,
         store={"sync_flush": bool(seed % 2), "corruption": "quarantine"},
+        **settings,
     ) as cluster:
         try:
-            yield cluster, disks
+            yield _SickCluster(cluster, disks, clocks)
         except BaseException:
             _tell(cluster)
             raise
@@ -249,31 +331,47 @@ def _tell(cluster: ElectedCluster) -> None:
         print(f"--- {broker.folder.name}", *broker.log_text().splitlines()[-SAID_LINES:], sep="\n", file=sys.stderr)
 
 
+def _send_later(cluster: ElectedCluster) -> None:
+    """A message that must not come before all is over."""
+    with Producer(namesrv=cluster.namesrv, send_timeout_s=PATIENCE_S) as producer:
+        queue = MessageQueue(TOPIC, NAME, LATER_QUEUE_ID)
+        assert producer.send(TOPIC, b"later", queue=queue, delay=LATER_S).recall_handle
+
+
 def failover_rounds(
-    seed: int, rounds: int, counts: Counter[str], faults: tuple[str, ...] = FAULTS
+    seed: int, rounds: int, counts: Counter[str], faults: tuple[str, ...] = FAULTS, members: int = 3
 ) -> list[Violation]:
-    """So many rounds. `counts` gets the faults, and the time without service behind them."""
+    """So many rounds. `counts` gets the faults, and the time without service behind them. `members`: of the name."""
     rng = Random(seed)
+    if why_no_sick_disk():
+        faults = tuple(fault for fault in faults if not fault.endswith("disk"))
+    if members == 2:
+        faults = tuple(fault for fault in faults if fault != "kill two")
     with (
         tempfile.TemporaryDirectory(prefix="protomq-failover-") as name,
-        _sick_cluster(Path(name), seed) as (cluster, disks),
+        _sick_cluster(Path(name), seed, members) as sick,
     ):
+        cluster = sick.cluster
         before = len(cluster.bodies())
         with CountingProducer(cluster.namesrv) as producer, ReadingThread(cluster) as reader:
             producer.wait_for_more()
-            made = _Round(cluster, disks, producer, rng)
-            if not disks:
-                faults = tuple(fault for fault in faults if not fault.endswith("disk"))
-            for _ in range(rounds):
-                fault = rng.choice(faults)
+            _send_later(cluster)
+            made = _Round(sick, producer, rng, counts)
+            for number, fault in enumerate(kinds_of(seed, rounds, faults), 1):
+                print(f"seed {seed}, round {number} of {rounds}: {fault}", flush=True)
                 made.run(fault)
-                counts[fault] += 1
-        master = cluster.wait_leading(3)
+                counts["rounds"] += 1
+                if made.found:
+                    return made.found
+        master = cluster.wait_leading(members)
         bodies = cluster.bodies()
         try:
             producer.check(bodies[before:])
         except AssertionError as error:
             return [Violation("lost, twice or out of order", str(error))]
+        early = read_all(master, queue_id=LATER_QUEUE_ID)
+        if early:
+            return [Violation("delivered early", f"{len(early)} messages that are due in {LATER_S // 3_600} h")]
         taken_back = [offset for offset, body in enumerate(reader.bodies) if bodies[offset : offset + 1] != [body]]
         if taken_back:
             return [Violation("read and taken back", f"{len(taken_back)} messages, offsets {taken_back[:20]}")]

@@ -7,6 +7,7 @@ NAME, FOLDER: of a kind that broadcasts: its instance, and where its offsets are
 It tells each step, before the consumer itself knows, in a line that a kill cannot cut; times are of the machine's monotonic clock:
 
     got|done TIME QUEUE OFFSET                      a listener has the message, has ended it; a pull consumer: the program has it
+    failed TIME QUEUE OFFSET                        an orderly listener fails
     fetched TIME QUEUE OFFSET BEGAN                 the broker says where the group is; -1: nowhere
     token TIME QUEUE TOKEN                          the broker has locked the queue for it
     commit TIME NUMBER QUEUE OFFSET TOKEN           this goes out now
@@ -47,6 +48,7 @@ GROUP: Final = "members"
 TOPIC: Final = "shared"
 COMMIT_INTERVAL_S: Final = 0.2
 KINDS: Final = ("pull", "locked", "push", "async", "orderly", "async-orderly")
+IN_ORDER: Final[dict[str, Any]] = {"orderly": True, "suspend_ms": 50}
 BROADCAST_KINDS: Final = ("broadcast", "async-broadcast", "pull-broadcast")
 
 
@@ -144,15 +146,26 @@ class Watched:
         AsyncTransport.call = call_async  # type: ignore[method-assign,assignment]
 
 
-def listen(message: Message, seconds: float) -> None:
+def fail_now_and_then(message: Message) -> None:
+    """An orderly listener: a message of 25 fails, some of them again and again."""
+    if random.random() < (0.04 if not message.attempt else 0.5):
+        tell("failed", queue_of(message), message.queue_offset)
+        raise ValueError(f"no {message.attempt}")
+
+
+def listen(message: Message, seconds: float, *, fails: bool = False) -> None:
     tell("got", queue_of(message), message.queue_offset)
     time.sleep(seconds)
+    if fails:
+        fail_now_and_then(message)
     tell("done", queue_of(message), message.queue_offset)
 
 
-async def listen_async(message: Message, seconds: float) -> None:
+async def listen_async(message: Message, seconds: float, *, fails: bool = False) -> None:
     tell("got", queue_of(message), message.queue_offset)
     await asyncio.sleep(seconds)
+    if fails:
+        fail_now_and_then(message)
     tell("done", queue_of(message), message.queue_offset)
 
 
@@ -177,7 +190,7 @@ def listener_work_s(options: dict[str, Any]) -> float:
 
 def push(namesrv: str, stopping: threading.Event, **options: Any) -> None:
     consumer = PushConsumer(GROUP, namesrv=namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4, **options)
-    consumer.subscribe(TOPIC, lambda message: listen(message, listener_work_s(options)))
+    consumer.subscribe(TOPIC, lambda message: listen(message, listener_work_s(options), fails="orderly" in options))
     with consumer:
         stopping.wait()
 
@@ -186,7 +199,7 @@ async def push_async(namesrv: str, stopping: threading.Event, **options: Any) ->
     consumer = AsyncPushConsumer(GROUP, namesrv=namesrv, commit_interval_s=COMMIT_INTERVAL_S, concurrency=4, **options)
 
     async def listener(message: Message) -> None:
-        await listen_async(message, listener_work_s(options))
+        await listen_async(message, listener_work_s(options), fails="orderly" in options)
 
     consumer.subscribe(TOPIC, listener)
     async with consumer:
@@ -207,9 +220,9 @@ def main(kind: str, namesrv: str, name: str = "", folder: str = "") -> None:
         "pull": lambda: pull(namesrv, stopping),
         "locked": lambda: pull(namesrv, stopping, lock_queues=True),
         "push": lambda: push(namesrv, stopping),
-        "orderly": lambda: push(namesrv, stopping, orderly=True),
+        "orderly": lambda: push(namesrv, stopping, **IN_ORDER),
         "async": lambda: asyncio.run(push_async(namesrv, stopping)),
-        "async-orderly": lambda: asyncio.run(push_async(namesrv, stopping, orderly=True)),
+        "async-orderly": lambda: asyncio.run(push_async(namesrv, stopping, **IN_ORDER)),
         "broadcast": lambda: push(namesrv, stopping, **alone),
         "async-broadcast": lambda: asyncio.run(push_async(namesrv, stopping, **alone)),
         "pull-broadcast": lambda: pull(namesrv, stopping, broadcasting=True, begin="earliest"),

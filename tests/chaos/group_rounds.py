@@ -1,4 +1,5 @@
-"""A group with real processes: members are killed, stopped past their time and woken, come and go; its two brokers are killed.
+"""A group with real processes: members are killed, stopped past their time and woken, come and go; its two brokers are killed, or the lead
+of three changes.
 
 A run has one kind of member, by its seed (`group_member.KINDS`): of pull and push consumers, of threads and tasks, in order or not. What
 members did is judged at the end: checker/groups.py has the rules.
@@ -18,15 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final, Protocol
 
 from protomq import Admin, MessageQueue, Producer
 from protomq.errors import ProtomqError
+from tests.support.elected_brokers import ElectedCluster, elected_cluster
+from tests.support.ha_brokers import NAME
 from tests.support.namesrv import running_namesrv
 
+from .broker_places import ELECTION, ElectedName, is_acknowledged
 from .checker import Violation
 from .checker.groups import GroupHistory, Span, check_group, take_overs_s
-from .group_member import KINDS, TOPIC
+from .group_member import COMMIT_INTERVAL_S, KINDS, TOPIC
+from .pace import measured_pace
 
 BROKERS: Final = ("a", "b")
 QUEUES_EACH: Final = 4
@@ -40,9 +45,8 @@ PATIENCE_S: Final = 60.0
 STOPS: Final = ("stop",)
 KILLS: Final = ("kill", "kill alone", "broker", "broker and member")
 FAULTS: Final = (*KILLS, *KILLS, "join", "leave")
+FAILOVERS: Final = ("broker", "broker", "broker and member")
 SEND_PAUSE_S: Final = 0.01
-PACE_LOOK_S: Final = 0.5
-PACE_SPIN_S: Final = 0.01
 
 
 class BrokerProcess:
@@ -86,6 +90,37 @@ class BrokerProcess:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+
+class NamedBroker(Protocol):
+    """Of a name that is away for a while. Attribute: name."""
+
+    name: str
+
+    def kill(self) -> None:
+        """It is away from now on."""
+        ...
+
+    def start(self) -> None:
+        """Returns when it is served again."""
+        ...
+
+
+class ElectedGroupBroker:
+    """Three brokers that elect their master, seen as one that is away for a while: each time the lead changes in another way."""
+
+    def __init__(self, cluster: ElectedCluster, rng: random.Random, counts: Counter[str]) -> None:
+        self.name, self._elected, self._change = NAME, ElectedName(cluster, rng), ""
+        self._counts = counts
+
+    def kill(self) -> None:
+        """The lead begins to change, unless it is given away: that waits for `start`."""
+        self._change = self._elected.begin()
+        self._counts[f"lead: {self._change}"] += 1
+
+    def start(self) -> None:
+        """Another one leads, and the old one is back."""
+        self._elected.end(self._change)
 
 
 class Member:
@@ -152,11 +187,16 @@ class GroupWorld:
         self.found: list[Violation] = []
         is_orderly = self.kind.endswith("orderly")
         self.history = GroupHistory(
-            gap_s, SETTLE_S, is_locked=is_orderly or self.kind == "locked", is_ordered=is_orderly or self.kind in ("pull", "locked")
+            gap_s,
+            SETTLE_S,
+            is_locked=is_orderly or self.kind == "locked",
+            is_ordered=is_orderly or self.kind in ("pull", "locked"),
+            is_held_up=is_orderly,
+            commit_s=COMMIT_INTERVAL_S,
         )
         self.namesrv = ""
         self.members: dict[str, Member] = {}
-        self.brokers: dict[str, BrokerProcess] = {}
+        self.brokers: dict[str, NamedBroker] = {}
         self.log: IO[bytes]
         self.events: IO[str]
         self._member_number = 0
@@ -202,7 +242,7 @@ class GroupWorld:
                 )
 
         if not self.wait(is_consumed):
-            self.say("G6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
+            self.say("C6", f"not all queues are consumed within {PATIENCE_S:.0f} s")
 
     def share_out(self) -> None:
         """Waits until all members have queues, and none has changed hands for a while: who begins is still giving queues up before."""
@@ -255,7 +295,7 @@ class GroupWorld:
         self.members.pop(self.rng.choice(sorted(self.members))).leave()
 
     def _broker(self, *, between: Callable[[], None] = lambda: None) -> None:
-        broker = self.brokers[self.rng.choice(BROKERS)]
+        broker = self.brokers[self.rng.choice(sorted(self.brokers))]
         begin_s = time.monotonic()
         broker.kill()
         between()
@@ -308,18 +348,13 @@ class GroupWorld:
         with ExitStack() as stack:
             self.events = stack.enter_context(open(self.folder / "events", "a"))
             self.log = stack.enter_context(open(self.folder / "members.log", "ab"))
-            self.namesrv = str(stack.enter_context(running_namesrv()).remoting)
-            for name in BROKERS:
-                self.brokers[name] = BrokerProcess(name, self.folder, self.namesrv, self.history.gap_s)
-                stack.callback(self.brokers[name].kill)
-                self.brokers[name].start()
+            self._start_brokers(stack)
             with Admin(namesrv=self.namesrv) as admin:
-                self.wait(lambda: len(admin.cluster_info()) == len(BROKERS))
                 admin.create_topic(TOPIC, write_queues=QUEUES_EACH, read_queues=QUEUES_EACH)
-            self.queues = [f"{name}/{number}" for name in BROKERS for number in range(QUEUES_EACH)]
-            producers = [threading.Thread(target=self._produce, args=(name,), daemon=True) for name in BROKERS]
+            self.queues = [f"{name}/{number}" for name in self.brokers for number in range(QUEUES_EACH)]
+            producers = [threading.Thread(target=self._produce, args=(name,), daemon=True) for name in self.brokers]
             stack.callback(self._end_members)
-            stack.enter_context(self._measured_pace())
+            stack.enter_context(measured_pace(self._note_pace))
             for producer in producers:
                 producer.start()
             for _ in range(MEMBERS_MIN + 1):
@@ -335,27 +370,18 @@ class GroupWorld:
                     producer.join(PATIENCE_S)
             self.wait(self._is_all_done)
 
-    @contextmanager
-    def _measured_pace(self) -> Iterator[None]:
-        """Notes how much slower a thread comes along than on a machine of its own: others may be at work here."""
-        is_over = threading.Event()
+    def _start_brokers(self, stack: ExitStack) -> None:
+        self.namesrv = str(stack.enter_context(running_namesrv()).remoting)
+        for name in BROKERS:
+            self.brokers[name] = BrokerProcess(name, self.folder, self.namesrv, self.history.gap_s)
+            stack.callback(self.brokers[name].kill)
+            self.brokers[name].start()
+        with Admin(namesrv=self.namesrv) as admin:
+            self.wait(lambda: len(admin.cluster_info()) == len(BROKERS))
 
-        def measure() -> None:
-            while not is_over.wait(PACE_LOOK_S):
-                began_s, ends_s = time.monotonic(), time.thread_time() + PACE_SPIN_S
-                while time.thread_time() < ends_s:
-                    pass
-                now_s = time.monotonic()
-                with self.lock:
-                    self.history.paces.append((now_s, max((now_s - began_s) / PACE_SPIN_S, 1.0)))
-
-        thread = threading.Thread(target=measure, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+    def _note_pace(self, time_s: float, pace: float) -> None:
+        with self.lock:
+            self.history.paces.append((time_s, pace))
 
     def _is_all_done(self) -> bool:
         with self.lock:
@@ -369,7 +395,7 @@ class GroupWorld:
     def _produce(self, broker_name: str) -> None:
         number = 0
         with Producer(namesrv=self.namesrv, send_timeout_s=1.0) as producer:
-            while not self._stopping.wait(self.send_pause_s * len(BROKERS)):
+            while not self._stopping.wait(self.send_pause_s * len(self.brokers)):
                 queue = MessageQueue(TOPIC, broker_name, number % QUEUES_EACH)
                 number += 1
                 sent_s = time.monotonic()
@@ -377,10 +403,22 @@ class GroupWorld:
                     result = producer.send(TOPIC, b"%d" % number, queue=queue)
                 except ProtomqError:
                     continue
+                if not is_acknowledged(result):
+                    continue
                 with self.lock:
                     place = f"{broker_name}/{queue.queue_id}", result.queue_offset
                     self.history.sent_s[place] = sent_s
                     self.history.acked_s[place] = time.monotonic()
+
+
+class ElectedGroupWorld(GroupWorld):
+    """One name, whose three brokers elect their master."""
+
+    def _start_brokers(self, stack: ExitStack) -> None:
+        settings: dict[str, Any] = {"member_gap_ms": round(self.history.gap_s * 1000), "member_settle_ms": round(SETTLE_S * 1000)}
+        cluster = stack.enter_context(elected_cluster(self.folder, election=ELECTION, **settings))
+        self.namesrv, broker = cluster.namesrv, ElectedGroupBroker(cluster, self.rng, self.counts)
+        self.brokers[broker.name] = broker
 
 
 def group_rounds(
@@ -392,9 +430,10 @@ def group_rounds(
     *,
     undisturbed_kills: int = 0,
     gap_s: float = GAP_S,
+    make_world: type[GroupWorld] = GroupWorld,
 ) -> tuple[list[Violation], list[float]]:
     """What is wrong, and how long take-overs from killed members lasted, in seconds. `gap_s`: after which a silent member is given up."""
-    world = GroupWorld(seed, folder, counts, gap_s)
+    world = make_world(seed, folder, counts, gap_s)
     counts[f"kind: {world.kind}"] += 1
     with world.running():
         for _ in range(rounds):

@@ -122,6 +122,18 @@ def goes_on_after_a_stop() -> Any:
     return mock.patch.object(_Broker, "is_late", return_value=False)
 
 
+def skips_what_failed() -> Any:
+    """A member whose orderly listener fails goes on as if it had not."""
+    from protomq import _push_state
+
+    real = _push_state.judge_in_order
+
+    def judge(options: Any, retry_count_max: Any, messages: Any, failures: Any) -> Any:
+        return real(options, retry_count_max, messages, [None for _ in failures])
+
+    return mock.patch.object(_push_state, "judge_in_order", judge)
+
+
 SEEDS: Final = 3
 """A bug that needs luck is met by one of this number of runs."""
 
@@ -137,15 +149,16 @@ class PlantedInGroup(NamedTuple):
 
 
 BUGS: Final = (
-    PlantedInGroup(gives_a_locked_queue_to_whoever_asks, ORDERLY, ("join", "leave"), "G[345]", rounds=8),
-    PlantedInGroup(takes_commits_with_old_tokens, ORDERLY, ("stop in a commit",), "G[35]"),
-    PlantedInGroup(does_not_look_whose_commit_it_is, PULL, ("stop in a commit",), "G[38]"),
-    PlantedInGroup(commits_what_is_in_hand, PUSH, ("join",), "G2"),
-    PlantedInGroup(says_nothing_of_the_dead, PULL, ("kill alone",), "G6"),
-    PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "G6"),
-    PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "G3"),
-    PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "G8"),
-    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "G[347]"),
+    PlantedInGroup(gives_a_locked_queue_to_whoever_asks, ORDERLY, ("join", "leave"), "(B[34]|C[35])", rounds=8),
+    PlantedInGroup(takes_commits_with_old_tokens, ORDERLY, ("stop in a commit",), "(B3|C[35])"),
+    PlantedInGroup(does_not_look_whose_commit_it_is, PULL, ("stop in a commit",), "(B3|C[23])"),
+    PlantedInGroup(commits_what_is_in_hand, PUSH, ("join",), "C1a"),
+    PlantedInGroup(says_nothing_of_the_dead, PULL, ("kill alone",), "C6"),
+    PlantedInGroup(leaves_locks_behind, ORDERLY, ("kill alone",), "C6"),
+    PlantedInGroup(begins_before_the_commit, LOCKED, ("join",), "(B3|C3)"),
+    PlantedInGroup(gives_away_without_a_commit, ASYNC_ORDERLY, ("join",), "C2"),
+    PlantedInGroup(skips_what_failed, ORDERLY, ("join",), "(B4|C1a)"),
+    PlantedInGroup(goes_on_after_a_stop, PUSH, ("stop anywhere",), "(B[34]|C[37])"),
 )
 
 

@@ -17,6 +17,7 @@ from protomq_broker.pop_time import PopTime
 from protomq_broker.store.state.group_settings import plan_retry
 from protomq_broker.store.state.popped_queue import OpenMessages, offsets_in, runs_of
 from protomq_broker.store.state.transactions import Decision, Ending, Transactions, Verdict
+from protomq_broker.store.timer.log_time import LogClock
 from protomq_broker.store.timer.pending import PendingTimers
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.transaction_endings import TransactionEndings
@@ -26,6 +27,11 @@ def delivers_early() -> Any:
     """Messages fall due five seconds before their time, for a delay or for a retry."""
     real = PendingTimers.due
     return mock.patch.object(PendingTimers, "due", lambda self, now_ms, count_max: real(self, now_ms + 5_000, count_max))
+
+
+def believes_the_wall_clock() -> Any:
+    """Log time is what the wall clock says."""
+    return mock.patch.object(LogClock, "now_ms", lambda self, wall_ms, monotonic_ms: wall_ms)
 
 
 def answers_recalls_that_it_does_not_append() -> Any:
@@ -135,14 +141,16 @@ class PlantedInChild(NamedTuple):
 BUGS: Final = (
     PlantedInChild(delivers_early, "kill_delays", "F1"),
     PlantedInChild(delivers_early, "kill_retries", "F1"),
+    PlantedInChild(believes_the_wall_clock, "clock_delays", "F1", rounds=4),
     PlantedInChild(answers_recalls_that_it_does_not_append, "kill_delays", "F4"),
     PlantedInChild(retries_once_more, "kill_retries", "G1"),
     PlantedInChild(commits_what_is_in_hand, "kill_retries", "G1", rounds=12),
     PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
     PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
-    PlantedInChild(ends_holds_at_a_start, "kill_pops", "E1", invisible_s=5.0),
-    PlantedInChild(acknowledges_in_memory_only, "kill_pops", "E2", rounds=2),
-    PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "E3", rounds=20, invisible_s=0.5),
+    PlantedInChild(ends_holds_at_a_start, "kill_pops", "G3a", invisible_s=5.0),
+    PlantedInChild(acknowledges_in_memory_only, "kill_pops", "G3b", rounds=2),
+    PlantedInChild(acknowledges_in_memory_only, "failover_pops", "G3b", rounds=3),
+    PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "G3c", rounds=20, invisible_s=0.5),
 )
 
 

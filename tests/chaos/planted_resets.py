@@ -91,11 +91,11 @@ class PlantedInMembers(NamedTuple):
 
 
 BUGS: Final = (
-    PlantedInMembers(takes_a_reset_for_a_commit, "resets", PUSH, ("reset",), "R[123]"),
-    PlantedInMembers(begins_behind_the_time, "resets", PULL, ("reset",), "R[123]"),
-    PlantedInMembers(resets_in_memory_only, "resets", ASYNC_ORDERLY, ("reset then broker",), "R[123]"),
-    PlantedInMembers(writes_down_what_is_in_hand, "broadcasts", 0, ("kill alone",), "M1", rounds=8),
-    PlantedInMembers(begins_at_the_beginning, "broadcasts", 0, ("leave",), "M2"),
+    PlantedInMembers(takes_a_reset_for_a_commit, "resets", PUSH, ("reset",), "O[123]"),
+    PlantedInMembers(begins_behind_the_time, "resets", PULL, ("reset",), "O[123]"),
+    PlantedInMembers(resets_in_memory_only, "resets", ASYNC_ORDERLY, ("reset then broker",), "O[123]"),
+    PlantedInMembers(writes_down_what_is_in_hand, "broadcasts", 0, ("kill alone",), "P1", rounds=8),
+    PlantedInMembers(begins_at_the_beginning, "broadcasts", 0, ("leave",), "P2"),
 )
 
 

@@ -90,7 +90,7 @@ def _replays_are_not_remembered() -> Any:
     return mock.patch.object(GroupTable, "replayed", return_value=OffsetRuns())
 
 
-def _the_replay_is_told_apart() -> Any:
+def the_replay_is_told_apart() -> Any:
     """The record of a replay is an append of its own, behind the copies: a crash comes in between."""
     real = SystemWriter.append_moved
 
@@ -112,5 +112,5 @@ RETRY_BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("answers send-backs before the sync", _answered_before_it_is_stored),
     ("loses dead letters", _dead_letters_are_lost),
     ("replays dead letters again", _replays_are_not_remembered),
-    ("tells of a move in an append of its own", _the_replay_is_told_apart),
+    ("tells of a move in an append of its own", the_replay_is_told_apart),
 )

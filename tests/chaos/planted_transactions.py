@@ -26,7 +26,7 @@ from .checker import Violation
 from .store_transactions import check_transactions
 
 
-def _commits_in_two_appends() -> Any:
+def commits_in_two_appends() -> Any:
     """The record that says how transactions ended is appended, and then the copies."""
 
     def append_moved(self: SystemWriter, copies: Sequence[Any], states: Sequence[Any]) -> int:
@@ -121,7 +121,7 @@ def _all(*patches: Any) -> Iterator[None]:
 TRANSACTION_BUGS: Final[
     tuple[tuple[str, Callable[[], Any], Callable[[int], list[Violation]]], ...]
 ] = (
-    ("commits in two appends", _commits_in_two_appends, check_transactions),
+    ("commits in two appends", commits_in_two_appends, check_transactions),
     ("lets half messages go with their segments", _half_messages_go_with_their_segments, check_transactions),
     ("forgets how often it asked", _forgets_how_often_it_asked, check_transactions),
     ("lets the last decision count", _the_last_decision_counts, check_transactions),

@@ -1,16 +1,22 @@
-"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again.
+"""Pops with real processes: members of a group receive and acknowledge while a broker is killed with SIGKILL again and again, or while the
+lead of three changes (`broker_places`).
 
-    E1   nobody gets a message within the invisible time of another holder
-    E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
-    E3   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
-    E5   at least once: in the end each message that was sent was acknowledged
-    I2   after each kill messages are delivered again
+    G3a   nobody gets a message within the invisible time of another holder
+    G3b   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
+    G3c   a receipt is of one pop: whoever acknowledges after another one got the message is told that he is too late
+    G1    at least once: in the end each message that was sent was acknowledged, or is a dead letter, once, after as many deliveries as its
+          group allows
+    G4    in order (even seeds): a message of a sharding key comes when those of its key in front of it are acknowledged or dead
+    I2    after each kill messages are delivered again
 
 An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
-come again or not, and E5 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
+come again or not, and G1 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
 
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
 them, on this side of a kill or on the other.
+
+A master that was stopped may send an answer when it wakes up, long after the invisible time; another member has the message by then. The
+number of the delivery tells who had it first.
 
 Invisible times count from before a member asks, by one clock of this process: a broker that begins to count later holds for longer.
 """
@@ -20,24 +26,31 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from protomq import Message, Producer, SimpleConsumer
+from protomq import Admin, Message, PoppedQueue, Producer, PullConsumer, SimpleConsumer
 from protomq.errors import ProtomqError, StaleReceiptError
-from protomq.testing import Broker
 
+from .broker_places import OpenPlace, is_acknowledged, standalone
 from .checker import Violation
 
 TOPIC: Final = "popped"
 MEMBERS: Final = 3
 INVISIBLE_S: Final = 1.0
+ROUNDING_S: Final = 0.002
+"""Brokers count whole milliseconds."""
 PATIENCE_S: Final = 120.0
 PART_AT_ONCE: Final = 0.6
 PART_LATE: Final = 0.25
+RETRIES: Final = 3
+KEYS: Final = 40
+DEAD_TOPIC: Final = "%DLQ%members"
+Line = tuple[int, str]
+"""A queue, and a sharding key: messages of both come one after another."""
 
 
 class _Delivery(NamedTuple):
@@ -56,31 +69,68 @@ class _Group:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held_until_s: dict[bytes, float] = field(default_factory=dict)
+    attempts: dict[bytes, int] = field(default_factory=dict)
+    """The highest number that a delivery of it had."""
     times: Counter[bytes] = field(default_factory=Counter)
     acked: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
     kill_count: int = 0
     """Kills that began or ended: odd while the broker is down."""
     sent: set[bytes] = field(default_factory=set)
+    lines: dict[Line, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    """What was sent of each key to each queue, by offset."""
+    may_be_acked: set[bytes] = field(default_factory=set)
+    dead: Counter[bytes] = field(default_factory=Counter)
+    overtaken: dict[bytes, bytes] = field(default_factory=dict)
+    """Messages behind which another one of their key came: they must be dead, by a delivery whose answer was lost."""
     found: list[Violation] = field(default_factory=list)
     delivered_count: int = 0
     late_count: int = 0
     """Acknowledgements that were too late, since another member had the message."""
+    overtaken_count: int = 0
+    """Answers that came when the message had been given to another member since."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def take(self, message: Message, asked_s: float) -> _Delivery:
         """A member got a message for which it asked then."""
-        body = message.body
+        assert isinstance(message.queue, PoppedQueue)
+        body, attempt = message.body, message.queue.attempt
         with self.lock:
             self.delivered_count += 1
+            before = self.attempts.get(body, 0)
+            if attempt == before:
+                self.found.append(Violation("G3a", f"{body!r} came twice as delivery {attempt}"))
+            elif attempt < before:
+                self.overtaken_count += 1
+                return _Delivery(message, 0, asked_s + INVISIBLE_S)
+            self.attempts[body] = attempt
+            if attempt > RETRIES + 1 or body in self.dead:
+                self.found.append(Violation("G1", f"{body!r} came as delivery {attempt}, and is {self.dead[body]} dead letters"))
+            self._check_order(message)
             early_s = self.held_until_s.get(body, 0.0) - time.monotonic()
-            if early_s > 0:
-                self.found.append(Violation("E1", f"{body!r} came {early_s:.3f} s early"))
+            if early_s > ROUNDING_S:
+                self.found.append(Violation("G3a", f"{body!r} came {early_s:.3f} s early"))
             if body in self.acked:
-                self.found.append(Violation("E2", f"{body!r} came after it was acknowledged"))
+                self.found.append(Violation("G3b", f"{body!r} came after it was acknowledged"))
             until_s = self.held_until_s[body] = asked_s + INVISIBLE_S
             self.times[body] += 1
             return _Delivery(message, self.times[body], until_s)
+
+    def _check_order(self, message: Message) -> None:
+        line = self.lines.get((message.queue.queue_id, message.sharding_key)) if message.sharding_key else None
+        for offset, other in (line or {}).items():
+            is_over = other in self.acked or other in self.may_be_acked or self.attempts.get(other, 0) > RETRIES
+            if offset < message.queue_offset and not is_over:
+                self.overtaken[other] = message.body
+
+    def bury(self, letter: Message) -> None:
+        """It is a dead letter."""
+        body = letter.body
+        with self.lock:
+            self.dead[body] += 1
+            if letter.attempt != RETRIES + 1 or self.dead[body] > 1 or body in self.acked:
+                text = f"{body!r} is dead {self.dead[body]} times, as attempt {letter.attempt}"
+                self.found.append(Violation("G1", f"{text}{', and was acknowledged' if body in self.acked else ''}"))
 
     def passed_on(self, deliveries: Sequence[_Delivery]) -> set[bytes]:
         """Those that have come again since."""
@@ -103,38 +153,56 @@ class _Group:
                 elif body in stale:
                     self.late_count += body in passed_on
                 elif body in passed_on:
-                    self.found.append(Violation("E3", f"{body!r} was acknowledged with the receipt of an earlier delivery"))
+                    self.found.append(Violation("G3c", f"{body!r} was acknowledged with the receipt of an earlier delivery"))
                 else:
                     self.acked.add(body)
 
     def open_messages(self) -> set[bytes]:
         """What was sent and must still come; nothing once something is wrong."""
         with self.lock:
-            return set() if self.found else self.sent - self.acked - self.unknown
+            return set() if self.found else self.sent - self.acked - self.unknown - self.dead.keys()
 
 
-def _produce(namesrv: str, group: _Group) -> None:
+def _produce(namesrv: str, group: _Group, has_keys: bool) -> None:
     number = 0
     with Producer(namesrv=namesrv) as producer:
         while not group.stopping.is_set():
             bodies = [b"%d" % (number + index) for index in range(20)]
+            key = f"k{number // 20 % KEYS}" if has_keys else None
             number += len(bodies)
             try:
-                producer.send_batch(TOPIC, bodies)
+                results = list(producer.send_batch(TOPIC, bodies, sharding_key=key))
             except ProtomqError:
+                continue
+            if not all(map(is_acknowledged, results)):
                 continue
             with group.lock:
                 group.sent.update(bodies)
+                for body, result in zip(bodies, results, strict=True):
+                    if key is not None:
+                        group.lines[result.queue.queue_id, key][result.queue_offset] = body
             group.stopping.wait(0.02)
 
 
-def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
+def _see_dead_letters(namesrv: str, group: _Group) -> None:
+    with PullConsumer(namesrv=namesrv) as reader:
+        while not group.stopping.is_set() or group.open_messages():
+            try:
+                if not reader.assignment():
+                    reader.subscribe(DEAD_TOPIC)
+                for letter in reader.poll(0.2):
+                    group.bury(letter)
+            except ProtomqError:  # none is dead yet, or the broker is
+                group.stopping.wait(0.1)
+
+
+def _consume(namesrv: str, group: _Group, rng: random.Random, fifo: bool) -> None:
     later: list[tuple[float, _Delivery]] = []
     with SimpleConsumer("members", namesrv=namesrv) as consumer:
         while not group.stopping.is_set() or group.open_messages():
             asked_s = time.monotonic()
             try:
-                messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5)
+                messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5, fifo=fifo)
             except ProtomqError:
                 group.stopping.wait(0.05)
                 messages = []
@@ -158,6 +226,8 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     if not deliveries:
         return
     kill_count, passed_on = group.kill_count, group.passed_on(deliveries)
+    with group.lock:
+        group.may_be_acked.update(one.message.body for one in deliveries)
     stale: set[bytes] | None
     try:
         stale = {message.body for message in consumer.ack([one.message for one in deliveries])}
@@ -168,15 +238,22 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     group.note_acks(deliveries, stale, kill_count, passed_on)
 
 
-def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> list[Violation]:
+def pop_rounds(
+    seed: int, rounds: int, folder: Path, counts: Counter[str], open_place: OpenPlace = standalone
+) -> list[Violation]:
     """What is wrong."""
     rng = random.Random(seed)
-    group = _Group()
+    group, fifo = _Group(), seed % 2 == 0
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
-    with Broker(data_dir=folder, environment=settings) as broker:
-        threads = [threading.Thread(target=_produce, args=(broker.namesrv, group), daemon=True)]
+    with open_place(seed, folder, settings) as place:
+        with Admin(namesrv=place.namesrv) as admin:
+            admin.set_group("members", retry_count_max=RETRIES)
+        threads = [
+            threading.Thread(target=_produce, args=(place.namesrv, group, fifo), daemon=True),
+            threading.Thread(target=_see_dead_letters, args=(place.namesrv, group), daemon=True),
+        ]
         threads += [
-            threading.Thread(target=_consume, args=(broker.namesrv, group, random.Random(seed + member)), daemon=True)
+            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member), fifo), daemon=True)
             for member in range(MEMBERS)
         ]
         for thread in threads:
@@ -192,14 +269,18 @@ def pop_rounds(seed: int, rounds: int, folder: Path, counts: Counter[str]) -> li
                 group.found.append(Violation("I2", f"{goal - group.delivered_count} messages short, and no more for {PATIENCE_S:.0f} s"))
                 break
             group.kill_count += 1
-            broker.kill()
-            broker.restart()
+            counts[place.hurt()] += 1
             group.kill_count += 1
         group.stopping.set()
         for thread in threads:
             thread.join(PATIENCE_S)
+        for body, other in group.overtaken.items():
+            if body not in group.dead:
+                group.found.append(Violation("G4", f"{other!r} came before {body!r} of its key was acknowledged"))
         left = group.open_messages()
         if left:
-            group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
-    counts.update({"kills": group.kill_count // 2, "deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+            group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged, and are not dead: {sorted(left)[:5]}"))
+    counts.update({"in order" if fifo else "in any order": 1, "dead letters": sum(group.dead.values())})
+    counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
+    counts["overtaken"] += group.overtaken_count
     return group.found

@@ -13,12 +13,19 @@ from pathlib import Path
 from . import process_rounds as rounds
 from .broadcast_rounds import FAULTS as BROADCAST_FAULTS
 from .broadcast_rounds import broadcast_rounds
+from .broker_places import (
+    OpenPlace,
+    elected,
+    elected_with_clocks,
+    standalone,
+    standalone_with_clock,
+)
 from .checker import Violation
 from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
 from .failover_rounds import FAULTS, failover_rounds
+from .group_rounds import FAILOVERS, ElectedGroupWorld, GroupWorld, group_rounds, told
 from .group_rounds import FAULTS as GROUP_FAULTS
 from .group_rounds import GAP_S as GROUP_GAP_S
-from .group_rounds import group_rounds, told
 from .names_world import name_rounds
 from .pop_rounds import pop_rounds
 from .reset_rounds import FAULTS as RESET_FAULTS
@@ -131,13 +138,13 @@ def names(seeds: Iterable[int], *, rounds_each: int = 8) -> Counter[str]:
 
 
 def failover(
-    seeds: Iterable[int], *, rounds_each: int = 8, faults: tuple[str, ...] = FAULTS
+    seeds: Iterable[int], *, rounds_each: int = 8, faults: tuple[str, ...] = FAULTS, members: int = 3
 ) -> Counter[str]:
-    """Three brokers that elect their master in a real etcd; odd seeds under SYNC_FLUSH."""
+    """Brokers of one name that elect their master in a real etcd; odd seeds under SYNC_FLUSH."""
     return _run(
-        "failover",
+        "failover" if members == 3 else "failover-pair",
         seeds,
-        lambda seed, counts: failover_rounds(seed, rounds_each, counts, faults),
+        lambda seed, counts: failover_rounds(seed, rounds_each, counts, faults, members),
         rounds_each=rounds_each,
     )
 
@@ -150,14 +157,23 @@ def hostile(seeds: Iterable[int]) -> Counter[str]:
 def _deliver(
     campaign: str,
     seeds: Iterable[int],
-    run: Callable[[int, int, Path], World],
+    run: Callable[[int, int, Path, OpenPlace], World],
     rounds_each: int,
+    place: OpenPlace = standalone,
 ) -> Counter[str]:
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
         with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
-            world = run(seed, rounds_each, Path(name))
+            world = run(seed, rounds_each, Path(name), place)
         counts.update(world.counts)
         return world.found
+
+    return _run(campaign, seeds, round_, rounds_each=rounds_each)
+
+
+def _pop(campaign: str, seeds: Iterable[int], rounds_each: int, place: OpenPlace = standalone) -> Counter[str]:
+    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
+        with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
+            return pop_rounds(seed, rounds_each, Path(name), counts, place)
 
     return _run(campaign, seeds, round_, rounds_each=rounds_each)
 
@@ -172,6 +188,11 @@ def kill_delays(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
     return _deliver("kill-delays", seeds, delay_rounds, rounds_each)
 
 
+def clock_delays(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
+    """The same, and the broker's wall clock is set by hours."""
+    return _deliver("clock-delays", seeds, delay_rounds, rounds_each, standalone_with_clock)
+
+
 def kill_transactions(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
     """kill -9 under transactions."""
     return _deliver("kill-transactions", seeds, transaction_rounds, rounds_each)
@@ -179,12 +200,27 @@ def kill_transactions(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter
 
 def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
     """kill -9 under pops."""
+    return _pop("kill-pops", seeds, rounds_each)
 
-    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
-        with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
-            return pop_rounds(seed, rounds_each, Path(name), counts)
 
-    return _run("kill-pops", seeds, round_, rounds_each=rounds_each)
+def failover_retries(seeds: Iterable[int], *, rounds_each: int = 6) -> Counter[str]:
+    """The lead of three brokers changes, and consumers are killed, under listeners that fail."""
+    return _deliver("failover-retries", seeds, retry_rounds, rounds_each, elected)
+
+
+def failover_delays(seeds: Iterable[int], *, rounds_each: int = 6) -> Counter[str]:
+    """The same under delayed messages and their recalls, and wall clocks are set by hours."""
+    return _deliver("failover-delays", seeds, delay_rounds, rounds_each, elected_with_clocks)
+
+
+def failover_transactions(seeds: Iterable[int], *, rounds_each: int = 6) -> Counter[str]:
+    """The same under transactions."""
+    return _deliver("failover-transactions", seeds, transaction_rounds, rounds_each, elected)
+
+
+def failover_pops(seeds: Iterable[int], *, rounds_each: int = 6) -> Counter[str]:
+    """The same under pops."""
+    return _pop("failover-pops", seeds, rounds_each, elected)
 
 
 def groups(
@@ -194,6 +230,8 @@ def groups(
     faults: tuple[str, ...] = GROUP_FAULTS,
     undisturbed_kills: int = 0,
     gap_s: float = GROUP_GAP_S,
+    campaign: str = "groups",
+    make_world: type[GroupWorld] = GroupWorld,
 ) -> Counter[str]:
     """Members of a group and its brokers are killed, members are stopped and woken, come and go; a kind of member for each seed.
 
@@ -205,7 +243,7 @@ def groups(
     def round_(seed: int, counts: Counter[str]) -> list[Violation]:
         folder = Path(tempfile.mkdtemp(prefix="protomq-groups-"))
         found, seconds = group_rounds(
-            seed, rounds_each, folder, counts, faults, undisturbed_kills=undisturbed_kills, gap_s=gap_s
+            seed, rounds_each, folder, counts, faults, undisturbed_kills=undisturbed_kills, gap_s=gap_s, make_world=make_world
         )
         if found:
             print(f"what members, brokers and checker said stands in {folder}")
@@ -214,9 +252,14 @@ def groups(
         take_overs.extend(seconds)
         return found
 
-    counts = _run("groups", seeds, round_, rounds_each=rounds_each)
+    counts = _run(campaign, seeds, round_, rounds_each=rounds_each)
     counts.update(told(take_overs))
     return counts
+
+
+def failover_groups(seeds: Iterable[int], *, rounds_each: int = 6) -> Counter[str]:
+    """The lead of three brokers changes, and members of a group are killed, also at the same time; a kind of member for each seed."""
+    return groups(seeds, rounds_each=rounds_each, faults=FAILOVERS, campaign="failover-groups", make_world=ElectedGroupWorld)
 
 
 def resets(seeds: Iterable[int], *, rounds_each: int = 10, faults: tuple[str, ...] = RESET_FAULTS) -> Counter[str]:

@@ -122,11 +122,11 @@ class ResetWorld(GroupWorld):
                 return not any(owed(self.history, reset, queue, reset.answered_s) for queue in self.queues)
 
         if not self.wait(has_begun):
-            self.say("R2", f"members do not follow {reset}")
+            self.say("O2", f"members do not follow {reset}")
         elif self.rng.random() < 0.5 and not self.wait(is_all_there):
             with self.lock:
                 missing = {queue: owed(self.history, reset, queue, reset.answered_s)[:5] for queue in self.queues}
-            self.say("R1", f"these did not come again after {reset}: {missing}")
+            self.say("O1", f"these did not come again after {reset}: {missing}")
 
     def _is_all_done(self) -> bool:
         last = self.resets[-1] if self.resets else None

@@ -19,6 +19,7 @@ from .ha_world import check_ha
 from .leadership_world import check_leadership, check_quotas
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
+from .store_crashes import check_crashes
 from .store_damage import DamageReport, run_damage
 from .store_delays import check_delays
 from .store_follow import check_following
@@ -160,6 +161,11 @@ def store_topics(seeds: Iterable[int]) -> Tally:
 def store_transactions(seeds: Iterable[int]) -> Tally:
     """Half messages, decisions and questions, with crashes, clocks that are set, and retention."""
     return _run("store-transactions", "transactions begin and end", seeds, check_transactions)
+
+
+def store_crashes(seeds: Iterable[int], *, stride: int = 1) -> Tally:
+    """A kill and power cuts at every I/O of delays, transactions, pops and send-backs; with `stride` at each so-many-th."""
+    return _run("store-crashes", "the process ends", seeds, lambda seed, fired: check_crashes(seed, fired, stride=stride))
 
 
 def store_states(seeds: Iterable[int]) -> Tally:

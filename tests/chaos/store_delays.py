@@ -1,8 +1,9 @@
 """Delayed messages through kills, power cuts, clock steps, damage of the timer and retention; judged by what was answered, and by the log.
 
-    Y1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
-    Y2   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
-    Y3   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
+    F1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
+    F3   what is due is delivered in the timer's next turn, unless its files are damaged
+    F4   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
+    F2   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
 
 Log time may gain a tenth on true time while the wall clock is ahead (`store/timer/log_time.py`).
 """
@@ -27,6 +28,7 @@ from protomq_broker.store.timer.pending import PendingLimits
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import World
+from tests.support.ended_process import after_the_end
 
 from .checker import Violation, parse_log
 
@@ -54,7 +56,7 @@ class _Sent:
         self.is_recall_uncertain = False
 
 
-class _DelayRun:
+class DelayRun:
     """A world, and what its client knows."""
 
     def __init__(self, seed: int, counts: Counter[str]) -> None:
@@ -62,8 +64,12 @@ class _DelayRun:
         self.counts = counts
         self.found: list[Violation] = []
         self.sent: dict[bytes, _Sent] = {}
+        self.unanswered_ms: dict[bytes, float] = {}
+        """Sends that were tried: the earliest true time that they may come at."""
         self.seen: dict[bytes, int] = {}
         """What a consumer got, and where the log ended then; under ASYNC_FLUSH a power cut may take it back."""
+        self.is_damaged = False
+        """Something of the timer's files was, so that what they say comes late: once they are healed."""
         self.numbers = count()
         self.boots = 1
         self.world = World()
@@ -96,10 +102,12 @@ class _DelayRun:
             records = [Record(body=b, due_time_ms=d) for b, d in zip(bodies, dues_ms, strict=True)]
             request = SendRequest(records=records)
         request.topic, request.queue_id = "topic", 0
+        earliest_ms = {body: true_ms + (due_ms - now_ms) / 1.1 - 1 for body, due_ms in zip(bodies, dues_ms, strict=True)}
+        self.unanswered_ms.update(earliest_ms)
         answer = self.world.request(request)
         handles = self._handles(answer.recall_handle, dues_ms)
         for body, due_ms, handle in zip(bodies, dues_ms, handles, strict=True):
-            self.sent[body] = _Sent(due_ms, true_ms + (due_ms - now_ms) / 1.1 - 1, handle)
+            self.sent[body] = _Sent(due_ms, earliest_ms[body], handle)
         self.counts["sent"] += len(bodies)
 
     def _handles(self, first: str, dues_ms: list[int]) -> list[str]:
@@ -124,6 +132,9 @@ class _DelayRun:
         each = self.sent[self.rng.choice(sorted(self.sent))]
         try:
             answer = self.world.recall_answer(each.handle)
+        except SimulatedCrash:
+            each.recalled_at, each.is_recall_uncertain = self.world.store.appended_position, True
+            raise
         except ServiceError as error:
             # Of a message that cannot be read, a recall says that it cannot know.
             if error.reason not in ("QUEUE_HEALING", "CORRUPT_LOG"):
@@ -131,9 +142,9 @@ class _DelayRun:
             return
         won = answer.recalled
         if answer.recalled_before and each.recalled_at is None:
-            self.say("Y2", f"{each.handle} was recalled before, says the broker, and nobody had recalled it")
+            self.say("F4", f"{each.handle} was recalled before, says the broker, and nobody had recalled it")
         if won and each.recalled_at is not None and not each.is_recall_uncertain:
-            self.say("Y2", f"{each.handle} was recalled twice")
+            self.say("F4", f"{each.handle} was recalled twice")
         if won:
             each.recalled_at = self.world.store.appended_position
             each.is_recall_durable = each.is_recall_uncertain = False
@@ -148,19 +159,32 @@ class _DelayRun:
         self._deliver()
 
     def _deliver(self) -> None:
+        now_ms = self.world.log_time.now_ms()
         try:
             self.world.deliver()
         except timer_runs.TimerDamagedError:
             self.counts["damage met"] += 1
+            self.is_damaged = True
         self._look()
+        if not self.is_damaged:
+            self._judge_lateness(now_ms)
+
+    def _judge_lateness(self, now_ms: float) -> None:
+        """F3: what was due is there, once the timer has had its turn."""
+        for body, each in self.sent.items():
+            is_owed = each.due_ms <= now_ms and each.recalled_at is None and not each.is_uncertain
+            if is_owed and body not in self.seen:
+                self.say("F3", f"{body!r} was due {now_ms - each.due_ms:.0f} ms ago, and is not delivered")
+            self.counts["in time"] += is_owed
 
     def _look(self) -> None:
         """At what a consumer gets."""
         now_ms = self.world.clock.time_ms
         bodies = self.world.delivered()
         for body in set(bodies) - self.seen.keys():
-            if now_ms < self.sent[body].earliest_ms:
-                self.say("Y1", f"{body!r} came {self.sent[body].earliest_ms - now_ms:.0f} ms early")
+            earliest_ms = self.sent[body].earliest_ms if body in self.sent else self.unanswered_ms[body]
+            if now_ms < earliest_ms:
+                self.say("F1", f"{body!r} came {earliest_ms - now_ms:.0f} ms early")
             self.seen[body] = self.world.store.appended_position
 
     def _meanwhile(self, function: Callable[[], None]) -> None:
@@ -207,6 +231,7 @@ class _DelayRun:
 
     def damage(self) -> None:
         """Of the timer's files, all but what says where they are."""
+        self.is_damaged = True
         for path, data in self.world.disk.files("/s/timer").items():
             if "/run." in path and len(data) > 40:
                 self.world.disk.flip_bit(path, self.rng.randrange(8 * (len(data) - 40)))
@@ -221,13 +246,15 @@ class _DelayRun:
                 self.counts["crashed in the middle"] += 1
             self.world.disk.plan = None
         is_kill = self.rng.random() < 0.5
-        self._restart(is_kill)
+        self.restart("kill" if is_kill else "power")
 
-    def _restart(self, is_kill: bool) -> None:
-        flushed = self.world.store.flushed_position
+    def restart(self, ends: str) -> None:
+        """After that end of the process."""
+        self.world.disk.plan = None
+        is_kill, flushed = ends == "kill", self.world.store.flushed_position
         if not is_kill:
             self.seen = {body: end for body, end in self.seen.items() if end <= flushed}
-        self.world.disk = self.world.disk.killed() if is_kill else self.world.disk.crash(self.rng)
+        self.world.disk = after_the_end(self.world.disk, self.rng, ends)
         if not is_kill:
             self._boot()
         self._start()
@@ -271,15 +298,15 @@ class _DelayRun:
         delivered = Counter(self.world.delivered())
         for body, times in delivered.items():
             if times > 1:
-                self.say("Y3", f"{body!r} stands in its queue {times} times")
+                self.say("F2", f"{body!r} stands in its queue {times} times")
         for body, each in self.sent.items():
             came = body in delivered or body in self.seen
             if each.recalled_at is not None and came and not each.is_recall_uncertain:
-                self.say("Y2", f"{body!r} was recalled, and delivered")
+                self.say("F4", f"{body!r} was recalled, and delivered")
             is_promised = each.is_durable and not each.is_uncertain
             if each.recalled_at is None and not came and is_promised:
                 said = ", though its recall was answered as too late" if each.was_too_late else ""
-                self.say("Y3", f"{body!r}, due {each.due_ms}, was never delivered{said}")
+                self.say("F2", f"{body!r}, due {each.due_ms}, was never delivered{said}")
         self._judge_log()
 
     def _judge_log(self) -> None:
@@ -295,7 +322,7 @@ class _DelayRun:
         )
         for body, times in copies.items():
             if times > 1:
-                self.say("Y3", f"the log has {times} copies of {body!r}")
+                self.say("F2", f"the log has {times} copies of {body!r}")
         for record in records:
             if record.topic != TIMER_TOPIC:
                 continue
@@ -305,14 +332,14 @@ class _DelayRun:
                 and max(told.due_times_ms) > told.log_time_ms
             ):
                 self.say(
-                    "Y1", f"delivered at {told.log_time_ms} what is due at {max(told.due_times_ms)}"
+                    "F1", f"delivered at {told.log_time_ms} what is due at {max(told.due_times_ms)}"
                 )
 
 
 def check_delays(seed: int, counts: Counter[str] | None = None) -> list[Violation]:
     """One run."""
     with mock.patch.object(timer_runs, "BLOCK_ROWS", 4):
-        run = _DelayRun(seed, Counter() if counts is None else counts)
+        run = DelayRun(seed, Counter() if counts is None else counts)
         steps: list[Callable[[], None]] = [
             *[run.send] * 5, *[run.deliver] * 5, *[run.recall] * 3, run.flush, run.checkpoint, run.retain, run.step_clock,
             run.step_clock, run.crash, run.crash, run.lose_timer, run.damage, run.heal,

@@ -1,9 +1,10 @@
 """Two stores, one follows the other: crashes of both at any I/O, fail-overs, truncations, judged by their bytes and their answers.
 
-    F1   what the follower has is the leader's, octet by octet
-    F2   nothing that both had flushed is ever taken back, and nothing that a store has flushed goes with its power
-    F3   a follower that has everything gives its leader's answers: messages, look-ups, offsets, topics, repeats, timers, transactions
-    F4   a start after a crash succeeds, and what a store follows never makes it refuse one
+    C4   no fail-over leaves a committed offset behind the end of its queue
+    D6   what the follower has is the leader's, octet by octet
+    R6   nothing that both had flushed is ever taken back, and nothing that a store has flushed goes with its power
+    R7   a follower that has everything gives its leader's answers: messages, look-ups, offsets, topics, repeats, timers, transactions
+    D4   a start after a crash succeeds, and what a store follows never makes it refuse one
 
 Files are judged by invariant D besides. The world plays the two brokers: who leads, what is fetched, where the logs agree.
 """
@@ -71,7 +72,7 @@ class _Node:
         return self.store
 
     def start(self, *, follows: bool) -> None:
-        """Opens it; F4."""
+        """Opens it; D4."""
         config = StoreConfig(
             segment_size_bytes=SEGMENT_SIZE_BYTES,
             sync_flush=self.world.sync_flush,
@@ -84,7 +85,7 @@ class _Node:
                 "/s", config, clock=self.world.clock, disk=self.disk, background=False, follows=follows
             )  # fmt: skip
         except CorruptLogError as error:
-            self.world.say("F4", f"{self.name} refuses to start: {error}")
+            self.world.say("D4", f"{self.name} refuses to start: {error}")
             raise _Judged from error
 
     def go_down(self, kind: str) -> None:
@@ -101,11 +102,11 @@ class _Node:
         self.flushed = flushed
 
     def came_back(self, *, truncated_to: int | None = None) -> None:
-        """F2: what it had flushed is there."""
+        """R6: what it had flushed is there."""
         expected = self.flushed if truncated_to is None else min(self.flushed, truncated_to)
         if self.open_store.appended_position < expected:
             self.world.say(
-                "F2", f"{self.name} had flushed {expected}, and has {self.open_store.appended_position}"
+                "R6", f"{self.name} had flushed {expected}, and has {self.open_store.appended_position}"
             )  # fmt: skip
 
     def files(self) -> dict[str, bytes]:
@@ -194,9 +195,9 @@ class FollowWorld:
         store = self.leader.open_store
         topic = store.topics.find("orders")
         assert topic is not None
-        record = OffsetsRecord()
+        record, end = OffsetsRecord(), store.appended_end_offset("orders", 0)
         record.commits.add(consumer_group=self.rng.choice("gh")).offsets.add(
-            topic="orders", queue_id=0, queue_offset=self.sequence, topic_incarnation=topic.incarnation
+            topic="orders", queue_id=0, queue_offset=self.rng.randint(0, end), topic_incarnation=topic.incarnation
         )  # fmt: skip
         moved = []
         result = store.read("orders", 0, max(store.queue_range("orders", 0)[1] - 2, 0), 1, 1)
@@ -252,14 +253,14 @@ class FollowWorld:
         self.tell_confirmed()
 
     def _offer_damaged(self, start: int, data: bytes) -> None:
-        """F1: bytes with a flipped bit are refused."""
+        """D6: bytes with a flipped bit are refused."""
         damaged = bytearray(data)
         damaged[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
         try:
             self.follower.open_store.append_verbatim(start, bytes(damaged))
         except ForeignBytesError:
             return
-        self.say("F1", f"{self.follower.name} takes damaged bytes for position {start}")
+        self.say("D6", f"{self.follower.name} takes damaged bytes for position {start}")
         raise _Judged
 
     def replicate_all(self) -> None:
@@ -290,7 +291,7 @@ class FollowWorld:
         self._restart_leader(self.rng.choice(("kill", "power", "power", "close")))
 
     def leader_rots(self) -> None:
-        """A bit of its last segment changes. The follower, which has all, keeps all when it comes back, and heals it. F2."""
+        """A bit of its last segment changes. The follower, which has all, keeps all when it comes back, and heals it. R6."""
         self.replicate_all()
         leader, follower = self.leader.open_store, self.follower.open_store
         end = leader.appended_position
@@ -303,7 +304,7 @@ class FollowWorld:
         try:
             point = last_agreed(follower, leader, follower.epochs.rows[-1].epoch)
             if point is None or point.position < end:
-                self.say("F2", f"truncates to {point} where the leader is damaged at {base + at}")
+                self.say("R6", f"truncates to {point} where the leader is damaged at {base + at}")
         except CorruptLogError:
             pass  # it asks again when that is healed
         for damage in leader.damaged_ranges:
@@ -393,7 +394,7 @@ class FollowWorld:
         if START.position < leader.min_position > point.position:
             point = START
         elif point.position < self.confirmed.position:
-            self.say("F2", f"truncates to {point}, {self.confirmed} was confirmed")
+            self.say("R6", f"truncates to {point}, {self.confirmed} was confirmed")
         if point == START and follower.appended_position <= follower.min_position:
             return
         if self.rng.random() < 0.5:
@@ -415,16 +416,16 @@ class FollowWorld:
     def _check_confirmed(self) -> None:
         point, leader = self.confirmed, self.leader.open_store
         if leader.min_position < point.position and leader.log_point(point.position) != point:
-            self.say("F2", f"the leader has lost {point}: {leader.log_point(point.position)}")
+            self.say("R6", f"the leader has lost {point}: {leader.log_point(point.position)}")
 
     def _compare_bytes(self) -> None:
         leader, follower = self.leader.open_store, self.follower.open_store
         start, end = max(leader.min_position, follower.min_position), follower.appended_position
         if start < end and self.follower.log(start, end) != self.leader.log(start, end):
-            self.say("F1", f"the follower's log differs from its leader's within {start} and {end}")
+            self.say("D6", f"the follower's log differs from its leader's within {start} and {end}")
 
     def compare(self) -> None:
-        """F1 and F3, of a follower that has everything."""
+        """D6 and R7, of a follower that has everything."""
         self.replicate_all()
         self._compare_bytes()
         ours, theirs = self.follower.open_store, self.leader.open_store
@@ -436,9 +437,19 @@ class FollowWorld:
             )
             if mine != other and not is_forgotten:
                 self.say(
-                    "F3",
+                    "R7",
                     f"{name}: the follower says {str(mine)[:300]}, the leader {str(other)[:300]}",
                 )
+
+    def check_committed(self) -> None:
+        """C4, of both."""
+        for node in (self.leader, self.follower):
+            store = node.open_store
+            topic = store.topics.find("orders")
+            for group in "gh" if topic is not None else "":
+                offset = store.offsets.find(group, "orders", topic.incarnation, 0) if topic is not None else None
+                if offset is not None and offset > store.appended_end_offset("orders", 0):
+                    self.say("C4", f"{node.name}: {group} committed {offset}, its queue ends at {store.appended_end_offset('orders', 0)}")
 
     def end(self) -> None:
         """Both are stopped; D over their files."""
@@ -449,7 +460,7 @@ class FollowWorld:
             node.open_store.close()
             self.found += check_store_files(node.files(), synced=synced, deleted=True)
             for finding in verify("/s", disk=node.disk):
-                self.say("F4", f"{node.name}: {finding}")
+                self.say("D4", f"{node.name}: {finding}")
 
 
 def _answers(store: Store, sequences: int, floor: int) -> Iterator[tuple[str, Any]]:
@@ -544,6 +555,7 @@ def check_following(seed: int, *, steps: int = 24) -> list[Violation]:
                 (world._restart_follower if victim is world.follower else world._restart_leader)(kind)  # fmt: skip
             for node in (world.leader, world.follower):
                 node.disk.plan = None
+            world.check_committed()
             if world.found:
                 return world.found
         world.end()

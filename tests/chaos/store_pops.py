@@ -1,15 +1,14 @@
 """Pops: members of a group receive, acknowledge, hold for longer and give back, and an operator resets it; crashes come at any I/O, and the
 wall clock jumps.
 
-    E1   nobody gets a message within the invisible time of another holder, restarts and clock steps included
-    E2   what was acknowledged, and answered so, never comes again
-    E3   each delivery of a message says a higher attempt than the one before, and none more than the group's limit
-    E4   a message is dead after exactly as many deliveries as the limit allows, and once
-    E5   at least once: in the end each message was delivered or is dead; none is left over
-    E6   a receipt settles nothing once somebody else got the message
-    E7   in order: a message of a key comes when those before it are acknowledged or dead
-    E8   a dead letter says what a holder said last of why it failed
-    E9   what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
+    G1    at least once: in the end each message was delivered or is dead, none is left over. Each delivery says a higher attempt than the
+          one before, and none more than the group's limit. A message is dead after exactly as many deliveries as that, and once
+    G2    a dead letter says what a holder said last of why it failed
+    G3a   nobody gets a message within the invisible time of another holder, restarts and clock steps included
+    G3b   what was acknowledged, and answered so, never comes again
+    G3c   a receipt settles nothing once somebody else got the message
+    G4    in order: a message of a key comes when those before it are acknowledged or dead
+    O4    what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
 
 The broker is the real one but for its threads: services on fake lanes over a store on a simulated disk. Answers wait for the disk, so
 nothing that was answered may be taken back, not by a power cut either. Time is the checker's own: it passes for everybody, whatever the
@@ -32,12 +31,17 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.testing import FakeCall
+from tests.support.ended_process import after_the_end
 from tests.unit.protomq_broker.fake_broker import CONSUMER, POP, SEND, FakeBroker
 
 from .checker import Violation
 
 GROUP: Final = "group"
 RETRIES: Final = 3
+RETRIES_BY_DEFAULT: Final = 16
+ROUNDS_MAX: Final = 300
+SEEDS_PER_LONG_LIFE: Final = 5
+"""Of so many, one has a second life, of messages that nobody acknowledges, with the retries that a group has by default."""
 STEPS: Final = 150
 INVISIBLE_MS: Final = (10_000, 30_000, 120_000)
 CLOCK_STEPS_MS: Final = (0, 0, -7_200_000, 7_200_000, 5_000)
@@ -85,7 +89,10 @@ class _Held:
 class PopWorld:
     """A broker, what was sent to it, and what members of a group were given."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, ends: str = "", is_default: bool = False) -> None:
+        """`ends`: how its process ends each time; drawn, if empty. `is_default`: the retries of a group that is not set up."""
+        self.ends = ends
+        self.retries = RETRIES_BY_DEFAULT if is_default else RETRIES
         self.rng = random.Random(seed)
         self.fifo = self.rng.random() < 0.5
         self.disk = SimDisk()
@@ -99,7 +106,7 @@ class PopWorld:
         self.letters: dict[int, bytes] = {}
         """The messages that were seen among the dead letters, by offset there."""
         self.broker = self._open(1_700_000_000_000)
-        self.broker.store.groups.put(GroupSettings(GROUP, retry_count_max=RETRIES))
+        self.broker.store.groups.put(GroupSettings(GROUP, retry_count_max=None if is_default else RETRIES))
         self._settle_disk()
 
     def _open(self, clock_ms: int) -> FakeBroker:
@@ -186,20 +193,20 @@ class PopWorld:
     def _check_delivery(self, message: _Message, attempt: int) -> None:
         name = message.body.split()[0].decode()
         if self.passed_ms < message.held_until_ms:
-            self.say("E1", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
+            self.say("G3a", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
         if message.is_acked:
-            self.say("E2", f"message {name} came after it was acknowledged")
+            self.say("G3b", f"message {name} came after it was acknowledged")
         if message.is_skipped:
-            self.say("E9", f"message {name} came after a reset had skipped it")
-        if not message.attempt < attempt <= RETRIES + 1:
-            self.say("E3", f"message {name} came with attempt {attempt} after {message.attempt}")
+            self.say("O4", f"message {name} came after a reset had skipped it")
+        if not message.attempt < attempt <= self.retries + 1:
+            self.say("G1", f"message {name} came with attempt {attempt} after {message.attempt}")
         if self.fifo and message.key:
             deaths = self.see_dead_letters()
             for other in self.messages.values():
                 is_before = (other.key, other.queue_id) == (message.key, message.queue_id) and other.number < message.number
                 is_done = other.is_acked or other.may_be_acked or other.is_skipped or self._is_dead(other, deaths)
                 if is_before and not is_done:
-                    self.say("E7", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
+                    self.say("G4", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
 
     def ack(self) -> None:
         """A member acknowledges some of what it was given, long ago maybe; at the same moment another one receives, or has begun to."""
@@ -265,7 +272,7 @@ class PopWorld:
         done = [held for held in some if (held.receipt, held.offset) not in stale]
         for held in done:
             if held.receipt != held.message.receipt:
-                self.say("E6", f"an old receipt settled message {held.message.body.split()[0].decode()}")
+                self.say("G3c", f"an old receipt settled message {held.message.body.split()[0].decode()}")
         return done
 
     def reset(self) -> None:
@@ -313,9 +320,10 @@ class PopWorld:
 
     def rest(self) -> None:
         """Time passes."""
-        self._pass(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
+        self.pass_time(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
 
-    def _pass(self, time_ms: int) -> None:
+    def pass_time(self, time_ms: int) -> None:
+        """So much."""
         self.passed_ms += time_ms
         try:
             self.broker.advance(time_ms)
@@ -327,12 +335,12 @@ class PopWorld:
         """The process will end at one of the next operations of the disk."""
         self.disk.fail_at(self.rng.randint(1, 12), Fault.CRASH)
 
-    def restart(self) -> None:
-        """kill -9 or a power cut; the wall clock is another one, and caches may be lost."""
+    def restart(self, ends: str = "") -> None:
+        """kill -9 or a power cut, or that end; the wall clock is another one, and caches may be lost."""
         self.did["restarts"] += 1
         self.has_crashed = False
         self.disk.plan = None
-        self.disk = self.disk.killed() if self.rng.random() < 0.5 else self.disk.crash(self.rng)
+        self.disk = after_the_end(self.disk, self.rng, ends or self.ends)
         if self.rng.random() < 0.3:
             for name in CACHES:
                 self.disk.remove(f"/s/{name}")
@@ -417,13 +425,13 @@ class PopWorld:
         attempt, error = record.transit.attempt, record.transit.last_error
         earlier_deaths = message.earlier_deaths if message is not None else 0
         if Counter(self.letters.values())[record.body] > earlier_deaths + 1:
-            self.say("E4", f"message {name} is dead twice")
-        if attempt != RETRIES + 1:
-            self.say("E4", f"message {name} is dead after {attempt} deliveries")
+            self.say("G1", f"message {name} is dead twice")
+        if attempt != self.retries + 1:
+            self.say("G1", f"message {name} is dead after {attempt} deliveries")
         if message is not None and error not in message.errors:
-            self.say("E8", f"message {name} is dead of {error!r}, and failed of {sorted(message.errors)}")
+            self.say("G2", f"message {name} is dead of {error!r}, and failed of {sorted(message.errors)}")
         if message is not None and message.is_skipped:
-            self.say("E9", f"message {name} is dead, although a reset had skipped it")
+            self.say("O4", f"message {name} is dead, although a reset had skipped it")
         self.did["dead"] += 1
         self.did["dead with an error"] += bool(error)
 
@@ -445,7 +453,7 @@ class PopWorld:
         """All that is left is received and acknowledged; then nothing is left."""
         self.disk.plan = None
         for _ in range(300):
-            self._pass(310_000)
+            self.pass_time(310_000)
             before = self.did["delivered"]
             begun = [self._begin_pop()]
             self._finish()
@@ -469,14 +477,35 @@ class PopWorld:
                 continue
             is_dead = self._is_dead(message, deaths)
             if not message.attempt and not is_dead:
-                self.say("E5", f"message {name} was never delivered")
+                self.say("G1", f"message {name} was never delivered")
             if not (message.is_acked or message.may_be_acked or is_dead):
-                self.say("E5", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
+                self.say("G1", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
             if message.is_acked and is_dead:
-                self.say("E2", f"message {name} was acknowledged, and is dead")
+                self.say("G3b", f"message {name} was acknowledged, and is dead")
         left = [known.key for known in self.broker.store.popped.queues() if known.open]
         if left:
-            self.say("E5", f"messages are open that nobody gets: {left}")
+            self.say("G1", f"messages are open that nobody gets: {left}")
+
+
+def _check_to_the_last(seed: int, did: Counter[str]) -> list[Violation]:
+    """Nobody acknowledges anything: messages are dead after 17 deliveries each."""
+    world = PopWorld(seed, is_default=True)
+    world.send()
+    world.send()
+    steps: tuple[Callable[[], None], ...] = (world.pop, world.change, lambda: world.pass_time(INVISIBLE_MS[-1] + 1_000))
+    for _ in range(ROUNDS_MAX):
+        for step in steps:
+            if world.rng.random() < 0.05:
+                world.fault()
+            step()
+        world.held.clear()  # The old ones stay stale.
+        if world.found or set(world.see_dead_letters()) >= set(world.messages):
+            break
+    else:
+        left = set(world.messages) - set(world.see_dead_letters())
+        world.say("G1", f"after {ROUNDS_MAX} rounds {len(left)} of {len(world.messages)} messages are not dead")
+    did["17 deliveries, and dead"] += sum(world.see_dead_letters().values())
+    return world.found
 
 
 def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:
@@ -491,6 +520,6 @@ def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:
         if world.found:
             return world.found
     world.drain()
-    if did is not None:
-        did.update(world.did)
-    return world.found
+    did = Counter() if did is None else did
+    did.update(world.did)
+    return world.found or (_check_to_the_last(seed, did) if seed % SEEDS_PER_LONG_LIFE == 0 else [])

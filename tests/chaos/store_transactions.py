@@ -1,7 +1,11 @@
 """Transactions of a broker whose process and power end at any operation of its disk, and whose clock is set.
 
 Half messages, decisions that come twice or contradict each other, questions and their answers, delays, checkpoints, retention; after a
-crash the broker has its caches, or nothing but the log. Its log is judged by an own reading (`checker/transactions.py`).
+crash the broker has its caches, or nothing but the log. Its log is judged by an own reading (`checker/transactions.py`, E), and beside it:
+
+    E3   a decision is answered the same each time
+    E4   nobody reads a half message, by offset, key or id
+    E6   the broker tells the same as its log, and forgets no question that it asked
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
+from tests.support.ended_process import after_the_end
 from tests.support.lost_files import lose_all_but_log
 from tests.support.transaction_world import (
     COMMIT,
@@ -48,6 +53,7 @@ class TransactionsWorld:
         self.last_endings: list[int] = []
         self.ended: set[Key] = set()
         self.asked: dict[Key, int] = {}
+        self.restart_count = 0
 
     # Operations.
 
@@ -90,9 +96,9 @@ class TransactionsWorld:
         for (key, decision), reason in zip(ends, results, strict=True):
             if not reason:
                 if self.decided.setdefault(key, int(decision)) != int(decision):
-                    self._say("T1", f"{key} was answered as {self.decided[key]} and as {decision}")
+                    self._say("E3", f"{key} was answered as {self.decided[key]} and as {decision}")
             elif self.decided.get(key) == int(decision) and not self.world.store.min_position:
-                self._say("T4", f"{key} was answered as {decision}, and again with {reason}")
+                self._say("E3", f"{key} was answered as {decision}, and again with {reason}")
 
     def pass_time(self) -> None:
         """Producers are asked, if any is there."""
@@ -107,6 +113,8 @@ class TransactionsWorld:
         ends = []
         for check in checks_of(call):
             key = PRODUCER, 0, check.message.sequence
+            if key in self.decided:
+                self._say("E6", f"{key} was answered as {self.decided[key]}, and a producer is asked about it")
             decision = self.truth.get(key)
             if key in self.handles and decision is not None:
                 ends.append((key, decision))
@@ -133,11 +141,11 @@ class TransactionsWorld:
         store.checkpoint()
         store.delete_segments_below(store.min_position + self.rng.randint(1, 3) * SEGMENT)
 
-    def restart(self) -> None:
-        """kill -9 or a power cut; sometimes all files but the log are gone."""
+    def restart(self, ends: str = "") -> None:
+        """kill -9 or a power cut, or that end; sometimes all files but the log are gone."""
+        self.restart_count += 1
         self.asked = {}  # a power cut may take back questions that nobody heard of
-        disk = self.world.disk
-        disk = disk.killed() if self.rng.random() < 0.5 else disk.crash(self.rng)
+        disk = after_the_end(self.world.disk, self.rng, ends)
         if self.rng.random() < 0.3:
             lose_all_but_log(disk)
         self.world.restart(disk)
@@ -155,7 +163,7 @@ class TransactionsWorld:
         self.ended.update(log.endings)
         for key, count in log.open.items():
             if count < self.asked.get(key, 0):
-                self._say("T6", f"{key} was asked about {self.asked[key]} times, now {count}")
+                self._say("E6", f"{key} was asked about {self.asked[key]} times, now {count}")
         self.asked = dict(log.open)
         found = self.found + log.violations + check_answers(log, self.handles, self.decided, self.ended)
         return found + self._check_told(log)
@@ -165,18 +173,18 @@ class TransactionsWorld:
         open_ = {known.half.key: known.check_count for known in store.transactions.open_transactions()}
         found = []
         if open_ != log.open:
-            found.append(Violation("T5", f"the broker has open {open_}, the log {log.open}"))
+            found.append(Violation("E6", f"the broker has open {open_}, the log {log.open}"))
         listed = self.world.listed().transactions
         if len(listed) != min(len(open_), 100):
-            found.append(Violation("T5", f"{len(listed)} are listed, {len(open_)} are open"))
+            found.append(Violation("E6", f"{len(listed)} are listed, {len(open_)} are open"))
         for topic, queue_id in ((TOPIC, 0), (TOPIC, 1), (EXPIRED_TOPIC, 0)):
             read = positions_read(store, topic, queue_id)
             wanted = log.visible.get((topic, queue_id), [])
             if read != wanted:
-                found.append(Violation("T3", f"{topic}/{queue_id}: {read} are read, not {wanted}"))
+                found.append(Violation("E4", f"{topic}/{queue_id}: {read} are read, not {wanted}"))
         for key in log.open:
             if list(store.find_by_message_id(TOPIC, key)):
-                found.append(Violation("T3", f"{key} is open, and found by its id"))
+                found.append(Violation("E4", f"{key} is open, and found by its id"))
         return found
 
     def _say(self, invariant: str, message: str) -> None:

@@ -7,6 +7,13 @@ import pytest
 from . import store_campaigns
 from .process_campaigns import first_seed
 
+STEPS_MET = (
+    "delays: kill in send", "delays: power in recall", "delays: kill in deliver",
+    "transactions: power in send", "transactions: kill in decide", "transactions: kill in pass_time",
+    "pops: power in pop", "pops: kill in ack", "pops: kill in change", "pops: power in reset",
+    "send-backs: power in fail", "send-backs: kill in deliver", "send-backs: power in replay",
+)  # fmt: skip
+
 pytestmark = pytest.mark.chaos
 
 
@@ -47,6 +54,14 @@ def test_store_topics() -> None:
     tally = store_campaigns.store_topics(range(first_seed(), first_seed() + 500))
     print(tally)
     assert tally.fired["unsynced tail rewritten"]
+
+
+@pytest.mark.parametrize("seed_number", range(2))
+def test_store_crashes(seed_number: int) -> None:
+    tally = store_campaigns.store_crashes((first_seed() + seed_number,))
+    print(tally)
+    for sign in STEPS_MET:
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
 def test_store_transactions() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from tests.chaos import store_campaigns
+from tests.chaos import planted_retries, planted_transactions, store_campaigns
+from tests.chaos.store_crashes import ENDS, LIVES, check_crashes
 from tests.chaos.store_loops import STEPS, prepared_world
 from tests.chaos.store_world import watch_log
 
@@ -66,6 +70,26 @@ def test_nothing_of_a_deleted_topic_comes_back() -> None:
 def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -> None:
     tally = store_campaigns.store_states(range(6))
     assert tally.fired["segments deleted"], tally
+
+
+def test_an_end_at_any_io_of_delays_transactions_pops_and_retries_breaks_no_rule() -> None:
+    tally = store_campaigns.store_crashes((1,), stride=12)
+    for name in LIVES:
+        for ends in ENDS:
+            assert any(sign.startswith(f"{name}: {ends} in ") for sign in tally.fired), f"never happened: {name}, {ends}; {tally}"
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "rule"),
+    [
+        ("transactions", planted_transactions.commits_in_two_appends, "E1"),
+        ("send-backs", planted_retries.the_replay_is_told_apart, "G1"),
+    ],
+)
+def test_an_end_at_any_io_shows_what_is_no_single_append(name: str, plant: Callable[[], Any], rule: str) -> None:
+    with plant():
+        found = check_crashes(1, names=(name,))
+    assert rule in {violation.invariant for violation in found}
 
 
 def test_a_transaction_ends_once_and_its_half_message_is_never_seen() -> None:

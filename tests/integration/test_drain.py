@@ -15,90 +15,62 @@ from protomq import (
     AsyncProducer,
     ConnectionOptions,
     Producer,
-    PullConsumer,
     TransactionDecision,
     TransactionProducer,
 )
 from protomq.errors import ProtomqError
 from protomq_cli import draining
 from tests.support.cli import run
-from tests.support.ha_brokers import HaBroker, running
+from tests.support.ha_brokers import HaBroker, pair, running
+from tests.support.load import Load
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import PATIENCE_S, wait_for
 
 
+def pair_of(name: str, folder: Path, namesrv: str) -> tuple[HaBroker, HaBroker]:
+    """A SYNC_MASTER of this name, and its slave."""
+    (folder / name).mkdir()
+    return pair(folder / name, "SYNC_MASTER", broker_name=name, namesrv=[namesrv])
+
+
 @pytest.mark.long
-def test_a_broker_is_drained_under_load_and_removed(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_broker_is_drained_under_load_and_removed_with_its_slave(tmp_path: Path) -> None:
     with running_namesrv() as server:
         namesrv = str(server.remoting)
-        a, b = (
-            HaBroker(tmp_path / name, "ASYNC_MASTER", 0, broker_name=name, namesrv=[namesrv])
-            for name in "ab"
-        )
-        with running(a, b):
-            wait_for(
-                lambda: (
-                    run("cluster", "list", "-o", "jsonl", namesrv=namesrv).stdout.count("\n") == 2
-                )
-            )
+        (a, slave_of_a), (b, slave_of_b) = (pair_of(name, tmp_path, namesrv) for name in "ab")
+        with running(a, slave_of_a, b, slave_of_b):
+            for name in "ab":
+                run("ha", "wait", name, "--copies", "2", "--wait", "60s", namesrv=namesrv)
             run("topic", "create", "t", "-q", "2", namesrv=namesrv)
-            acknowledged: set[bytes] = set()
-            places: list[str] = []
-            consumed: set[bytes] = set()
-            stopping = threading.Event()
-            may_consume = threading.Event()
-
-            def send() -> None:
-                with Producer(namesrv=namesrv) as producer:
-                    number = 0
-                    while not stopping.wait(0.01):
-                        number += 1
-                        body = b"%d" % number
-                        try:
-                            result = producer.send("t", body)
-                        except ProtomqError:
-                            continue  # not acknowledged
-                        acknowledged.add(body)
-                        places.append(result.queue.broker_name)
-
-            def consume() -> None:
-                may_consume.wait()
-                with PullConsumer("g", namesrv=namesrv, begin="earliest") as consumer:
-                    consumer.subscribe("t")
-                    while not stopping.is_set() or consumed < acknowledged:
-                        consumed.update(message.body for message in consumer.poll(0.2))
-                        consumer.commit()
-
-            threads = [threading.Thread(target=target, daemon=True) for target in (send, consume)]
-            for thread in threads:
-                thread.start()
-            try:
-                wait_for(lambda: {"a", "b"} <= set(places), PATIENCE_S)
+            with Load(namesrv, "t", "g", consumes=False) as load:
+                wait_for(lambda: load.brokers_of_last(20) == {"a", "b"}, PATIENCE_S)
                 run("group", "commit", "g", "t", "-O", "start", namesrv=namesrv)
                 # Nobody consumes yet: it is closed, and not empty.
-                behind = run(
-                    "cluster", "drain", "a", "--wait", "0s", "-o", "jsonl", namesrv=namesrv, code=6
-                )
+                behind = run("cluster", "drain", "a", "--wait", "0s", "-o", "jsonl", namesrv=namesrv, code=6)
                 assert json.loads(behind.stdout)["messages"] > 0
                 assert "NOT_DRAINED" in behind.stderr
                 assert run("send", "t", "x", "-b", "a", namesrv=namesrv, code=4).stderr
                 run("cluster", "drain", "a", "--undo", namesrv=namesrv)
-                count = len(places)
-                wait_for(lambda: "a" in places[count:], PATIENCE_S)
-                may_consume.set()
+                wait_for(lambda: "a" in load.brokers_of_last(20), PATIENCE_S)
+                load.begin_to_consume()
                 done = run("cluster", "drain", "a", "--wait", "60s", "-o", "jsonl", namesrv=namesrv)
                 assert json.loads(done.stdout)["may_be_removed"] is True
-                assert a.stop() == 0
+                slave_of_a.wait_for_all_of(a)
+                end_of_a = a.status().end_position
+                assert slave_of_a.stop() == a.stop() == 0
                 run("cluster", "forget", "a", namesrv=namesrv)
-                count = len(places)
-                wait_for(lambda: len(places) > count + 20, PATIENCE_S)
-                assert set(places[count:]) == {"b"}
-            finally:
-                stopping.set()
-                may_consume.set()
-                for thread in threads:
-                    thread.join(PATIENCE_S)
-            assert acknowledged <= consumed
+                load.wait_for_more(20)
+                load.wait_for_more(20)
+                assert load.brokers_of_last(20) == {"b"}
+                load.stop_sending()
+                load.wait_until_consumed()
+            load.check()
+            assert load.failures == []
+            slave_of_b.wait_for_all_of(b)
+            assert slave_of_a.log_bytes(end_of_a) == a.log_bytes(end_of_a)
+            end_of_b = b.status().end_position
+            assert slave_of_b.log_bytes(end_of_b) == b.log_bytes(end_of_b)
 
 
 KINDS: Final[tuple[Literal["remoting", "grpc"], ...]] = ("remoting", "grpc")

@@ -109,15 +109,16 @@ class ElectedCluster:
                 found += [record.body for record in answer.records]
 
 
-def read_all(broker: HaBroker, first_offset: int = 0, end_s: float = PATIENCE_S) -> list[bytes]:
-    """What this broker gives of queue 0 from an offset on, until it gives nothing more, refuses, or `end_s` seconds are over."""
+def read_all(broker: HaBroker, first_offset: int = 0, end_s: float = PATIENCE_S, queue_id: int = 0) -> list[bytes]:
+    """What this broker gives of a queue from an offset on, until it gives nothing more, refuses, or `end_s` seconds are over."""
     found: list[bytes] = []
     ends_s = time.monotonic() + end_s
     try:
         with grpc.insecure_channel(broker.address.grpc_address) as channel:
             stub = PullServiceStub(channel)
             while True:
-                request = PullRequest(topic=TOPIC, queue_offset=first_offset + len(found), record_count_max=1_000)
+                offset = first_offset + len(found)
+                request = PullRequest(topic=TOPIC, queue_id=queue_id, queue_offset=offset, record_count_max=1_000)
                 answer = stub.Pull(request, timeout=2)
                 if not answer.records:
                     return found

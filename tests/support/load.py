@@ -1,7 +1,7 @@
 """A producer and a member of a group that work while something is done to the cluster, and the checker of what they saw.
 
-Each message is a number of its sender. What was acknowledged must be consumed; the messages of a queue come in the order in which they
-were sent; what comes twice is counted. A send that failed may be there or not.
+Each message is a number of its sender. What was acknowledged must be consumed, from the queue that the answer named; messages of a queue
+come in the order in which they were sent; what comes twice is counted. A send that failed may be there or not.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ class Load:
     Attributes: acknowledged: the queue of each body; failures: of sends, as text; consumed: by queue, the numbers as they came.
     """
 
-    def __init__(self, namesrv: str, topic: str, group: str) -> None:
+    def __init__(self, namesrv: str, topic: str, group: str, *, consumes: bool = True) -> None:
+        """`consumes`: at once, else from `begin_to_consume` on."""
         self.acknowledged: dict[bytes, MessageQueue] = {}
         self.failures: list[str] = []
         self.consumed: dict[MessageQueue, list[int]] = {}
         self._namesrv, self._topic, self._group = namesrv, topic, group
         self._sent_all = threading.Event()
         self._over = threading.Event()
+        self._may_consume = threading.Event()
+        if consumes:
+            self._may_consume.set()
         self._errors: list[BaseException] = []
         self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._consume)]
 
@@ -46,6 +50,7 @@ class Load:
     def __exit__(self, *_: Any) -> None:
         self._sent_all.set()
         self._over.set()
+        self._may_consume.set()
         for thread in self._threads:
             thread.join()
 
@@ -71,7 +76,11 @@ class Load:
                 else:
                     self.failures.append(f"{number - 1}: {result.status.name}")
 
+    def begin_to_consume(self) -> None:
+        self._may_consume.set()
+
     def _consume(self) -> None:
+        self._may_consume.wait()
         with PullConsumer(self._group, namesrv=self._namesrv, begin="earliest") as consumer:
             consumer.subscribe(self._topic)
             while not self._over.is_set():
@@ -124,11 +133,14 @@ class Load:
         return sum(count > 1 for count in places.values())
 
     def check(self) -> None:
-        """Nothing acknowledged is missed; in each queue, first arrivals are in order; each message is stored once."""
+        """Nothing acknowledged is missed, or elsewhere; in each queue, first arrivals are in order; each message is stored once."""
         assert not self._errors, self._errors
         numbers = self._numbers()
         missed = sorted({int(body) for body in self.acknowledged} - numbers.keys())
         assert not missed, f"{len(missed)} acknowledged messages were missed: {missed[:20]}"
+        there = {queue: set(seen) for queue, seen in self.consumed.items()}
+        elsewhere = [int(body) for body, queue in self.acknowledged.items() if int(body) not in there.get(queue, ())]
+        assert not elsewhere, f"{len(elsewhere)} messages are not in the queue that was acknowledged: {elsewhere[:20]}"
         for queue, seen in self.consumed.items():
             first = list(dict.fromkeys(seen))
             assert first == sorted(first), f"{queue} is out of order"

@@ -36,6 +36,7 @@ def test_a_message_that_was_not_acknowledged_may_be_there(load: Load) -> None:
     [
         ({ONE: [0], OTHER: [1]}, r"1 acknowledged messages were missed: \[2\]"),
         ({ONE: [2, 0], OTHER: [1]}, "out of order"),
+        ({ONE: [0], OTHER: [1, 2]}, r"not in the queue that was acknowledged: \[2\]"),
         ({ONE: [0, 2], OTHER: [1, 2]}, "in two queues"),
     ],
 )

@@ -59,16 +59,16 @@ def test_a_reset_that_members_follow_is_right(reset: Reset, again: list[str]) ->
 @pytest.mark.parametrize(
     ("rule", "reset", "again"),
     [
-        ("R1", MOVED, consumed("x", 2.2, 1, 3)),
-        ("R1", MOVED, [*consumed("x", 2.2, 1, 2), f"x got 2.9 {QUEUE} 3"]),
-        ("R1", BY_TIME, consumed("x", 2.2, 3)),
-        ("R2", MOVED, consumed("x", 32.2, 1, 2, 3)),
-        ("R2", MOVED, []),
-        ("R3", MOVED, [f"y fetched 2.2 {QUEUE} 0 2.15", *consumed("y", 2.3, 1, 2, 3)]),
-        ("R3", MOVED, [f"y fetched 2.2 {QUEUE} -1 2.15", *consumed("y", 2.3, 1, 2, 3)]),
-        ("R3", MOVED, [f"y fetched 2.2 {QUEUE} 4 2.15", *consumed("y", 2.3, 1, 2, 3)]),
-        ("R4", SKIPPED, [*consumed("x", 2.2, 3), *consumed("x", 32.0, 1)]),
-        ("G4", MOVED, [*consumed("x", 2.2, 1, 2, 3), *consumed("y", 2.42, 3)]),
+        ("O1", MOVED, consumed("x", 2.2, 1, 3)),
+        ("O1", MOVED, [*consumed("x", 2.2, 1, 2), f"x got 2.9 {QUEUE} 3"]),
+        ("O1", BY_TIME, consumed("x", 2.2, 3)),
+        ("O2", MOVED, consumed("x", 32.2, 1, 2, 3)),
+        ("O2", MOVED, []),
+        ("O3", MOVED, [f"y fetched 2.2 {QUEUE} 0 2.15", *consumed("y", 2.3, 1, 2, 3)]),
+        ("O3", MOVED, [f"y fetched 2.2 {QUEUE} -1 2.15", *consumed("y", 2.3, 1, 2, 3)]),
+        ("O3", MOVED, [f"y fetched 2.2 {QUEUE} 4 2.15", *consumed("y", 2.3, 1, 2, 3)]),
+        ("O4", SKIPPED, [*consumed("x", 2.2, 3), *consumed("x", 32.0, 1)]),
+        ("B4", MOVED, [*consumed("x", 2.2, 1, 2, 3), *consumed("y", 2.42, 3)]),
     ],
 )
 def test_each_rule_of_resets_finds_what_it_is_for(rule: str, reset: Reset, again: list[str]) -> None:
@@ -79,7 +79,7 @@ def test_a_reset_that_was_followed_by_another_one_is_judged_up_to_there() -> Non
     made = history(*ALL, *consumed("x", 2.2, 1, 2, 3), *consumed("x", 3.2, 3))
     assert check_resets(made, [MOVED, Reset(3.0, 3.1, 3)], [QUEUE], Counter()) == []
     undone = history(*ALL, *consumed("x", 2.2, 1), f"y fetched 2.5 {QUEUE} 4 2.4", *consumed("x", 3.2, 3))
-    assert "R3" in [one.invariant for one in check_resets(undone, [MOVED, Reset(3.0, 3.1, 3)], [QUEUE], Counter())]
+    assert "O3" in [one.invariant for one in check_resets(undone, [MOVED, Reset(3.0, 3.1, 3)], [QUEUE], Counter())]
 
 
 RUNS = {"keeper": ["keeper.1", "keeper.2"], "other": ["other.1", "other.2"]}
@@ -106,11 +106,11 @@ def test_members_that_all_get_everything_are_right() -> None:
 @pytest.mark.parametrize(
     ("rule", "lines", "killed_s"),
     [
-        ("M1", GOOD[:-2], {}),
-        ("M1", (*GOOD[:-1],), {}),
-        ("M2", (*GOOD, *consumed("keeper.2", 2.5, 1)), {}),
-        ("M2", (*GOOD, *consumed("keeper.2", 32.5, 1)), {"keeper.1": 31.0}),
-        ("M3", (*GOOD, *consumed("other.1", 3.0, 0)), {}),
+        ("P1", GOOD[:-2], {}),
+        ("P1", (*GOOD[:-1],), {}),
+        ("P2", (*GOOD, *consumed("keeper.2", 2.5, 1)), {}),
+        ("P2", (*GOOD, *consumed("keeper.2", 32.5, 1)), {"keeper.1": 31.0}),
+        ("P3", (*GOOD, *consumed("other.1", 3.0, 0)), {}),
     ],
 )
 def test_each_rule_of_broadcasts_finds_what_it_is_for(rule: str, lines: tuple[str, ...], killed_s: dict[str, float]) -> None:
@@ -119,6 +119,6 @@ def test_each_rule_of_broadcasts_finds_what_it_is_for(rule: str, lines: tuple[st
 
 def test_an_outage_excuses_only_what_was_ended_shortly_before() -> None:
     away = {"a": [Span(31.3, 31.5)]}
-    assert broken(*GOOD, *consumed("keeper.1", 31.6, 1), downs=away) == ["M3"]
-    assert broken(*GOOD, *consumed("keeper.1", 31.1, 1), downs=away) == ["M3"]
-    assert broken(*GOOD, "keeper.1 left 31.7", *consumed("keeper.2", 32.5, 1), downs=away) == ["M2"]
+    assert broken(*GOOD, *consumed("keeper.1", 31.6, 1), downs=away) == ["P3"]
+    assert broken(*GOOD, *consumed("keeper.1", 31.1, 1), downs=away) == ["P3"]
+    assert broken(*GOOD, "keeper.1 left 31.7", *consumed("keeper.2", 32.5, 1), downs=away) == ["P2"]

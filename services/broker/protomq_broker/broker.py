@@ -222,6 +222,8 @@ class Broker:
         log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
         self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
         self.store.on_housekeeping = self._log_time.save
+        # Housekeeping comes later: who is killed before that would begin at the wall clock again.
+        self._log_time.save()
         self._mover = TimerMover(self.store, self._writer, self._log_time)
         delays = Delays(
             self._log_time,
@@ -444,7 +446,8 @@ class Broker:
                 broker_id=self.config.broker_id,
                 grpc_address=str(advertised.grpc),
                 remoting_address=str(advertised.remoting),
-                incarnation=self._clock.now_ms(),
+                # Log time: a wall clock that was set back would lock the broker out, until name servers have forgotten its last start.
+                incarnation=self._log_time.now_ms(),
                 store_id=self.store.id,
                 epoch=(self._election.epoch or 0) if self._election is not None else 0,
                 permission=Permission.PERMISSION_READ_WRITE,

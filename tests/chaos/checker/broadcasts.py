@@ -1,13 +1,13 @@
 """What the members of a broadcasting group did, and what of it is wrong. Pure: times come with the events.
 
-    M1   every member gets everything: it ended each acknowledged message, in any of its runs
-    M2   a member knows where it is: below the first message of a queue that it had not ended nothing comes again once it has ended well;
+    P1   every member gets everything: it ended each acknowledged message, in any of its runs
+    P2   a member knows where it is: below the first message of a queue that it had not ended nothing comes again once it has ended well;
          after a kill, below the first that it had not ended when it last wrote that down
-    M3   no member gets a message twice while it and the broker run; when the broker was away, only what it ended shortly before
+    P3   no member gets a message twice while it and the broker run; when the broker was away, only what it ended shortly before
 
 A member gives up the queues of a broker that is away, until the route has them again. It then begins where they stood. What it ended behind
 a message that it had not ended comes again. So may what it ended since it last wrote that down, if the member ends meanwhile. One whose
-program keeps no offsets begins at the beginning each time: M2 asks nothing of it.
+program keeps no offsets begins at the beginning each time: P2 asks nothing of it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def check_broadcast(
     for instance, names in runs.items():
         missing = missing_of(history, instance)
         if missing:
-            found.append(Violation("M1", f"{instance} did not get {len(missing)} of {len(history.acked_s)} messages: {missing[:5]}"))
+            found.append(Violation("P1", f"{instance} did not get {len(missing)} of {len(history.acked_s)} messages: {missing[:5]}"))
         for run in names:
             counts["deliveries"] += got[run].total()
             twice = sorted(place for place, times in got[run].items() if times > 1 and not _is_of_an_outage(history, run, place))
             counts["came again after an outage"] += sum(times > 1 for times in got[run].values()) - len(twice)
             if twice:
-                found.append(Violation("M3", f"{run} got {len(twice)} messages twice: {twice[:5]}"))
+                found.append(Violation("P3", f"{run} got {len(twice)} messages twice: {twice[:5]}"))
         if instance in keepers:
             found += _repeated(history, names, got, ended_s, counts)
     return found
@@ -114,4 +114,4 @@ def _repeated(
         again = sorted((queue, offset) for queue, offset in got[run] if offset < floors.get(queue, 0))
         if again:
             how = "and it ended well" if killed_s is None else "long before it was killed"
-            yield Violation("M2", f"{run} got {len(again)} messages below what {before} had ended, {how}: {again[:5]}")
+            yield Violation("P2", f"{run} got {len(again)} messages below what {before} had ended, {how}: {again[:5]}")

@@ -1,14 +1,16 @@
 """What the members of a group did, and what of it is wrong. Pure: times come with the events.
 
-    G1   at least once: each acknowledged message was ended by a member
-    G2   no commit is ahead: all messages below an accepted commit were ended before
-    G3   no step back: nobody begins below what was committed when he asked; a queue's members get each message once, and in order where
-         the queue has order; accepted commits only grow
-    G4   no two have a queue: no member has a message of it while another one still has one
-    G5   no commit with a token is accepted after another member was given the queue
-    G6   take-over: no queue with messages is silent for longer than promised
-    G7   a member that was stopped begins nothing of its queues when it wakes, if others have them
-    G8   a queue that goes from one to another by a join or a leave takes its commit along: no message comes again
+    B3    nobody begins below what he was told; a queue's members get each message once, and in order where the queue has order
+    B4    no two have a queue: no member has a message of it while another one still has one. In order: nobody begins a message before those
+          in front of it were ended, so that one that fails holds up its queue
+    C1a   no commit is ahead: all messages below an accepted commit were ended before
+    C1b   at least once: each acknowledged message was ended by a member
+    C2    a queue that goes from one to another by a join or a leave takes its commit along: no message comes again. After a kill, only what
+          was in hand and what was ended within the time of a commit: else somewhen a commit had time to be made, and was lost
+    C3    no step back: nobody is told less than what was committed when he asked; accepted commits only grow
+    C5    no commit with a token is accepted after another member was given the queue
+    C6    take-over: no queue with messages is silent for longer than promised
+    C7    a member that was stopped begins nothing of its queues when it wakes, if others have them
 
 What a stopped member had in hand it may finish, and counts; so do messages that come again since their commit was lost with a kill. One
 message may be between the check and the listener when a stop falls: it counts, two are wrong. The commit that a stopped member was about to
@@ -31,6 +33,8 @@ REVOKE_S: Final = 1.0
 """How long a queue that goes waits for the listeners of its messages."""
 RETURN_S: Final = 2.0
 """Longest pause between two tries of a member to reach a broker that was away. The broker takes its commits when it has heard of it."""
+COMMIT_S: Final = 5.0
+"""How often a consumer commits by default: what a crash takes back at most."""
 LATE_S: Final = 3.0
 """How much later a busy machine may be."""
 
@@ -81,8 +85,13 @@ class GroupHistory:
     settle_s: float
     is_locked: bool = False
     is_ordered: bool = False
+    is_held_up: bool = False
+    """Members have one message of a queue at a time, and one that fails comes again before those behind it."""
+    commit_s: float = COMMIT_S
+    """How often members commit."""
     got: dict[str, list[Got]] = field(default_factory=lambda: defaultdict(list))
     done: dict[str, dict[int, list[tuple[float, str]]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    failed: dict[str, dict[int, list[tuple[float, str]]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     fetches: dict[tuple[str, str], list[Fetch]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, list[tuple[float, str, int]]] = field(default_factory=lambda: defaultdict(list))
     commits: list[Commit] = field(default_factory=list)
@@ -115,6 +124,8 @@ class GroupHistory:
                 self.got[queue].append(Got(time_s, member, int(offset)))
             case "done", (queue, offset):
                 self.done[queue][int(offset)].append((time_s, member))
+            case "failed", (queue, offset):
+                self.failed[queue][int(offset)].append((time_s, member))
             case "fetched", (queue, offset, began):
                 self.fetches[member, queue].append(Fetch(time_s, float(began), int(offset)))
             case "token", (queue, token):
@@ -144,12 +155,12 @@ class GroupHistory:
 
 def check_group(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
     """What is wrong; what is only counted goes to `counts`."""
-    checks = (_missed, _ahead, _steps_back, _two_owners, _old_tokens, _silences, _woken, _handed_over)
+    checks = (_missed, _ahead, _steps_back, _two_owners, _old_tokens, _silences, _woken, _handed_over, _overtaken, _lost_commits)
     return _found_by(checks, history, counts)
 
 
 def check_owners(history: GroupHistory, counts: Counter[str]) -> list[Violation]:
-    """G4, G5 and G6, which hold wherever a group was reset to."""
+    """B4, C5 and C6, which hold wherever a group was reset to."""
     return _found_by((_two_owners, _old_tokens, _silences), history, counts)
 
 
@@ -165,23 +176,28 @@ def _missed(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
     missing = [f"{queue} {offset}" for queue, offset in history.acked_s if not history.done[queue].get(offset)]
     counts["acked"] += len(history.acked_s)
     if missing:
-        yield Violation("G1", f"{len(missing)} of {len(history.acked_s)} messages were ended by nobody: {sorted(missing)[:5]}")
+        yield Violation("C1b", f"{len(missing)} of {len(history.acked_s)} messages were ended by nobody: {sorted(missing)[:5]}")
 
 
-def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+def _ready_s(history: GroupHistory) -> dict[str, list[float]]:
+    """By queue and offset: from when on all messages below it were ended, as far as they are."""
     ready_s: dict[str, list[float]] = {}
     for queue, done in history.done.items():
         times = ready_s[queue] = [0.0]
-        """By offset: from when on it may be committed."""
         while (several := done.get(len(times) - 1)) is not None:
             times.append(max(times[-1], min(several)[0]))
+    return ready_s
+
+
+def _ahead(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    ready_s = _ready_s(history)
     for commit in history.commits:
         if commit.accepted_s is None:
             continue
         counts["commits"] += 1
         times = ready_s.get(commit.queue, [0.0])
         if commit.offset >= len(times) or times[commit.offset] > commit.accepted_s:
-            yield Violation("G2", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
+            yield Violation("C1a", f"{commit.member} committed {commit.queue} {commit.offset} before all below it was ended")
 
 
 def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -195,13 +211,13 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             for fetch in history.fetches[member, queue]:
                 highest = max((one.offset for one in commits if (one.accepted_s or 0.0) < fetch.began_s), default=-1)
                 if fetch.offset < highest:
-                    yield Violation("G3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
+                    yield Violation("C3", f"{member} was told {queue} {fetch.offset}, {highest} was committed before")
         highest, index = -1, 0
         for commit in sorted(commits, key=lambda one: one.sent_s):
             while index < len(by_end) and (by_end[index].accepted_s or 0.0) < commit.sent_s:
                 highest, index = max(highest, by_end[index].offset), index + 1
             if commit.offset < highest:
-                yield Violation("G3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
+                yield Violation("C3", f"{commit.member} committed {queue} {commit.offset}, and {highest} was committed before")
     for queue, several in history.got.items():
         last: dict[str, tuple[int, int]] = {}
         seen: dict[str, set[int]] = defaultdict(set)
@@ -209,7 +225,7 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             fetches = history.fetches[got.member, queue]
             reign = sum(fetch.began_s < got.time_s for fetch in fetches)
             if not reign:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and never asked where the group is")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset}, and never asked where the group is")
                 continue
             floor = fetches[reign - 1].offset
             before = last.get(got.member)
@@ -217,20 +233,29 @@ def _steps_back(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             if is_new:
                 seen[got.member].clear()
             if got.offset < floor:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset}, and was told {floor}")
-            elif got.offset in seen[got.member]:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset} twice, of one look-up")
-            elif history.is_ordered and not is_new and before is not None and got.offset != before[1] + 1:
-                yield Violation("G3", f"{got.member} has {queue} {got.offset} behind {before[1]}")
+                yield Violation("B3", f"{got.member} has {queue} {got.offset}, and was told {floor}")
+            elif got.offset in seen[got.member] and not _has_failed(history, queue, got):
+                yield Violation("B3", f"{got.member} has {queue} {got.offset} twice, of one look-up")
+            elif history.is_ordered and not is_new and before is not None and not _follows(history, queue, got, before[1]):
+                yield Violation("B3", f"{got.member} has {queue} {got.offset} behind {before[1]}")
             elif history.is_ordered and is_new and got.offset != max(floor, 0):
-                yield Violation("G3", f"{got.member} begins {queue} with {got.offset}, and was told {floor}")
+                yield Violation("B3", f"{got.member} begins {queue} with {got.offset}, and was told {floor}")
             seen[got.member].add(got.offset)
             last[got.member] = reign, got.offset
 
 
+def _has_failed(history: GroupHistory, queue: str, got: Got) -> bool:
+    """Whether it failed at this member before, so that it comes again."""
+    return any(member == got.member and time_s <= got.time_s for time_s, member in history.failed[queue].get(got.offset, ()))
+
+
+def _follows(history: GroupHistory, queue: str, got: Got, offset_before: int) -> bool:
+    return got.offset == offset_before + 1 or (got.offset == offset_before and _has_failed(history, queue, got))
+
+
 def _ends_s(history: GroupHistory, queue: str, got: Got) -> tuple[float, bool]:
     """Until when a member certainly has a message, and whether it was ended after a stop."""
-    ended = history.done[queue].get(got.offset, ())
+    ended = [*history.done[queue].get(got.offset, ()), *history.failed[queue].get(got.offset, ())]
     done_s = min((time_s for time_s, member in ended if member == got.member and time_s >= got.time_s), default=float("inf"))
     ends_s = min(done_s, history.killed_s.get(got.member, float("inf")))
     for stop in history.stops[got.member]:
@@ -245,15 +270,18 @@ def _two_owners(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
         until_s: dict[str, tuple[float, int]] = {}
         for got in several:
             if got in on_waking:
-                continue  # G7 judges it.
+                continue  # C7 judges it.
             for member, (other_s, offset) in until_s.items():
                 if member != got.member and other_s > got.time_s:
-                    yield Violation("G4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
+                    yield Violation("B4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
             ends_s, is_late = _ends_s(history, queue, got)
             counts["finished after waking"] += is_late
             until_s[got.member] = max(until_s.get(got.member, (0.0, 0)), (ends_s, got.offset))
     counts["deliveries"] += sum(map(len, history.got.values()))
-    counts["deliveries twice"] += sum(len(several) - len({got.offset for got in several}) for several in history.got.values())
+    for queue, several in history.got.items():
+        failed_count = sum(map(len, history.failed[queue].values()))
+        counts["failed"] += failed_count
+        counts["deliveries twice"] += max(len(several) - len({got.offset for got in several}) - failed_count, 0)
 
 
 def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -265,12 +293,12 @@ def _old_tokens(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
         if commit.accepted_s is None:
             continue
         if not commit.token:
-            yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} without a token")
+            yield Violation("C5", f"{commit.member} committed {commit.queue} {commit.offset} without a token")
         granted = [time_s for time_s, _, token in history.tokens[commit.queue] if token == commit.token]
         since_s = max(granted, default=0.0)
         for time_s, member, token in history.tokens[commit.queue]:
             if token != commit.token and since_s < time_s < commit.sent_s:
-                yield Violation("G5", f"{commit.member} committed {commit.queue} {commit.offset} after {member} had locked it")
+                yield Violation("C5", f"{commit.member} committed {commit.queue} {commit.offset} after {member} had locked it")
                 break
 
 
@@ -299,7 +327,7 @@ def _silences(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation
             allowed_s = allowed_silence_s(history, queue, begin_s, got.time_s)
             if silent_s > allowed_s:
                 who = f"between {before.member} and {got.member}"
-                yield Violation("G6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
+                yield Violation("C6", f"{queue} was silent for {silent_s:.1f} s {who}, {allowed_s:.1f} s are allowed")
 
 
 def take_overs_s(history: GroupHistory) -> list[float]:
@@ -342,7 +370,7 @@ def _woken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
         times = {got.time_s: f"{queue} {got.offset}" for queue, got in begun}
         counts["begun on waking"] += len(times)
         if len(times) > 1:
-            yield Violation("G7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")
+            yield Violation("C7", f"{member} woke up, and began {sorted(times.values())} though others had these queues")
 
 
 def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
@@ -356,10 +384,13 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
         last: dict[int, Got] = {}
         for got in several:
             if got in on_waking:
-                continue  # G7 judges it.
+                continue  # C7 judges it.
             before = last.get(got.offset)
             last[got.offset] = got
-            if before is None:
+            if before is None or any(
+                who == before.member and before.time_s <= time_s <= got.time_s
+                for time_s, who in history.failed[queue].get(got.offset, ())
+            ):
                 continue
             member, span = before.member, (before.time_s - REVOKE_S, got.time_s)
             uncommitted = (before.time_s - REVOKE_S - RETURN_S, got.time_s)
@@ -375,4 +406,54 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             )
             if not is_excused:
                 text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"
-                yield Violation("G8", text)
+                yield Violation("C2", text)
+
+
+def _overtaken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    if not history.is_held_up:
+        return
+    on_waking = {got for _, found in _begun_on_waking(history) for _, got in found}
+    ready_s = _ready_s(history)
+    for queue, several in history.got.items():
+        times = ready_s.get(queue, [0.0])
+        for got in several:
+            is_ready = got.offset < len(times) and times[got.offset] <= got.time_s
+            if not is_ready and got not in on_waking:  # C7 judges those.
+                yield Violation("B4", f"{got.member} has {queue} {got.offset}, and not all messages in front of it were ended")
+
+
+def _lost_commits(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
+    ready_s = _ready_s(history)
+    for queue, several in history.got.items():
+        times = ready_s.get(queue, [0.0])
+        spans = _disturbances(history, queue)
+        for got in several:
+            if got.offset + 1 >= len(times) or times[got.offset + 1] >= got.time_s:
+                continue  # not ended by then
+            counts["ended, and came again"] += 1
+            quiet_s = _longest_quiet_s(spans, times[got.offset + 1], got.time_s)
+            allowed_s = (history.commit_s + REVOKE_S + RETURN_S) * history.pace(times[got.offset + 1], got.time_s)
+            if quiet_s > allowed_s:
+                text = f"{got.member} has {queue} {got.offset} again, and for {quiet_s:.1f} s after its end nothing kept its commit back"
+                yield Violation("C2", text)
+
+
+def _disturbances(history: GroupHistory, queue: str) -> list[Span]:
+    """When something happened that may keep commits of a queue back, in their order: to members, or to its broker."""
+    points = [*history.killed_s.values(), *history.left_s.values(), *history.stopping_s.values()]
+    points += [time_s for several in history.refused_s.values() for time_s in several]
+    points += [fetch.time_s for (_, name), fetches in history.fetches.items() if name == queue for fetch in fetches]
+    spans = [Span(time_s, time_s) for time_s in points]
+    spans += [Span(down.begin_s, down.end_s + history.settle_s) for down in history.downs[queue.partition("/")[0]]]
+    spans += [Span(stop.begin_s, stop.end_s + history.gap_s) for several in history.stops.values() for stop in several]
+    return sorted(spans)
+
+
+def _longest_quiet_s(spans: Iterable[Span], begin_s: float, end_s: float) -> float:
+    """The longest stretch between two times that meets none of the spans."""
+    longest_s, at_s = 0.0, begin_s
+    for span in spans:
+        if span.end_s < begin_s or span.begin_s > end_s:
+            continue
+        longest_s, at_s = max(longest_s, span.begin_s - at_s), max(at_s, span.end_s)
+    return max(longest_s, end_s - at_s)

@@ -1,12 +1,12 @@
 """What the members of a group did whose offsets were reset while they ran, and what of it is wrong. Pure: times come with the events.
 
-    R1   all of it comes again: after the last reset each acknowledged message from the new offset on was begun and ended
-    R2   members follow: the first message at the new offset is begun soon, whoever has the queue by then
-    R3   nobody undoes a reset: who asks where the group is is told the new offset, or one up to which all was ended since
-    R4   what a reset skips is skipped: messages below the new offset are begun no more, soon after
+    O1   all of it comes again: after the last reset each acknowledged message from the new offset on was begun and ended
+    O2   members follow: the first message at the new offset is begun soon, whoever has the queue by then
+    O3   nobody undoes a reset: who asks where the group is is told the new offset, or one up to which all was ended since
+    O4   what a reset skips is skipped: messages below the new offset are begun no more, soon after
 
 A reset to a time, or to the end, has no offset that is known beforehand: which messages were acknowledged before then, and which were sent
-after. What lies between them may come or not. G4 to G6 of `groups.py` hold here, too. A member may finish what it had.
+after. What lies between them may come or not. B4 to C6 of `groups.py` hold here, too. A member may finish what it had.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_resets(history: GroupHistory, resets: list[Reset], queues: Iterable[st
     last = resets[-1] if resets else None
     for queue in queues:
         if missing := owed(history, last, queue):
-            found.append(Violation("R1", f"{len(missing)} messages of {queue} did not come again after {last}: {missing[:5]}"))
+            found.append(Violation("O1", f"{len(missing)} messages of {queue} did not come again after {last}: {missing[:5]}"))
         for reset, following in zip(resets, [*resets[1:], None], strict=True):
             next_s = float("inf") if following is None else following.asked_s
             found += _judge(history, queue, reset, next_s, counts)
@@ -95,7 +95,7 @@ def _judge(history: GroupHistory, queue: str, reset: Reset, next_s: float, count
             late_s, allowed_s = got.time_s - reset.answered_s, allowed_silence_s(history, queue, reset.answered_s, got.time_s)
             counts["begun below a reset"] += 1
             if late_s > allowed_s:
-                yield Violation("R4", f"{got.member} has {queue} {got.offset} {late_s:.1f} s after {reset}, {allowed_s:.1f} s are allowed")
+                yield Violation("O4", f"{got.member} has {queue} {got.offset} {late_s:.1f} s after {reset}, {allowed_s:.1f} s are allowed")
     acked = sorted(offset for name, offset in history.acked_s if name == queue)
     first = first_of(history, reset, queue)
     if first is not None:
@@ -105,7 +105,7 @@ def _judge(history: GroupHistory, queue: str, reset: Reset, next_s: float, count
         if begin_s < next_s:
             allowed_s = allowed_silence_s(history, queue, begin_s, ends_s) + BACKLOG_MESSAGE_S * max(backlog, 0)
             if ends_s - begin_s > allowed_s:
-                yield Violation("R2", f"{queue} {first} did not come within {allowed_s:.1f} s after {reset}")
+                yield Violation("O2", f"{queue} {first} did not come within {allowed_s:.1f} s after {reset}")
             elif first in began_s:
                 counts["followed ms, longest"] = max(counts["followed ms, longest"], round((ends_s - begin_s) * 1000))
     yield from _undone(history, queue, reset, next_s, (low, high), acked)
@@ -129,8 +129,8 @@ def _undone(
             if name != queue or not reset.answered_s < fetch.began_s or not fetch.time_s < next_s:
                 continue
             if fetch.offset < low:
-                yield Violation("R3", f"{member} was told {queue} {fetch.offset} after {reset}, at least {low} was to be")
+                yield Violation("O3", f"{member} was told {queue} {fetch.offset} after {reset}, at least {low} was to be")
             below = acked[bisect_left(acked, high) : bisect_left(acked, fetch.offset)]
             open_ = [one for one in below if ended_s.get(one, float("inf")) > fetch.time_s]
             if open_:
-                yield Violation("R3", f"{member} was told {queue} {fetch.offset} after {reset}, and nobody had ended {open_[:5]} since")
+                yield Violation("O3", f"{member} was told {queue} {fetch.offset} after {reset}, and nobody had ended {open_[:5]} since")

@@ -1,11 +1,11 @@
-"""Invariants T over the log alone: what became of each half message, by an own reading of half messages, copies and records of states.
+"""Invariants E over the log alone: what became of each half message, by an own reading of half messages, copies and records of states.
 
-    T1   a transaction ends once: committed, rolled back or expired
-    T2   committed: one copy in its queue, in the append that says so; rolled back: none; expired: one, where operators find it
-    T3   nobody reads a half message, by offset, key or id
-    T4   what was answered holds: a half message is there until it is ended, a decision is the one in the log
-    T5   the broker has open what the log says is open, asked about as often
-    T6   nobody is asked earlier than was promised
+    E1   committed: one copy in its queue, in the append that says so; no other way leads there
+    E2   rolled back: no copy
+    E3   a transaction ends once: committed, rolled back or expired; an answered decision is the one in the log
+    E5   an answered half message is there until it is ended; it expires after all checks, into one copy where operators find it
+    E6   the broker has open what the log says is open, asked about as often; what has ended is asked about no more
+    E8   nobody is asked earlier than was promised
 
 Nothing of the store's code is used; FORMAT.md says what counts.
 """
@@ -24,6 +24,8 @@ from .violations import Violation
 HALF, COPY = 1, 2
 COMMITTED, ROLLED_BACK, EXPIRED, CHECKED, CARRIED = 1, 2, 3, 4, 5
 EXPIRED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+RULES = {COMMITTED: "E1", ROLLED_BACK: "E2", EXPIRED: "E5"}
+"""By how a transaction ended: what its copies may break."""
 IMMUNITY_MS, INTERVAL_MS, CHECKS_MAX = 6_000, 30_000, 15
 
 Key = tuple[int, int, int]
@@ -57,7 +59,7 @@ class TransactionLog:
 
 
 def transactions_of(report: LogReport) -> TransactionLog:
-    """What the records of a log say, in their order, and where they break T1, T2 or T6."""
+    """What the records of a log say, in their order, and where they break E1 to E8."""
     log = TransactionLog(report.first)
     for _, _, record in report.records:
         key = record.producer_id, record.producer_epoch, record.sequence
@@ -66,7 +68,7 @@ def transactions_of(report: LogReport) -> TransactionLog:
             _take(log, record)
         elif kind == HALF:
             if key in log.endings:
-                log.say("T1", f"{key} is a half message behind its ending")
+                log.say("E3", f"{key} is a half message behind its ending")
             if key not in log.open and record.flags & 0x800:
                 log.carried_in.add(key)
             log.open.setdefault(key, 0)
@@ -90,23 +92,23 @@ def _take(log: TransactionLog, record: Record) -> None:
             count, due_ms = next(carried)
             if key in log.open:
                 if key not in log.carried_in and count != log.open[key]:
-                    log.say("T6", f"{key} is carried forward as asked about {count} times, it was {log.open[key]}")
+                    log.say("E6", f"{key} is carried forward as asked about {count} times, it was {log.open[key]}")
                 log.carried_in.discard(key)
                 log.open[key], log.asked_from_ms[key] = count, due_ms
         elif event == CHECKED:
             if key not in log.open:  # its half message may have gone with its segment, and stand further on
                 if not log.first:
-                    log.say("T6", f"{key} is asked about and not open")
+                    log.say("E6", f"{key} is asked about and not open")
                 continue
             if told.time_ms < log.asked_from_ms[key]:
-                log.say("T6", f"{key} is asked at {told.time_ms}, {log.asked_from_ms[key]} was promised")
+                log.say("E8", f"{key} is asked at {told.time_ms}, {log.asked_from_ms[key]} was promised")
             log.open[key] += 1
             log.asked_from_ms[key] = told.time_ms + INTERVAL_MS
         else:
             if key in log.endings:
-                log.say("T1", f"{key} ends as {log.endings[key]} and as {event}")
+                log.say("E3", f"{key} ends as {log.endings[key]} and as {event}")
             if event == EXPIRED and log.open.get(key, CHECKS_MAX) < CHECKS_MAX:
-                log.say("T6", f"{key} expires, asked about {log.open[key]} times")
+                log.say("E5", f"{key} expires, asked about {log.open[key]} times")
             log.open.pop(key, None)
             log.endings.setdefault(key, event)
 
@@ -118,24 +120,24 @@ def _check_copies(log: TransactionLog) -> None:
         elsewhere = [copy for copy in copies if copy[0] != EXPIRED_TOPIC]
         delivered = [copy for copy in elsewhere if not copy[1]]
         if len(delivered) > 1 or bool(elsewhere) is not (ending == COMMITTED):
-            log.say("T2", f"{key} ended as {ending} and has the copies {copies}")
+            log.say(RULES[ending], f"{key} ended as {ending} and has the copies {copies}")
         if len(at_operators) != (ending == EXPIRED):
-            log.say("T2", f"{key} ended as {ending} and is at the operators {len(at_operators)} times")
+            log.say("E5", f"{key} ended as {ending} and is at the operators {len(at_operators)} times")
     for key in log.copies:
         if key in log.open or (key not in log.endings and not log.first):
-            log.say("T2", f"{key} has copies and has not ended")
+            log.say("E1", f"{key} has copies and has not ended")
 
 
 def check_answers(
     log: TransactionLog, halves: Iterable[Key], decided: dict[Key, int], ended: set[Key]
 ) -> list[Violation]:
-    """T4: of half messages and decisions that were answered. `ended`: those that had ended by earlier readings of the log."""
+    """E3 and E5: of half messages and decisions that were answered. `ended`: those that had ended by earlier readings of the log."""
     found = []
     for key in halves:
         is_known = key in log.open or key in log.endings
         if not is_known and (key not in ended or not log.first):
-            found.append(Violation("T4", f"{key} was answered, and the log has neither it nor its ending"))
+            found.append(Violation("E5", f"{key} was answered, and the log has neither it nor its ending"))
     for key, ending in decided.items():
         if key in log.open or log.endings.get(key, ending) != ending:
-            found.append(Violation("T4", f"{key} was answered as {ending}, the log says {log.endings.get(key)}"))
+            found.append(Violation("E3", f"{key} was answered as {ending}, the log says {log.endings.get(key)}"))
     return found

@@ -1,0 +1,89 @@
+"""The wall clock of one Python process, which somebody sets while the process runs; its monotonic clocks go on.
+
+`planted_in_child/sitecustomize.py` calls `follow` when the process starts. The offset is in a file that the process maps, so that it
+holds from one call of `time.time` to the next, and for the process that is started after a kill.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "CHAOS_CLOCK"
+_OFFSET_NS: Final = struct.Struct("<q")
+
+
+def follow(path: str) -> None:
+    """In the process: its wall clock is off by what the file says, from now on."""
+    with open(path, "rb") as file:
+        offset = mmap.mmap(file.fileno(), _OFFSET_NS.size, access=mmap.ACCESS_READ)
+    real_ns = time.time_ns
+
+    def time_ns() -> int:
+        return real_ns() + int(_OFFSET_NS.unpack_from(offset)[0])
+
+    def seconds() -> float:
+        return time_ns() / 1e9
+
+    time.time_ns, time.time = time_ns, seconds
+
+
+class SteppedClock:
+    """The clock of one process, or of those that come after each other in one place. Attribute: offset_s, how far it is off."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(_OFFSET_NS.size))
+        self.offset_s = 0.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the process needs."""
+        here = Path(__file__).parent
+        paths = [str(here / "planted_in_child"), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: str(self._file)}
+
+    def set(self, offset_s: float) -> None:
+        """Ahead of the right time by so much; below zero: behind it."""
+        self.offset_s = offset_s
+        with self._file.open("r+b", buffering=0) as file:
+            file.write(_OFFSET_NS.pack(round(offset_s * 1e9)))
+
+
+FOLLOWED: Final = 0.1
+"""Of each second in which a wall clock is off, log time gains or loses so much (docs/delay.md)."""
+UNSEEN_S: Final = 0.3
+"""For the time in which a broker is down, and its log time follows nothing, or less."""
+
+
+class LogTimeRange:
+    """Between which bounds log time of brokers with these clocks has been, seen from the right time. Any thread.
+
+    `look` before a clock is set.
+    """
+
+    def __init__(self, clocks: Sequence[SteppedClock]) -> None:
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._ahead_s, self._behind_s = [0.0] * len(clocks), [0.0] * len(clocks)
+        self._looked_s = time.monotonic()
+        self._ahead_max_s = self._behind_max_s = 0.0
+
+    def look(self) -> float:
+        """How far apart any two log times were at most, those of different moments too."""
+        with self._lock:
+            now_s = time.monotonic()
+            followed_s, self._looked_s = FOLLOWED * (now_s - self._looked_s), now_s
+            for number, clock in enumerate(self._clocks):
+                for apart_s, follows in ((self._ahead_s, clock.offset_s > 0), (self._behind_s, clock.offset_s < 0)):
+                    apart_s[number] = max(apart_s[number] + (followed_s if follows else -followed_s), 0.0)
+            self._ahead_max_s = max(self._ahead_max_s, *self._ahead_s)
+            self._behind_max_s = max(self._behind_max_s, *self._behind_s)
+            return self._ahead_max_s + self._behind_max_s + UNSEEN_S
