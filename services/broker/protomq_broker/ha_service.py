@@ -68,7 +68,7 @@ NEWS_DELAY_MS: Final = 20
 """How long a slave may wait for news: a later confirmed position, or a later start of the log. An append in that time carries the news with
 it.
 """
-GATHER_MS: Final = 20
+GATHER_MS: Final = 40
 """How long the log is gathered for a slave where nobody waits for slaves: an answer costs the master as much as some sends.
 
 It begins with each answer that has a part of the log, for all slaves. So an answer goes at once if the last one is older than this.

@@ -278,7 +278,7 @@ def test_what_was_just_written_is_said_to_be_in_memory_and_what_lies_far_back_is
 
     fetch(1_500, broker_name="b", broker_id=1, store_id=9)
     fetch(1_500, session=7)
-    assert [[type(region) is RecentRegion for region in parts] for parts in regions] == [[False], [True]]
+    assert [[isinstance(region, RecentRegion) for region in parts] for parts in regions] == [[False], [True]]
     assert [(region.offset, region.size_bytes) for parts in regions for region in parts] == [(0, 1_500), (1_500, 1_500)]
 
 
