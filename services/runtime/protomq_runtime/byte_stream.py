@@ -83,8 +83,8 @@ class ByteStream(Protocol):
 class TcpStream:
     """Plain TCP: the socket's own methods, regions by sendfile.
 
-    A recent region is sent from a mapping. That copies its bytes, and yet takes half the CPU time: sendfile looks up each page, marks it as
-    used, and hands over 64 KiB at a time.
+    A recent region is sent from a mapping. That copies its bytes, and yet takes half the CPU time. For sendfile the kernel looks up each
+    page, marks it as used, and hands over 64 KiB at a time.
     """
 
     __slots__ = ("_socket", "_window", "recv_into", "send")
