@@ -73,7 +73,7 @@ class ShortFileError(Exception):
     """A file ends before a region does: the answer cannot be completed, its header is on the way already."""
 
 
-def read_regions(regions: Sequence[Region]) -> list[memoryview]:
+def read_regions(regions: Sequence[Region | RecentRegion]) -> list[memoryview]:
     """The bytes of the regions, in order. Raises ShortFileError or OSError."""
     pieces: list[memoryview] = []
     index = 0
@@ -90,7 +90,7 @@ def read_regions(regions: Sequence[Region]) -> list[memoryview]:
     return pieces
 
 
-def _span(regions: Sequence[Region], index: int) -> tuple[int, int, int]:
+def _span(regions: Sequence[Region | RecentRegion], index: int) -> tuple[int, int, int]:
     """(index of the first region that does not belong to the span, start and end of the span in the file)."""
     file, start, size = regions[index]
     end = start + size
