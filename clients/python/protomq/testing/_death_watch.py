@@ -1,4 +1,4 @@
-"""Ends a child when the process that started it is killed and can do nothing more: a shell waits at a pipe that only that one holds."""
+"""Ends a child when the process that started it is killed: a shell waits at a pipe that only that process holds."""
 
 from __future__ import annotations
 
