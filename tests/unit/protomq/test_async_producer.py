@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -249,6 +250,27 @@ async def test_waiting_in_line_ends_with_the_time_out_and_is_definite(
     await first
     await turns()
     assert cluster.bodies() == [b"first"]
+
+
+async def test_of_what_has_gathered_what_is_late_and_whose_caller_has_gone_are_not_sent(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    first = asyncio.create_task(producer.send("T", b"first", queue=QUEUE))
+    await turns()
+    line, now_s = producer._line("T", QUEUE, None), time.monotonic()
+    late, gone, live = (
+        producer._enqueue(line, producer._core.prepare(body), now_s + left_s).future
+        for body, left_s in ((b"late", 0.0), (b"gone", 0.3), (b"live", 60.0))
+    )
+    gone.cancel()
+    gate.open.set()
+    await asyncio.gather(first, live)
+    with pytest.raises(RequestTimeoutError, match="still waiting in line") as caught:
+        await late
+    assert caught.value.definite
+    assert cluster.bodies() == [b"first", b"live"]
+    assert producer._pending_size == 0
 
 
 async def test_a_time_out_on_the_way_is_not_definite(
