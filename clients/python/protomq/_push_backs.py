@@ -41,7 +41,7 @@ MISSING_TRIES_MAX: Final = 10
 GATHER_S: Final = 0.02
 """More is gathered behind a call for this time, unless the next one is full. The delays of a group are seconds.
 
-256 a call cost a broker half of what 32 a call cost it, and 1,024 a call two thirds of that.
+256 a call cost a broker half of what 32 a call cost it, and 1,024 a call four fifths of that.
 """
 
 

@@ -493,7 +493,9 @@ class _Together:
         copies = [copy for each in new for copy in each.copies]
         if copies:
             topics = dict.fromkeys(copy.region.topic for copy in copies)
-            self._store.topics.add([topic_of_broker(name) for name in topics])
+            missing = [name for name in topics if self._store.topics.find(name) is None]
+            if missing:
+                self._store.topics.add(map(topic_of_broker, missing))
             keys = [asked.key for each in new for asked in each.asked if asked.key]
             record = GroupsRecord(sent_back=keys, sent_back_times_ms=[now_ms] * len(keys))
             states = [(GROUPS_TOPIC, [record.SerializeToString()])] if keys else []
