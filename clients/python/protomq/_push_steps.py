@@ -392,8 +392,8 @@ class PushSteps:
         """Gives messages back to their broker; a call that is made again has the same octets."""
         if call.payload is None:
             failed = [(back.message, back.fields) for back in call.backs]
-            state = self._consumer.state
-            call.payload = BackPayload(self._options.group, call.broker_name, failed, state.incarnation, state.alike_brokers)
+            alike_brokers = self._state.backs.alike_brokers
+            call.payload = BackPayload(self._options.group, call.broker_name, failed, self._consumer.state.incarnation, alike_brokers)
         topic = call.backs[0].message.queue.topic
         answer = yield from call.payload.call_steps(topic, self._options.request_timeout_s, CALL)
         for back, result in zip(call.backs, answer.results, strict=False):

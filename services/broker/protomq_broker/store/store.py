@@ -256,6 +256,7 @@ class Store:
         self.record_at = reader.record_at
         self.read_records = reader.read_records
         self.entries_at = reader.entries_at
+        self.entries_together = reader.entries_together
         self.is_repaired = reader.is_repaired
         self.find_by_key_hash = look_ups.by_key_hash
         self.find_by_message_id = look_ups.by_message_id
