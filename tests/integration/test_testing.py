@@ -124,6 +124,18 @@ def test_a_connection_is_as_slow_as_it_is_told(echo: str) -> None:
             assert received == 20_000
 
 
+def test_what_is_lost_comes_as_late_as_tcp_sends_it_again(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        proxy.set(loss_probability=1.0, delay_s=0.01)
+        with connect(proxy) as connection:
+            begun_s = time.monotonic()
+            connection.sendall(b"hello")
+            assert connection.recv(100) == b"hello"
+            # Both ways: the delay, and 200 ms and a round trip for what was lost.
+            assert time.monotonic() - begun_s >= 2 * (0.01 + 0.2 + 0.02)
+            assert proxy.losses == 2
+
+
 def test_new_connections_can_be_refused(echo: str) -> None:
     with FaultProxy(echo) as proxy:
         proxy.set(refuse=True)
