@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -139,6 +140,8 @@ class ElectedName:
             self._clocks.step()
         change = self.begin()
         self.end(change)
+        # Until then the old master ends its callers' connections, and they try again.
+        self.cluster.wait_leading(MEMBERS)
         return change
 
     def begin(self) -> str:
@@ -190,7 +193,11 @@ def _elected(seed: int, folder: Path, environment: Mapping[str, str], *, sets_cl
     clocks = _Clocks(rng, folder, MEMBERS, are_set=sets_clocks)
     environments = [{**environment, **(clock.environment if sets_clocks else {})} for clock in clocks.all]
     with elected_cluster(folder, count=MEMBERS, election=ELECTION, environments=environments) as cluster:
-        yield ElectedName(cluster, rng, clocks)
+        try:
+            yield ElectedName(cluster, rng, clocks)
+        except BaseException:
+            print(cluster.last_lines(), file=sys.stderr)
+            raise
 
 
 def elected(seed: int, folder: Path, environment: Mapping[str, str]) -> AbstractContextManager[Place]:

@@ -54,7 +54,6 @@ that another program has changed; an empty one has lost its folder. Wall clocks 
 an etcd of three members."""
 SAMPLE: Final = Path(__file__).parents[2] / "deploy" / "2m-2s-etcd" / "broker-a-1.yaml"
 """Of a name with two members."""
-SAID_LINES: Final = 60
 CLOCK_MIN_S: Final = 3_600
 CLOCK_MAX_S: Final = 9 * 3_600
 LATER_S: Final = 12 * 3_600
@@ -321,14 +320,8 @@ def _sick_cluster(folder: Path, seed: int, members: int) -> Iterator[_SickCluste
         try:
             yield _SickCluster(cluster, disks, clocks)
         except BaseException:
-            _tell(cluster)
+            print(cluster.last_lines(), file=sys.stderr)
             raise
-
-
-def _tell(cluster: ElectedCluster) -> None:
-    """What the brokers have said last, which is gone with their folders."""
-    for broker in cluster.brokers:
-        print(f"--- {broker.folder.name}", *broker.log_text().splitlines()[-SAID_LINES:], sep="\n", file=sys.stderr)
 
 
 def _send_later(cluster: ElectedCluster) -> None:

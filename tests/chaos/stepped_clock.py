@@ -1,7 +1,8 @@
-"""The wall clock of one Python process, which somebody sets while the process runs; its monotonic clocks go on.
+"""The wall clock of one broker's process, which somebody sets while it runs; its monotonic clocks go on.
 
 `planted_in_child/sitecustomize.py` calls `follow` when the process starts. The offset is in a file that the process maps, so that it
-holds from one call of `time.time` to the next, and for the process that is started after a kill.
+holds from one look at the clock to the next, and for the process that is started after a kill. All parts of a broker look at
+`SystemClock`. `time.time` itself stays right: gRPC compares it with deadlines that its C core has from the kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from protomq_runtime.clock import SystemClock
+
 VARIABLE: Final = "CHAOS_CLOCK"
 _OFFSET_NS: Final = struct.Struct("<q")
 
@@ -23,15 +26,11 @@ def follow(path: str) -> None:
     """In the process: its wall clock is off by what the file says, from now on."""
     with open(path, "rb") as file:
         offset = mmap.mmap(file.fileno(), _OFFSET_NS.size, access=mmap.ACCESS_READ)
-    real_ns = time.time_ns
 
-    def time_ns() -> int:
-        return real_ns() + int(_OFFSET_NS.unpack_from(offset)[0])
+    def now_ms(clock: SystemClock) -> int:
+        return (time.time_ns() + int(_OFFSET_NS.unpack_from(offset)[0])) // 1_000_000
 
-    def seconds() -> float:
-        return time_ns() / 1e9
-
-    time.time_ns, time.time = time_ns, seconds
+    SystemClock.now_ms = now_ms  # type: ignore[method-assign,assignment]
 
 
 class SteppedClock:

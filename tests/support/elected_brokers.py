@@ -32,6 +32,7 @@ from .waiting import PATIENCE_S, wait_for
 
 SEND_OK: Final = WireStatus.SEND_STATUS_SEND_OK
 CHANGE_TEXT: Final = "the slave's services ended in"
+SAID_LINES: Final = 60
 LEADS_PATTERN: Final = re.compile(rf"this broker leads {NAME} in epoch (\d+)")
 
 
@@ -60,6 +61,10 @@ class ElectedCluster:
         """In how many brokers' logs each epoch was led."""
         found = (LEADS_PATTERN.findall(broker.log_text()) for broker in self.brokers)
         return Counter(int(epoch) for epochs in found for epoch in epochs)
+
+    def last_lines(self) -> str:
+        """What the brokers have said last, which is gone with their folders."""
+        return "\n".join("\n".join([f"--- {each.folder.name}", *each.log_text().splitlines()[-SAID_LINES:]]) for each in self.brokers)
 
     def last_change(self) -> str:
         """What the broker that began to lead last says of its change of role; "" if none does."""
