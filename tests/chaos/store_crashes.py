@@ -1,10 +1,11 @@
-"""A kill and power cuts at every I/O of what brokers do for delays, transactions, pops, and messages that fail.
+"""A kill, power cuts and failures at every I/O of what brokers do for delays, transactions, pops, and messages that fail.
 
 For one seed, each of four worlds goes through a script that has each of its operations: sends with a delay and recalls; half messages,
 decisions and questions; pops, acknowledgements, other invisible times, deaths and resets; send-backs, retries, dead letters and replays;
 and checkpoints and retention under all of them. The script is run again and again: the process ends at the first I/O of the disk, at the
 second, … until a run comes to its end without it. After it a broker starts with what a kill, or a power cut, has left, goes on with the
-script, and is judged by the rules of its world (`store_delays.py`, `store_transactions.py`, `store_pops.py`, `store_retries.py`).
+script, and is judged by the rules of its world (`store_delays.py`, `store_transactions.py`, `store_pops.py`, `store_retries.py`). In one
+more round each I/O fails instead (EIO, no space, a short write, an fsync that loses its pages), and the broker ends after that step.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 from unittest import mock
 
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.timer import timer_runs
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_runtime.errors import ServiceError
+from tests.support.ended_process import DiskFailedError
 
 from .checker import Violation
 from .store_delays import DelayRun
@@ -24,6 +28,8 @@ from .store_retries import RetriesWorld
 from .store_transactions import TransactionsWorld
 
 IO_MAX: Final = 5_000
+FAULTS: Final = (Fault.EIO, Fault.ENOSPC, Fault.SHORT, Fault.SYNC_LOST)
+"""Each in its turn, at one I/O after another. The broker is ended after the step in which its disk fails."""
 ENDS: Final = ("kill", "power", "power, nothing left")
 """How a process ends: the page cache stays; what was not synced goes in part; all of it goes."""
 LONGEST_HOLD_MS: Final = 130_000
@@ -123,35 +129,41 @@ def check_crashes(
     fired = Counter() if fired is None else fired
     with mock.patch.object(timer_runs, "BLOCK_ROWS", 4):
         for name in names:
-            for ends in ENDS:
+            for how in (*ENDS, ""):
                 for number in range(1 + seed % stride, IO_MAX, stride):
-                    met, found = _live(LIVES[name](seed, ends), number, ends)
+                    turn = number // stride + seed
+                    fault = Fault.CRASH if how else FAULTS[turn % len(FAULTS)]
+                    ends = how or ENDS[turn % len(ENDS)]
+                    met, found = _live(LIVES[name](seed, ends), number, ends, fault)
                     if found:
-                        case = f"{name}, I/O {number}, {ends}"
+                        case = f"{name}, I/O {number}, {fault.value}, {ends}"
                         return [item._replace(message=f"{case}: {item.message}") for item in found]
                     if not met:
                         break
-                    fired[f"{name}: {ends} in {met}"] += 1
+                    fired[f"{name}: {how or fault.value} in {met}"] += 1
                 else:
                     return [Violation("crash", f"{name}: the script does not come to its end")]
     return []
 
 
-def _live(life: Life, number: int, ends: str) -> tuple[str, list[Violation]]:
-    """Goes through a script whose process ends at an I/O. Returns the step that this was in ("": it was over before), and what is wrong."""
+def _live(life: Life, number: int, ends: str, fault: Fault = Fault.CRASH) -> tuple[str, list[Violation]]:
+    """Goes through a script in which an I/O fails, or its process ends there.
+
+    Returns the step that this was in ("": it was over before), and what is wrong.
+    """
     disk, before = life.disk(), life.restart_count()
     first = disk.operations + number
-    disk.fail_at(number, Fault.CRASH)
+    disk.fail_at(number, fault)
     met = ""
     for step in life.steps:
         try:
             step()
-        except SimulatedCrash:
+        except (SimulatedCrash, StoreError, OSError, ServiceError, DiskFailedError):
             life.restart(ends)
         if not met and (disk.operations >= first or life.restart_count() > before):
             met = step.__name__
             if life.restart_count() == before:
-                life.restart(ends)  # Its answer was out when it ended.
+                life.restart(ends)  # Its answer was out when it ended, or nobody was told that its disk had failed.
         found = life.check()
         if found:
             return met, found

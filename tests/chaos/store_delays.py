@@ -132,10 +132,12 @@ class DelayRun:
         each = self.sent[self.rng.choice(sorted(self.sent))]
         try:
             answer = self.world.recall_answer(each.handle)
-        except SimulatedCrash:
-            each.recalled_at, each.is_recall_uncertain = self.world.store.appended_position, True
+        except (SimulatedCrash, StoreError, OSError):
+            self._doubt_recall(each)
             raise
         except ServiceError as error:
+            if error.reason in ("STORE_FAILED", "DISK_FULL"):
+                self._doubt_recall(each)
             # Of a message that cannot be read, a recall says that it cannot know.
             if error.reason not in ("QUEUE_HEALING", "CORRUPT_LOG"):
                 raise
@@ -151,6 +153,11 @@ class DelayRun:
         elif each.recalled_at is None:
             each.was_too_late = True
         self.counts["recalled" if won else "too late"] += 1
+
+    def _doubt_recall(self, each: _Sent) -> None:
+        """Nobody was told what came of it."""
+        if each.recalled_at is None:
+            each.recalled_at, each.is_recall_uncertain = self.world.store.appended_position, True
 
     def deliver(self) -> None:
         """Time passes, and what is due comes."""

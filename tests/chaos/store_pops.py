@@ -31,7 +31,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.testing import FakeCall
-from tests.support.ended_process import after_the_end
+from tests.support.ended_process import after_the_end, is_disk_failure, raise_if_disk_failed
 from tests.unit.protomq_broker.fake_broker import CONSUMER, POP, SEND, FakeBroker
 
 from .checker import Violation
@@ -135,6 +135,7 @@ class PopWorld:
         records = [Record(body=each.body, attributes=Attributes(sharding_key=each.key)) for each in new]
         call = self._call(SEND, SendRequest(topic="topic", queue_id=queue_id, records=records))
         if call is not None:
+            raise_if_disk_failed(call.error)
             call.response()
             self.messages.update({each.body: each for each in new})
 
@@ -264,6 +265,7 @@ class PopWorld:
         return list({id(held.message): held for held in some}.values())
 
     def _done(self, call: FakeCall, some: Sequence[_Held]) -> list[_Held]:
+        raise_if_disk_failed(call.error)
         if call.error is not None:
             assert call.error.reason == "STALE_RECEIPT", call.error
             return []
@@ -291,6 +293,8 @@ class PopWorld:
             begun = [self._begin_planned_pop()] if call is not None and self.rng.random() < 0.5 else []
             self._finish()
             answered = call if call is not None and call.answered else None
+            if answered is not None and is_disk_failure(answered.error):
+                answered, self.has_crashed = None, True
             if answered is not None or any(pop is not None and pop.answered for pop, _ in begun):
                 for skipped, fresh in parts:
                     self._note_reset(skipped, fresh, deaths)

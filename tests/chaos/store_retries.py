@@ -27,7 +27,7 @@ from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
-from tests.support.ended_process import after_the_end
+from tests.support.ended_process import after_the_end, raise_if_disk_failed
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
 
 from .checker import Violation, check_store_files, parse_log
@@ -126,11 +126,16 @@ class RetriesWorld:
         try:
             call = self.world.call(request)
             self.world.store.flush()
+        except (StoreError, OSError):
+            self.lost.append(request)
+            raise
         except SimulatedCrash:
             self.lost.append(request)
             self.fired["killed while messages were sent back"] += 1
             raise
         if not isinstance(call.outcome, bytes):
+            self.lost.append(request)
+            raise_if_disk_failed(call.outcome)
             self.found.append(Violation("G1", f"refused: {call.outcome!r}"))
             return
         answer = SendBackResponse.FromString(call.outcome)
@@ -154,6 +159,8 @@ class RetriesWorld:
         self.world.store.flush()
         self.lost.remove(request)
         if not isinstance(call.outcome, bytes):
+            self.lost.append(request)
+            raise_if_disk_failed(call.outcome)
             self.found.append(Violation("G1", f"sent again, refused: {call.outcome!r}"))
             return
         answer = SendBackResponse.FromString(call.outcome)
@@ -179,6 +186,7 @@ class RetriesWorld:
         service = DeadLetterService(world.store, world.writer, world.permit)
         service.replay_dead_letters(call)  # type: ignore[arg-type]
         if not isinstance(call.outcome, bytes):
+            raise_if_disk_failed(call.outcome)
             self.found.append(Violation("G5", f"a replay is refused: {call.outcome!r}"))
             return
         answer = ReplayDeadLettersResponse.FromString(call.outcome)

@@ -20,7 +20,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
-from tests.support.ended_process import after_the_end
+from tests.support.ended_process import after_the_end, raise_if_disk_failed
 from tests.support.lost_files import lose_all_but_log
 from tests.support.transaction_world import (
     COMMIT,
@@ -92,6 +92,7 @@ class TransactionsWorld:
         try:
             results = [result.error_reason for result in self.world.end(*wanted)]
         except ServiceError as error:
+            raise_if_disk_failed(error)
             results = [error.reason]
         for (key, decision), reason in zip(ends, results, strict=True):
             if not reason:

@@ -11,6 +11,7 @@ STEPS_MET = (
     "delays: kill in send", "delays: power in recall", "delays: kill in deliver",
     "transactions: power in send", "transactions: kill in decide", "transactions: kill in pass_time",
     "pops: power in pop", "pops: kill in ack", "pops: kill in change", "pops: power in reset",
+    "transactions: EIO in checkpoint", "pops: SYNC_LOST in retain",
     "send-backs: power in fail", "send-backs: kill in deliver", "send-backs: power in replay",
 )  # fmt: skip
 
