@@ -146,14 +146,13 @@ class ElectedName:
         return change
 
     def _is_new(self) -> bool:
-        """Whether another one leads."""
-        master = self.cluster.leading()
-        return master is not None and master.status().leadership.epoch > self._epoch
+        """Whether another one leads, and takes sends."""
+        return max(self.cluster.led_epochs()) > self._epoch
 
     def begin(self) -> str:
         """The master is killed or stopped, or nothing happens yet."""
         self._master = self.cluster.wait_leading(MEMBERS)
-        self._epoch = self._master.status().leadership.epoch
+        self._epoch = max(self.cluster.led_epochs())
         if not self._left:
             self._left = self._rng.sample(CHANGES, len(CHANGES))
         change = self._left.pop()
