@@ -453,8 +453,8 @@ class Member:
         self.paused_until_ms = 0.0
         self.waiting: list[tuple[Callable[..., None], tuple[Any, ...], Any]] = []
         self.disk_delay_ms = 0.0
-        self.is_doubtful = self.is_damaged = False
-        """For the atlas of faults: whether its copy counts."""
+        self.is_doubtful = self.is_damaged = self.is_replaced = False
+        """For the atlas of faults: whether its copy counts. `is_replaced`: until a process has begun there."""
         self.config = BrokerConfig(
             broker_name=NAME, broker_role="SLAVE", broker_id=self.broker_id, ha=world.ha, store=world.store_config,
             etcd=EtcdConfig(member_timeout_ms=LEASE_MS),
@@ -488,6 +488,7 @@ class Member:
         self.is_up = True
         self.following = Following(self)
         self._open_store()
+        self.is_replaced = False
         self.tail = TailFile(self.disk, ROOT, f"boot {self.boots}")
         store = self.store
         may_be_lost = self.tail.open(syncs=world.sync_flush, is_lost=store.has_lost_its_end)
@@ -501,6 +502,7 @@ class Member:
             store.epochs.highest_epoch,
             end_position=store.appended_position,
             tail_may_be_lost=may_be_lost,
+            is_damaged=bool(store.skipped_ranges),
         )  # fmt: skip
         rng = world.rng
         self.at(rng.uniform(0, TICK_MS), self._tick)
@@ -726,6 +728,9 @@ class Member:
         if store.log_failure and "truncated" not in store.log_failure:
             self.do_soon("log failed")
             return
+        if driver.is_damaged and driver.role is Role.FOLLOWING and store.has_healed_what_was_skipped:
+            self.world.fired["opened again when it was healed"] += 1
+            self.do_soon("reopen")
         if driver.is_unable and driver.role is Role.FOLLOWING:
             self._try_room()
         self._look_for_room()
@@ -845,6 +850,7 @@ class Member:
             return
         if self.store.has_lost_its_end:
             self._doubt_tail()
+        self.driver.damaged(bool(self.store.skipped_ranges))
         self._serve_as_slave()
         self._changed()
 
@@ -861,9 +867,11 @@ class Member:
                 driver.unable(epoch, str(error))
                 self._reopen()
                 return
-            if self.store.has_lost_its_end:
-                driver.unable(epoch, "its log was opened again, and ends with damage")
-                self._doubt_tail()
+            driver.damaged(bool(self.store.skipped_ranges))
+            if self.store.has_lost_its_end or driver.is_damaged:
+                driver.unable(epoch, "its log was opened again, and is damaged")
+                if self.store.has_lost_its_end:
+                    self._doubt_tail()
                 self._serve_as_slave()
                 self._changed()
                 return
@@ -897,6 +905,7 @@ class Member:
         self.disk = SimDisk()
         self.boots += 1
         self.is_doubtful = self.is_damaged = False
+        self.is_replaced = True
 
 
 def _call(function: Callable[[], None]) -> None:

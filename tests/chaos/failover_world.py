@@ -17,8 +17,9 @@ slaves, members and links that flap, all members down, planned switches.
     R2     a slave serves nothing that no master has confirmed
 
 Where stores do not sync, the machine of a member must not lose power while no other good copy is in the in-sync set: that is not promised.
-The same holds for damage, and for members that are replaced. Nothing is deleted by its age here (`store_follow`, `ha_world` do that), and
-nobody orders an unclean promotion (`leadership_world`).
+The same holds for damage, and for members that are replaced. Damage is put where a start knows it from a torn tail.
+
+Nothing is deleted by its age here (`store_follow`, `ha_world` do that), and nobody orders an unclean promotion (`leadership_world`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from protomq_broker.replication import changing_hands
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_ha.cluster_state import ORDER, SWITCH, Put, Transaction, encode_order
 from protomq_ha.leadership_values import Role
@@ -73,7 +75,7 @@ REASONS: Final = ALLOWED_REASONS | {"NOT_MASTER", "NOT_ENOUGH_REPLICAS"}
 
 KINDS: Final = (
     "kill", "kill", "kill", "power cut", "power cut", "crash at an I/O", "pause", "pause", "suspend", "cut both ways", "cut one way",
-    "cut off", "cut off", "slow link", "clock step", "slow disk", "full disk", "etcd away", "etcd leader lost",
+    "cut off", "cut off", "slow link", "clock step", "slow disk", "full disk", "flipped byte", "etcd away", "etcd leader lost",
     "empty slave", "flapping", "flapping link", "all down", "switch", "switch",
 )  # fmt: skip
 """Faults, as often as they come."""
@@ -302,7 +304,7 @@ class FailoverWorld:
         in_sync = self.etcd.view.in_sync
         if in_sync is None or not in_sync.members:
             return False
-        stores = {other.member for other in self.members if other is not member}
+        stores = {other.member for other in self.members if other is not member and not other.is_replaced}
         return bool(stores & in_sync.members)
 
     def fault(self) -> None:
@@ -415,20 +417,31 @@ class FailoverWorld:
         member.free_disk()
 
     def _flip(self, member: Member) -> bool:
-        """In the log of a member that is down, or goes down for it."""
+        """On the disk of a member that is down, or goes down for it: in what its log has there."""
         rng = self.rng
-        if member.is_damaged or not member.store.appended_position or not self._may_lose(member, is_power=False):
+        end = member.store.flushed_position
+        if member.is_damaged or member.is_replaced or not end or not self._may_lose(member, is_power=False):
             return False
         length_ms = rng.uniform(30, 500)
-        end = member.store.appended_position
         if member.is_up:
             self._down(member, "kill", length_ms)
         position = rng.randrange(end)
         segments = sorted(path for path in member.disk.files(ROOT) if "/commitlog/" in path)
         path = segments[min(position // SEGMENT_SIZE_BYTES, len(segments) - 1)]
-        member.disk.flip_bit(path, 8 * (position % SEGMENT_SIZE_BYTES) + rng.randrange(8))
+        bit = 8 * (position % SEGMENT_SIZE_BYTES) + rng.randrange(8)
+        whole = self._end_of_a_start(member)
+        member.disk.flip_bit(path, bit)
+        if self._end_of_a_start(member) < whole:
+            member.disk.flip_bit(path, bit)
+            self.fired["damage that looks like a torn tail"] += 1
+            return False
         member.is_damaged = True
         return True
+
+    def _end_of_a_start(self, member: Member) -> int:
+        """Where its log would end. Damage of the last appends looks like a torn write, if nothing says that they were synced."""
+        store = Store.open(ROOT, self.store_config, clock=member.clock, disk=member.disk.killed(), background=False, follows=True)
+        return store.appended_position
 
     def _replace(self, member: Member, length_ms: float) -> bool:
         """A slave, by one with an empty folder."""

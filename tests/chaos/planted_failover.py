@@ -76,6 +76,11 @@ def loses_the_producers_when_it_leads() -> Any:
     return mock.patch.object(Store, "lead", forget)
 
 
+def takes_a_damaged_log_for_whole() -> Any:
+    """Nobody hears that a start has skipped parts of the log."""
+    return mock.patch.object(Store, "skipped_ranges", ())
+
+
 def leads_in_any_state() -> Any:
     """Whoever finds the lead free takes it, whatever it has promised and lacks."""
 
@@ -97,6 +102,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: serves before it is confirmed", masters_serve_what_is_not_confirmed),
     ("fail-over: a slave serves what it has", planted_ha.a_slave_serves_what_it_has),
     ("fail-over: loses the producers", loses_the_producers_when_it_leads),
+    ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),
     ("fail-over: anybody leads", leads_in_any_state),
 )  # fmt: skip
 
