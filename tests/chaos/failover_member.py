@@ -269,6 +269,8 @@ class Following:
         self.memory = AnswerMemory()
         self.under_way = 0
         self.heard_ms = 0.0
+        self.is_of_another_past = False
+        """It does not follow, for the master lacks what may have been confirmed here."""
 
     @property
     def follower(self) -> HaFollower:
@@ -306,7 +308,8 @@ class Following:
         if error is not None:
             follower._complain(error)
         has_disk_failed = isinstance(error, DiskFullError | OtherPastError) or member.store.log_failure
-        if isinstance(error, OtherPastError):
+        self.is_of_another_past = isinstance(error, OtherPastError)
+        if self.is_of_another_past:
             self.world.fired["refused to drop its log"] += 1
         member.at(RETRY_LATE_MS if has_disk_failed else RETRY_MS, self._connect, self.turn)
 

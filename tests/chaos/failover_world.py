@@ -34,6 +34,7 @@ from dataclasses import asdict
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.replication import changing_hands
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, DiskFullError
@@ -506,6 +507,11 @@ class FailoverWorld:
             self._start(member)
             if member.store.log_failure and member.driver.role is Role.LEADING and not member.driver.machine.has_successor:
                 self._down(member, "kill", 10.0)
+            # It led a log that nobody else had begun, and nothing of that was confirmed. It cannot be sure of it; its operator is.
+            if member.following.is_of_another_past and member.store.positions.confirmed <= SEAL_SIZE_BYTES:
+                self.fired["given an empty folder"] += 1
+                self._down(member, "kill", 10.0)
+                member.replace_disk()
         self.at(500, self._mend)
 
     def _is_quiet(self, acknowledged: int) -> bool:
