@@ -568,6 +568,21 @@ class Store:
         return self._upkeep.log_healer.ranges()
 
     @property
+    def skipped_ranges(self) -> Sequence[DamagedRange]:
+        """Damaged parts of the log of which this start knows no record, healed since or not: what follows from them is missing.
+
+        If the end of the log is lost, it is not among them. No replica can heal it, and who follows begins again before it.
+        """
+        end = self.appended_position
+        ranges = self._upkeep.log_healer.skipped_ranges()
+        return [damage for damage in ranges if damage.end_position < end or not self.has_lost_its_end]
+
+    @property
+    def has_healed_what_was_skipped(self) -> bool:
+        """Whether the next start finds all that this one has skipped."""
+        return not set(self.skipped_ranges) & set(self.unhealed_ranges)
+
+    @property
     def healed_range_count(self) -> int:
         """Damaged ranges of the log that were healed from a replica since the start."""
         return self._upkeep.log_healer.healed_count
