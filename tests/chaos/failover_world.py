@@ -40,7 +40,7 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
 from protomq_ha.cluster_state import ORDER, SWITCH, Put, Transaction, encode_order
 from protomq_ha.leadership_values import Role
 from protomq_ha.roles import HaConfig
@@ -441,7 +441,9 @@ class FailoverWorld:
 
     def _end_of_a_start(self, member: Member) -> int:
         """Where its log would end. Damage of the last appends looks like a torn write, if nothing says that they were synced."""
-        store = Store.open(ROOT, self.store_config, clock=member.clock, disk=member.disk.killed(), background=False, follows=True)
+        disk = member.disk.killed()
+        disk.capacity_bytes = CAPACITY_BYTES
+        store = Store.open(ROOT, self.store_config, clock=member.clock, disk=disk, background=False, follows=True)
         return store.appended_position
 
     def _replace(self, member: Member, length_ms: float) -> bool:
