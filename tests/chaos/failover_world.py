@@ -40,7 +40,7 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
 from protomq_ha.cluster_state import ORDER, SWITCH, Put, Transaction, encode_order
 from protomq_ha.leadership_values import Role
 from protomq_ha.roles import HaConfig
@@ -90,7 +90,7 @@ class FailoverWorld:
         self.rng = rng = Random(f"failover {seed}")
         self.fired = fired
         self.now_ms = 0.0
-        self.is_over = False
+        self.is_healing = self.is_over = False
         self.found: list[Violation] = []
         self.history = History(now_ns=lambda: int(self.now_ms * 1e6))
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...], Any]] = []
@@ -359,11 +359,12 @@ class FailoverWorld:
             return self._replace(member, length_ms)
         elif kind == "flapping":
             for turn in range(4):
-                self.at(turn * 250 * rng.uniform(0.8, 1.2), self._down, member, "kill", 60.0)
+                self.at(turn * 250 * rng.uniform(0.8, 1.2), self._later, self._down, member, "kill", 60.0)
         elif kind == "flapping link":
             other = rng.choice([*(each.name for each in self.members if each is not member), "etcd"])
             for turn in range(5):
-                self.at(turn * 200, self._cut_for, 100 * rng.uniform(0.5, 1.5), (member.name, other), (other, member.name))
+                length_ms = 100 * rng.uniform(0.5, 1.5)
+                self.at(turn * 200, self._later, self._cut_for, length_ms, (member.name, other), (other, member.name))
         elif kind == "all down":
             is_power = self.sync_flush and rng.random() < 0.5
             for each in self.members:
@@ -372,6 +373,11 @@ class FailoverWorld:
             target = rng.choice(("", rng.choice(self.members).member))
             self.etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, target)),)))
         return True
+
+    def _later(self, fault: Callable[..., None], *arguments: Any) -> None:
+        """One of several, unless all faults are over by now."""
+        if not self.is_healing:
+            fault(*arguments)
 
     def _hurt_links(self, kind: str, member: Member, length_ms: float) -> None:
         rng = self.rng
@@ -441,7 +447,9 @@ class FailoverWorld:
 
     def _end_of_a_start(self, member: Member) -> int:
         """Where its log would end. Damage of the last appends looks like a torn write, if nothing says that they were synced."""
-        store = Store.open(ROOT, self.store_config, clock=member.clock, disk=member.disk.killed(), background=False, follows=True)
+        disk = member.disk.killed()
+        disk.capacity_bytes = CAPACITY_BYTES
+        store = Store.open(ROOT, self.store_config, clock=member.clock, disk=disk, background=False, follows=True)
         return store.appended_position
 
     def _replace(self, member: Member, length_ms: float) -> bool:
@@ -471,6 +479,7 @@ class FailoverWorld:
 
     def _heal(self) -> None:
         """All faults end."""
+        self.is_healing = True
         self.cut.clear()
         self.slow.clear()
         if not self.etcd.is_up:

@@ -513,3 +513,19 @@ def test_wherever_the_space_runs_out_a_follower_leads_or_still_follows() -> None
             break
     assert outcomes[True] > 1
     assert outcomes[False] > 3
+
+
+def test_a_store_that_has_led_without_room_for_its_log_follows_a_leader_whose_clock_is_behind() -> None:
+    disk = SimDisk()
+    ahead = open_store(disk, clock=ManualClock(1_800_000_000_000), follows=True)
+    disk.capacity_bytes = 4_000
+    ahead.lead(1)
+    ahead.close()
+    assert ahead.appended_position == 0
+    disk.capacity_bytes = 1 << 30
+    leader = open_store(SimDisk(), clock=ManualClock(1_700_000_000_000), follows=True)
+    leader.lead(2)
+    leader.append([make_request([b"first"])])
+    slave = open_store(disk, clock=ManualClock(1_800_000_000_000), follows=True)
+    slave.append_verbatim(0, log_of(disk_of(leader), 0, leader.appended_position))
+    assert slave.appended_position == leader.appended_position

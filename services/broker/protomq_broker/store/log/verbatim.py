@@ -68,7 +68,8 @@ def prove(
     if position != tail.position and not begins:
         raise LogGapError(tail.position, position)
     crc: int | None = None if begins and position else tail.crc32c
-    epoch, store_time_ms = end.epoch, tail.store_time_ms
+    # An empty log has a time if this store has led and could write nothing: that is the time of no append.
+    epoch, store_time_ms = end.epoch, 0 if end.is_empty else tail.store_time_ms
     blocks: list[ForeignBlock] = []
     at = 0
     while at < len(data):
