@@ -81,8 +81,8 @@ class Bench:
             shutil.rmtree(data, ignore_errors=True)
 
     @contextmanager
-    def slave(self, master: Server, broker_name: str) -> Iterator[Server]:
-        """A slave of a master that `standalone` has started, on a new store."""
+    def slave(self, master: Server, broker_name: str, command: Sequence[str] = ()) -> Iterator[Server]:
+        """A slave of a master that `standalone` has started, on a new store. `command`: what stands for `protomq`, if something does."""
         folder = self.new_folder("slave")
         settings = {
             "data_dir": str(folder / "store"), "broker_name": broker_name, "broker_id": 1, "broker_role": "SLAVE",
@@ -90,7 +90,7 @@ class Bench:
         }  # fmt: skip
         configuration = folder / "slave.yaml"
         configuration.write_text(json.dumps(settings))  # JSON is YAML, too.
-        server = Server([program(), "broker", "-c", str(configuration)], folder / "slave.log")
+        server = Server([*(command or [program()]), "broker", "-c", str(configuration)], folder / "slave.log")
         try:
             yield server
         finally:

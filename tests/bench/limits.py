@@ -1,15 +1,17 @@
-"""The bare loops that bound what a Python server can do: `python -m tests.bench.limits remoting|grpc|sendfile`.
+"""The bare loops that bound what a Python server can do: `python -m tests.bench.limits remoting|grpc|sendfile|mapped`.
 
 Each prints the same ready line as a broker and is driven by the same clients over the same bytes; it does nothing but move them.
 
     remoting FOLDER   receives a frame, writes it to a preallocated file of 1 GiB (a new one when it is full), answers
     grpc              grpc.aio: receives the bytes, answers with a few
     sendfile FILE     answers each frame with the next so many bytes of the file, by os.sendfile
+    mapped FILE       the same from a mapping, as a master sends what was just written to its slave
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import selectors
 import socket
@@ -33,7 +35,12 @@ def main() -> None:
     if kind == "grpc":
         asyncio.run(_serve_grpc())
         return
-    loop = _FileWriter(Path(sys.argv[2])) if kind == "remoting" else _FileSender(Path(sys.argv[2]))
+    path = Path(sys.argv[2])
+    loop: _FileWriter | _FileSender
+    if kind == "remoting":
+        loop = _FileWriter(path)
+    else:
+        loop = _MappedSender(path) if kind == "mapped" else _FileSender(path)
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"ready remoting=127.0.0.1:{listener.getsockname()[1]}", flush=True)
     selector = selectors.EpollSelector()
@@ -121,10 +128,24 @@ class _FileSender:
         connection.sendall(encode_answer(request_id, method_id, size), socket.MSG_MORE)
         end = self._position + size
         while self._position < end:
-            self._position += os.sendfile(
-                connection.fileno(), self._file, self._position, end - self._position
-            )
+            self._position += self._send(connection, end - self._position)
         return True
+
+    def _send(self, connection: socket.socket, size_bytes: int) -> int:
+        return os.sendfile(connection.fileno(), self._file, self._position, size_bytes)
+
+
+class _MappedSender(_FileSender):
+    """The same from a mapping."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        mapping = mmap.mmap(self._file, self._size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        mapping.madvise(mmap.MADV_RANDOM)
+        self._memory = memoryview(mapping)
+
+    def _send(self, connection: socket.socket, size_bytes: int) -> int:
+        return connection.send(self._memory[self._position : self._position + size_bytes])
 
 
 async def _serve_grpc() -> None:

@@ -31,6 +31,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-retries": store_campaigns.store_retries,
     "store-machine": store_campaigns.store_machine,
     "leadership": store_campaigns.leadership,
+    "failover-sim": store_campaigns.failover_sim,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,
     "kill-retries": process_campaigns.kill_retries,

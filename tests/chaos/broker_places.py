@@ -133,6 +133,7 @@ class ElectedName:
         self.namesrv = cluster.namesrv
         self._left: list[str] = []
         self._master: HaBroker
+        self._epoch = 0
 
     def hurt(self) -> str:
         """The lead changes."""
@@ -144,9 +145,14 @@ class ElectedName:
         self.cluster.wait_leading(MEMBERS)
         return change
 
+    def _is_new(self) -> bool:
+        """Whether another one leads, and takes sends."""
+        return max(self.cluster.led_epochs()) > self._epoch
+
     def begin(self) -> str:
         """The master is killed or stopped, or nothing happens yet."""
         self._master = self.cluster.wait_leading(MEMBERS)
+        self._epoch = max(self.cluster.led_epochs())
         if not self._left:
             self._left = self._rng.sample(CHANGES, len(CHANGES))
         change = self._left.pop()
@@ -160,9 +166,11 @@ class ElectedName:
         """Another one leads; the old master is back, a while after that if it was stopped."""
         if change == "switches":
             wait_for(self._switch, PATIENCE_S)
+            # The old one says that it leads for a moment longer.
+            wait_for(self._is_new, PATIENCE_S)
             return
         try:
-            self.cluster.wait_leading(1)
+            wait_for(self._is_new, PATIENCE_S)
             if change == "stops":
                 time.sleep(self._rng.uniform(0, 2))
         finally:

@@ -57,7 +57,7 @@ from protomq_broker.store.state.sent_runs import SentRuns
 from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
-from . import planted_follow, planted_ha, planted_leadership, planted_pops
+from . import planted_failover, planted_follow, planted_ha, planted_leadership, planted_pops
 from .checker import Violation, parse_log
 from .planted_delays import BUGS as DELAY_BUGS
 from .planted_retries import RETRY_BUGS
@@ -1094,6 +1094,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("takes what is saved for done", planted_pops.begins_anew_at_a_start, check_pops),
     *(Planted(*bug) for bug in TRANSACTION_BUGS),
     *(Planted(name, plant, check_send_backs) for name, plant in RETRY_BUGS),
+    *(Planted(name, plant, planted_failover.drill, 1_000) for name, plant in planted_failover.BUGS),
 )
 
 FIRST_SEEDS: Final = {
@@ -1121,6 +1122,16 @@ FIRST_SEEDS: Final = {
     "counts invisible times by the wall clock": 1,
     "gives messages of a key together": 1,
     "appends pops that a reset has overtaken": 4,
+    "fail-over: acknowledges before it writes": 42,
+    "fail-over: truncates by length": 61,
+    "fail-over: a lease by the wall clock": 19,
+    "fail-over: a lease that stands still in a suspend": 16,
+    "fail-over: a stale in-sync set": 5,
+    "fail-over: compares no in-sync set": 6,
+    "fail-over: acknowledges alone": 3,
+    "fail-over: serves before it is confirmed": 3,
+    "fail-over: takes a damaged log for whole": 8,
+    "fail-over: anybody leads": 5,
 }
 """The seed that showed a bug when this was written, where all lower ones do not or take long. `make test` tries it first, and then the
 others.

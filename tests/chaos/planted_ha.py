@@ -125,6 +125,17 @@ def the_fastest_slave_is_enough() -> Any:
     return mock.patch.object(ReplicaTable, "verdict", hasty)
 
 
+def nobody_is_awaited_while_one_is_away() -> Any:
+    """With one slave out of sync the others are not waited for either."""
+    verdict = ReplicaTable.verdict
+
+    def hasty(self: ReplicaTable, log_end: int, now_ms: int) -> Verdict:
+        found = verdict(self, log_end, now_ms)
+        return found._replace(confirmed_position=log_end) if found.waits and found.is_short and found.in_sync_count > 1 else found
+
+    return mock.patch.object(ReplicaTable, "verdict", hasty)
+
+
 def never_tells_that_more_is_confirmed() -> Any:
     """A slave that has everything is not told that it may serve it."""
     return mock.patch.object(HaService, "_news", return_value=(0, 0))
@@ -144,6 +155,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("serves on a slave what is not confirmed", a_slave_serves_what_it_has),
     ("waits for no slave", sends_wait_for_nobody),
     ("waits for the fastest slave alone", the_fastest_slave_is_enough),
+    ("waits for nobody while one slave is away", nobody_is_awaited_while_one_is_away),
     ("never tells slaves what is confirmed", never_tells_that_more_is_confirmed),
     ("loses what follows for sends", verdicts_get_lost),
 )  # fmt: skip

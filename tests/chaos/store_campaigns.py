@@ -15,6 +15,7 @@ from hypothesis import Phase, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
+from .failover_world import check_failover
 from .ha_world import check_ha
 from .leadership_world import check_leadership, check_quotas
 from .planted import PLANTED, caught_by
@@ -222,6 +223,11 @@ def leadership(seeds: Iterable[int]) -> Tally:
 def _check_leadership(seed: int, fired: Counter[str]) -> list[Violation]:
     found = check_leadership(seed, fired)
     return found or (check_quotas(seed, fired) if seed % SEEDS_PER_QUOTA == 0 else [])
+
+
+def failover_sim(seeds: Iterable[int]) -> Tally:
+    """A whole cluster: stores, their election, clients, network, disks and clocks."""
+    return _run("failover-sim", "a cluster lives through faults", seeds, check_failover)
 
 
 def store_machine(seeds: Iterable[int], *, rounds_each: int | None = None, shrinks: bool = True) -> Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import store_campaigns
+from .failover_world import KINDS
 from .process_campaigns import first_seed
 
 STEPS_MET = (
@@ -117,6 +118,20 @@ def test_leadership() -> None:
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
+FAILOVER_SIGNS = (
+    *KINDS, "crashed at an I/O", "fail-overs", "truncated", "returned", "repeated", "an old master that does not know it", "SEND_OK",
+    "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT", "read on a master", "read on a slave", "told that its disk is full",
+)  # fmt: skip
+"""What a thousand clusters meet."""
+
+
+def test_failover_sim() -> None:
+    tally = store_campaigns.failover_sim(range(first_seed(), first_seed() + 1_000))
+    print(tally)
+    for sign in FAILOVER_SIGNS:
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)
@@ -129,3 +144,26 @@ def test_store_loops_for_an_hour() -> None:
     tally = store_campaigns.store_loops(range(first_seed(), first_seed() + 150))
     print(tally)
     assert tally.images >= 500_000
+
+
+@pytest.mark.soak
+def test_ha_for_long() -> None:
+    tally = store_campaigns.ha(range(first_seed(), first_seed() + 10_000))
+    print(tally)
+    assert tally.fired["truncated"], tally
+
+
+@pytest.mark.soak
+def test_leadership_for_long() -> None:
+    tally = store_campaigns.leadership(range(first_seed(), first_seed() + 10_000))
+    print(tally)
+    for sign in ("elected of several", "elected unclean", "returned", "acknowledged without a lease"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
+@pytest.mark.soak
+def test_failover_sim_for_long() -> None:
+    tally = store_campaigns.failover_sim(range(first_seed(), first_seed() + 10_000))
+    print(tally)
+    for sign in FAILOVER_SIGNS:
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"

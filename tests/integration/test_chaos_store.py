@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.chaos import planted_retries, planted_transactions, store_campaigns
+from tests.chaos.replays import WORLDS, replay
 from tests.chaos.store_crashes import ENDS, LIVES, check_crashes
 from tests.chaos.store_loops import STEPS, prepared_world
 from tests.chaos.store_world import watch_log
@@ -60,6 +64,22 @@ def test_a_seed_gives_the_same_operations_and_the_same_bytes_every_time() -> Non
 
     with watch_log():
         assert run() == run()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_seed_of_a_cluster_replays_exactly_also_where_hashes_are_others(world: str) -> None:
+    first = replay(world, 7)
+    assert replay(world, 7) == first != replay(world, 8)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-m", "tests.chaos.replays", world, "7"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == first
+
+
+def test_a_whole_cluster_lives_through_faults_and_loses_nothing() -> None:
+    tally = store_campaigns.failover_sim(range(40))
+    for sign in ("fail-overs", "truncated", "repeated", "kill", "power cut", "read on a slave"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
 def test_nothing_of_a_deleted_topic_comes_back() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from protomq.testing import FaultProxy
@@ -41,6 +42,11 @@ def linked(
 def sessions(master: HaBroker) -> int:
     """Sessions of slaves that it has begun."""
     return master.log_text().count("follows from position")
+
+
+def has_written(master: HaBroker, position: int) -> bool:
+    """Whether its log reaches that far."""
+    return master.status().end_position >= position
 
 
 def longest_silence_ms(master: HaBroker, is_over: Callable[[], bool]) -> int:
@@ -86,9 +92,9 @@ def test_sends_behind_others_on_a_slow_link_are_confirmed_part_by_part(tmp_path:
             sends = []
             # A slave acknowledges what one seal closes as a whole: sends that the master writes together would be confirmed together.
             for _ in range(count):
-                end_position = master.status().end_position
+                written_position = master.status().end_position + size_bytes
                 sends.append(callers.submit(master.send, bytes(size_bytes)))
-                wait_for(lambda end=end_position: master.status().end_position >= end + size_bytes)
+                wait_for(partial(has_written, master, written_position))
             confirmed = [master.status().confirmed_position]
             while not all(send.done() for send in sends):
                 confirmed.append(master.status().confirmed_position)

@@ -18,6 +18,7 @@ from protomq.testing import Broker
 from protomq.v1 import route_service_pb2
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeServer
+from tests.support.waiting import wait_for
 
 Q0, Q1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
 
@@ -240,6 +241,7 @@ async def test_a_queue_that_is_not_there_cannot_be_assigned(server: FakeServer) 
 async def test_a_second_member_in_the_same_process_is_told_at_once(server: FakeServer) -> None:
     with consumer(server) as first, consumer(server) as second, consumer(server, "other") as third:
         first.subscribe("t")
+        wait_for(first.assignment)  # A share comes by a call of its own.
         with pytest.warns(RuntimeWarning, match="group g has another consumer in this process"):
             second.subscribe("t")
         second.subscribe("t")

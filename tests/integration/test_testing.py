@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -123,6 +124,18 @@ def test_a_connection_is_as_slow_as_it_is_told(echo: str) -> None:
             assert received == 20_000
 
 
+def test_what_is_lost_comes_as_late_as_tcp_sends_it_again(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        proxy.set(loss_probability=1.0, delay_s=0.01)
+        with connect(proxy) as connection:
+            begun_s = time.monotonic()
+            connection.sendall(b"hello")
+            assert connection.recv(100) == b"hello"
+            # Both ways: the delay, and 200 ms and a round trip for what was lost.
+            assert time.monotonic() - begun_s >= 2 * (0.01 + 0.2 + 0.02)
+            assert proxy.losses == 2
+
+
 def test_new_connections_can_be_refused(echo: str) -> None:
     with FaultProxy(echo) as proxy:
         proxy.set(refuse=True)
@@ -161,6 +174,26 @@ def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() 
     assert not directory.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_brokers_whose_test_program_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    program = """
+import time
+from protomq.testing import Broker
+brokers = [Broker().start(), Broker(data_dir="kept").start()]
+for broker in brokers:
+    print(broker.process_id, broker.data_dir, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        (first, folder), (second, kept) = (killed.stdout.readline().split() for _ in range(2))
+        assert all(Path("/proc", process_id).exists() for process_id in (first, second))
+        killed.send_signal(number)
+    wait_for(lambda: not any(Path("/proc", process_id).exists() for process_id in (first, second)))
+    wait_for(lambda: not Path(folder).exists())
+    assert (tmp_path / kept).exists()
 
 
 @pytest.mark.parametrize("keeps_data", [True, False])

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from protomq_runtime.byte_stream import WANTS_TO_RECEIVE, Piece
-from protomq_runtime.regions import Region, read_regions
+from protomq_runtime.regions import RecentRegion, Region, read_regions
 
 _descriptors = itertools.count(1_000)
 
@@ -63,7 +63,7 @@ class MemoryStream:
     def send_pieces(self, pieces: Sequence[Piece], *, more: bool) -> int:
         return self._take("pieces", b"".join(pieces))
 
-    def send_region(self, region: Region) -> int:
+    def send_region(self, region: Region | RecentRegion) -> int:
         return self._take("region", b"".join(read_regions([region])))
 
     def end(self, scratch: memoryview) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from protomq._byte_streams import TcpStream
 from protomq_runtime.byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND, Piece
-from protomq_runtime.regions import Region, ShortFileError
+from protomq_runtime.regions import RecentRegion, Region, ShortFileError
 
 RECORD_SIZE_BYTES = 16 << 10
 """What TLS receives and sends at once."""
@@ -69,7 +69,7 @@ class UserSpaceStream:
                 break
         return sent
 
-    def send_region(self, region: Region) -> int:
+    def send_region(self, region: Region | RecentRegion) -> int:
         sent = 0
         while sent < region.size_bytes:
             size = min(RECORD_SIZE_BYTES, region.size_bytes - sent)

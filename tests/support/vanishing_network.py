@@ -36,6 +36,21 @@ def why_no_network() -> str:
         return f"no network namespaces here: {getattr(error, 'stderr', b'') or error!r}"
 
 
+@cache
+def why_no_netem() -> str:
+    """Why there can be no delay and loss by the kernel here; "" if there can."""
+    if reason := why_no_network():
+        return reason
+    if shutil.which("tc") is None:
+        return "there is no `tc` command"
+    try:
+        with VanishingNetwork() as network:
+            network.spoil(1, 1.0)
+            return ""
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"the kernel has no netem: {getattr(error, 'stderr', '') or error!r}"
+
+
 class VanishingNetwork:
     """Made at `__enter__`, gone at `__exit__`. `outside`: this process's address; `inside`: the other end's."""
 
@@ -94,6 +109,16 @@ class VanishingNetwork:
     def heal(self) -> None:
         """Packets get through again."""
         self._forward("1")
+
+    def spoil(self, delay_ms: float, loss_percent: float) -> None:
+        """From now on each packet is late, and some are lost, both ways, by tc netem. A round trip takes twice the delay."""
+        for end in ("b", "c"):
+            netem = ("netem", "delay", f"{delay_ms:g}ms", "loss", f"{loss_percent:g}%")
+            _run("tc", "-n", self._tag + "r", "qdisc", "replace", "dev", self._tag + end, "root", *netem)
+
+    def enter(self) -> None:
+        """Moves this thread inside, and those that it starts, for ever."""
+        _enter(self._tag + "i")
 
     def run_inside(self, function: Callable[[], T]) -> T:
         """Runs a function on a thread that lives inside: sockets that it opens and processes that it starts are there, too."""

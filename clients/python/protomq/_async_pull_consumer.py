@@ -395,6 +395,8 @@ class AsyncPullConsumer(ConsumerBase):
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
         if self._closed:
             return ""
+        if self._loop is not None and not self._loop.is_closed():
+            self._check_loop()
         text = ""
         self._closed = True
         closed(self)

@@ -219,7 +219,7 @@ class AsyncPushConsumer(PushBase):
         await asyncio.gather(*self._pool, *self._own_tasks, return_exceptions=True)
         self._threads.close()
         if self._push is not None:
-            await consumer._run(self._push.save())
+            await consumer._run(self._push.save(is_last=True))
         if self._tracer is not None:
             await consumer._run(close_steps(self._tracer))
         await consumer.close()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from ._async_routes import AsyncRoutes
@@ -35,14 +36,21 @@ _GRACE_S: Final = 0.05
 class _Entry:
     """One message of one coroutine."""
 
-    __slots__ = ("deadline_s", "future", "record")
+    __slots__ = ("deadline_s", "future", "record", "size_bytes")
 
     def __init__(
-        self, record: PreparedRecord, deadline_s: float, future: asyncio.Future[SendResult]
+        self, record: PreparedRecord, size_bytes: int, deadline_s: float, future: asyncio.Future[SendResult]
     ) -> None:
         self.record = record
+        self.size_bytes = size_bytes
         self.deadline_s = deadline_s
         self.future = future
+
+
+# What is asked of all messages of a request, without a step of the interpreter for each.
+_record_of: Final[Callable[[_Entry], PreparedRecord]] = attrgetter("record")
+_deadline_of: Final[Callable[[_Entry], float]] = attrgetter("deadline_s")
+_size_of: Final[Callable[[_Entry], int]] = attrgetter("size_bytes")
 
 
 class AsyncLine:
@@ -137,9 +145,10 @@ class AsyncLineSender:
             if loop is not self._loop:
                 self._bind_to_loop()
             line.create_future = loop.create_future
-        entry = _Entry(record, deadline_s, line.create_future())
+        size_bytes = len(record[0]) + len(record[3])
+        entry = _Entry(record, size_bytes, deadline_s, line.create_future())
         line.pending.append(entry)
-        self._pending_size += len(record[0]) + len(record[3])
+        self._pending_size += size_bytes
         if is_idle:
             # It starts in the next turn of the loop: what other coroutines send in this one goes along. With an eager task factory it
             # starts here, so what it is to send must be there. It may even have ended.
@@ -183,20 +192,24 @@ class AsyncLineSender:
             line.task = None  # Here, not in a callback: whoever sends next must see it at once.
 
     async def _send_batch_of(self, line: AsyncLine, batch: list[_Entry]) -> None:
-        size = sum(len(entry.record[0]) + len(entry.record[3]) for entry in batch)
-        live = self._drop_expired(batch)
+        size_bytes = sum(map(_size_of, batch))
+        if min(map(_deadline_of, batch)) <= time.monotonic():
+            self._fail_expired(batch)
+        live = [entry for entry in batch if not entry.future.done()]  # Others are late, or their callers have gone.
         try:
             if live:
-                deadline_s = min(entry.deadline_s for entry in live)
+                deadline_s = min(map(_deadline_of, live))
                 route = self._routes.cached(line.topic)
                 if route is None or not fits(route, line.queue):
                     route = await self._route(line.topic, deadline_s, line.queue)
                 stored = await self._dispatch(
-                    route, [entry.record for entry in live], line.target, deadline_s
+                    route, list(map(_record_of, live)), line.target, deadline_s
                 )
+                result_of = stored.result
                 for index, entry in enumerate(live):
-                    if not entry.future.done():
-                        entry.future.set_result(stored.result(index))
+                    future = entry.future
+                    if not future.done():
+                        future.set_result(result_of(index))
         except asyncio.CancelledError:
             for entry in live:
                 if not self._closed:
@@ -211,7 +224,7 @@ class AsyncLineSender:
                 if not entry.future.done():
                     entry.future.set_exception(error)
         finally:
-            self._pending_size -= size
+            self._pending_size -= size_bytes
             if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
                 # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.
                 waiting, self._waiting_for_room = self._waiting_for_room, deque()
@@ -219,8 +232,8 @@ class AsyncLineSender:
                     if not waiter.done():
                         waiter.set_result(None)
 
-    def _drop_expired(self, batch: list[_Entry]) -> list[_Entry]:
-        """Without those whose time is up or whose caller has gone."""
+    def _fail_expired(self, batch: list[_Entry]) -> None:
+        """Those whose time is up."""
         now_s = time.monotonic()
         for entry in batch:
             if entry.deadline_s <= now_s and not entry.future.done():
@@ -229,7 +242,6 @@ class AsyncLineSender:
                 )
                 error.definite = True
                 entry.future.set_exception(error)
-        return [entry for entry in batch if not entry.future.done()]
 
     async def _dispatch(
         self,

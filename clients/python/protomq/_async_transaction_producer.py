@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from ._async_producer import AsyncProducer
 from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
@@ -29,7 +29,9 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    new_end,
     refuse_never_run,
+    result_of,
     say_listener_failed,
     say_not_taken,
     wait_steps,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from ._async_transport import AsyncTransport
 
 logger = logging.getLogger("protomq.producer")
+
+_COMMIT: Final = TransactionDecision.COMMIT
 
 Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[TransactionDecision]]
 """A function or a coroutine function."""
@@ -170,7 +174,10 @@ class AsyncTransactionProducer:
             self._follow()
         producer, timeout_s = self._producer, settings.get("timeout_s")
         stored = producer.send(topic, body, **settings) if settings else producer.stored(topic, body)
-        half = self._begun(await stored)
+        half = await stored
+        assert isinstance(half, HalfResult)
+        if half.queue.broker_name not in self._listening:
+            self._listen_to(half.queue)
         try:
             returned = execute(half)
             if returned is not None and inspect.isawaitable(returned):
@@ -180,7 +187,7 @@ class AsyncTransactionProducer:
         except Exception:
             await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
             raise
-        decision = decision_of(returned)
+        decision = _COMMIT if returned is None else decision_of(returned)
         is_ended = False
         if not wait_for_end:
             told = self._tell_end(half, decision, timeout_s)
@@ -193,7 +200,7 @@ class AsyncTransactionProducer:
                 is_ended = True
             except ProtomqError as error:
                 _note_not_taken(half, decision, error)
-        return TransactionResult(half, decision, is_ended)
+        return result_of(half, decision, is_ended)
 
     async def begin(
         self,
@@ -226,20 +233,24 @@ class AsyncTransactionProducer:
     def _ended(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
     ) -> Awaitable[bool]:
-        for_hooks = bool(self._producer._hooks.end)
-        return self._told(end_of_half(half, decision, for_hooks=for_hooks), timeout_s)
+        producer = self._producer
+        if timeout_s is None and not producer._hooks.end:  # mostly
+            topic, broker_name, _ = half.queue
+            end = new_end((topic, broker_name, half.transaction_handle, decision, "", False))
+            return self._line_of(broker_name).tell(end, producer.options.send_timeout_s)
+        return self._told(end_of_half(half, decision, for_hooks=bool(producer._hooks.end)), timeout_s)
 
-    def _line_of(self, end: End) -> AsyncEndLine:
+    def _line_of(self, broker_name: str) -> AsyncEndLine:
         if self._closed:
             raise ClosedError("the producer is closed")
-        line = self._lines.get(end.broker_name)
+        line = self._lines.get(broker_name)
         if line is None:
-            line = self._lines[end.broker_name] = AsyncEndLine(self._call_end)
+            line = self._lines[broker_name] = AsyncEndLine(self._call_end)
         return line
 
     def _told(self, end: End, timeout_s: float | None) -> Awaitable[bool]:
         """Mostly a future, not a coroutine: each that stands in between costs every transaction a call."""
-        line, within_s = self._line_of(end), self._seconds(timeout_s)
+        line, within_s = self._line_of(end.broker_name), self._seconds(timeout_s)
         if not self._producer._hooks.end:
             return line.tell(end, within_s)
         return self._told_with_hooks(line, end, within_s)
@@ -275,11 +286,14 @@ class AsyncTransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return None
         hooks = self._producer._hooks
-        end = end_of_half(half, decision, for_hooks=bool(hooks.end))
-        line, within_s = self._line_of(end), self._seconds(timeout_s)
+        topic, broker_name, _ = half.queue
+        line = self._line_of(broker_name)
+        within_s = self._producer.options.send_timeout_s if timeout_s is None else self._seconds(timeout_s)
         if not hooks.end and line.room > 1:
+            end = new_end((topic, broker_name, half.transaction_handle, decision, "", False))
             line.tell_unawaited(end, within_s, partial(_say_not_taken, half, decision))
             return None
+        end = end_of_half(half, decision, for_hooks=bool(hooks.end))
         context = hooks.before_end(end) if hooks.end else None
 
         def note(told: asyncio.Future[bool]) -> None:

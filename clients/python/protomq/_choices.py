@@ -45,9 +45,7 @@ class Choices:
         # Not definite: an earlier try may have stored it. The sequences of a new choice would not be recognised.
         if self._is_named or not error.definite:
             raise error
-        if isinstance(error, QueueNotFoundError):
-            if self._was_missing:
-                raise error
+        if isinstance(error, QueueNotFoundError) and not self._was_missing:
             self._was_missing = True
             return
         if not self._is_chosen or not self._core.options.retries:

@@ -159,10 +159,13 @@ class ConsumerSteps:
             self._share.want(self.subscriptions, self._filter_texts())
             yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
         yield from self._reassign()
-        if self._share is not None and self._share.waits_for_answers():
-            # One that comes later is taken by a poll.
-            yield Tell(partial(self._share.member.wait_granted, POLL_CALL_TIMEOUT_S))
-            yield from self._reassign()
+        if self._share is not None:
+            if self._share.waits_for_answers():
+                # One that comes later is taken by a poll.
+                yield Tell(partial(self._share.member.wait_granted, POLL_CALL_TIMEOUT_S))
+            # The answers may have come before that was asked.
+            if self._share.may_change(self.clock()):
+                yield from self._reassign()
         return [route]
 
     def unsubscribe(self, topic: str) -> Steps[None]:

@@ -102,6 +102,9 @@ class LocalOffsets:
             return decode(self.path.read_bytes())
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(f"offsets cannot be read from {self.path}: {error}; choose offset_folder") from error
         except ValueError as error:
             aside = self.path.with_suffix(".damaged")
             os.replace(self.path, aside)

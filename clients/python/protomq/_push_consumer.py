@@ -231,7 +231,7 @@ class PushConsumer(PushBase):
         for thread in self._threads:
             thread.join(JOIN_S)
         if self._push is not None:
-            consumer._run(self._push.save())
+            consumer._run(self._push.save(is_last=True))
         consumer.close()
         if self._push is not None:
             self._push.close()

@@ -67,13 +67,17 @@ class Reject(Said):
 
 @dataclass(unsafe_hash=True)
 class Suspend(Said):
-    """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: why it failed."""
+    """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: why it failed.
 
-    delay_ms: int
+    Without `delay_ms`, it waits for the consumer's `suspend_ms`; without order the message comes again after the group's delay.
+    """
+
+    delay_ms: int | None = None
     error: str = ""
 
     def __post_init__(self) -> None:
-        check_count("delay_ms", self.delay_ms, 1, 40 * 86_400_000)
+        if self.delay_ms is not None:
+            check_count("delay_ms", self.delay_ms, 1, 40 * 86_400_000)
         error_text(self.error)
 
 
@@ -176,10 +180,8 @@ def _is_bare(result: object) -> bool:
 def _judge_one(result: object) -> tuple[Failure | None, str]:
     if result is None:
         return None, ""
-    if result is Suspend:
-        return Failure({"error": ""}), ""  # In order, its queue waits for as long as its settings say.
-    if result is Retry or result is Reject:
-        result = result()
+    if _is_bare(result):
+        result = cast(type[Said], result)()
     match result:
         case Retry(delay, error):
             fields = delay_fields(delay, dead_letter=False)
@@ -187,6 +189,8 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
             return Failure({"error": error_text(error), **fields}, delay_ms), ""
         case Reject(error):
             return Failure({"error": error_text(error), "dead_letter": True}), ""
+        case Suspend(None, error):
+            return Failure({"error": error_text(error)}), ""
         case Suspend(delay_ms, error):
             return Failure({"error": error_text(error), "delay_ms": delay_ms}, delay_ms), ""
         case SchemaError():

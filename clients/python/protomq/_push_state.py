@@ -295,7 +295,7 @@ class PushState:
             self._fail(run, message, failure)
         self._collect(run)
         if judged.again:
-            self.failed_count += 1
+            self.failed_count += judged.tried_count
             run.work.suspended_until_s = now_s + judged.delay_ms / 1000
             self._put_back(run, judged.again)
 
@@ -587,25 +587,28 @@ class PushState:
 class InOrder(NamedTuple):
     """What becomes of messages of an orderly queue, by what their listener said.
 
-    `again`: from the first one on that is to be tried again, all that stand behind it. They wait for `delay_ms`.
+    `again`: from the first one on that is to be tried again, all that stand behind it. They wait for `delay_ms`. `tried_count`: how many of
+    them have failed.
     """
 
     done: list[Message]
     dead: list[tuple[Message, Failure]]
     again: list[Message]
     delay_ms: int
+    tried_count: int
 
 
 def judge_in_order(
     options: PushOptions, retry_count_max: int | None, messages: Iterable[Message], failures: Iterable[Failure | None]
 ) -> InOrder:
     """Judges them, and notes in each message that is to be tried again that it was tried. `retry_count_max`: as of `_is_spent`."""
-    judged = InOrder([], [], [], 0)
+    judged = InOrder([], [], [], 0, 0)
     for message, failure in zip(messages, failures, strict=True):
         if failure is not None and not failure.is_dead_letter:
             tries = message.own_tries + 1
             if not _is_spent(options, retry_count_max, message, tries):
                 message._tried(tries, failure.error)
+                judged = judged._replace(tried_count=judged.tried_count + 1)
                 if not judged.again:
                     judged = judged._replace(delay_ms=options.suspend_ms if failure.delay_ms is None else failure.delay_ms)
                 judged.again.append(message)

@@ -227,8 +227,8 @@ class PushSteps:
         if self._file is not None and self._clock() >= self._next_save_s:
             yield from self.save()
 
-    def save(self) -> Steps[None]:
-        """Broadcast: writes where the consumer is into its file. A failure is logged; the next one makes up for it."""
+    def save(self, *, is_last: bool = False) -> Steps[None]:
+        """Broadcast: writes where the consumer is into its file. A failure is logged. The next one makes up for it, if there is one."""
         self._next_save_s = self._clock() + self._options.commit_interval_s
         where = cast(ListenedPulls, self._consumer.state).where()
         # A queue whose broker is away stays where it was.
@@ -238,7 +238,10 @@ class PushSteps:
         try:
             yield Block(partial(self._file.save, offsets))
         except OSError as error:
-            if self._seldom.is_due("offsets"):
+            if is_last:
+                said = "what was done since they were written last comes again, here"
+                logger.error("offsets are not written to %s: %s: %s", self._file.path, said, error)
+            elif self._seldom.is_due("offsets"):
                 logger.error("offsets are not written to %s, trying again: %s", self._file.path, error)
         else:
             self._saved = offsets
@@ -389,8 +392,8 @@ class PushSteps:
         """Gives messages back to their broker; a call that is made again has the same octets."""
         if call.payload is None:
             failed = [(back.message, back.fields) for back in call.backs]
-            state = self._consumer.state
-            call.payload = BackPayload(self._options.group, call.broker_name, failed, state.incarnation, state.alike_brokers)
+            alike_brokers = self._state.backs.alike_brokers
+            call.payload = BackPayload(self._options.group, call.broker_name, failed, self._consumer.state.incarnation, alike_brokers)
         topic = call.backs[0].message.queue.topic
         answer = yield from call.payload.call_steps(topic, self._options.request_timeout_s, CALL)
         for back, result in zip(call.backs, answer.results, strict=False):

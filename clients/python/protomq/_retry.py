@@ -67,6 +67,7 @@ from .errors import (
     NoRouteError,
     NotMasterError,
     ProtomqError,
+    QueueNotFoundError,
     ShuttingDownError,
     TopicNotFoundError,
 )
@@ -196,12 +197,16 @@ class RetryPlan:
         self.outcome_unknown = False
         """An attempt may have stored the message."""
 
-    def next_step(self, error: ProtomqError, *, has_other_broker: bool) -> NextStep:
-        """The step after `error`. `has_other_broker`: the caller left the queue open and the route has another broker."""
+    def next_step(self, error: ProtomqError, *, has_other_broker: bool, queue_is_open: bool = False) -> NextStep:
+        """The step after `error`. `queue_is_open`: the caller left the queue open. `has_other_broker`: and the route has another broker."""
         if not error.definite:
             self.outcome_unknown = True
         if not error.retriable or self._policy.retries == 0:
             return NextStep.GIVE_UP
+        # The name server has a new number of queues moments later than the broker: the route is looked up until then.
+        is_gone = queue_is_open and isinstance(error, QueueNotFoundError) and not self.outcome_unknown
+        if is_gone and not (has_other_broker and self._retries_left):
+            return NextStep.SAME_BROKER
         if not has_other_broker:
             return self._same_broker(error)
         if not error.definite and not self._asked_again:

@@ -30,6 +30,9 @@ from .errors import (
 from .wire.topics import retry_topic
 
 MESSAGES_MAX: Final = 256
+"""Of a request that names each message."""
+ALIKE_MAX: Final = 1_024
+"""Of a request that names runs of messages that failed alike."""
 SIZE_MAX_BYTES: Final = 4 << 20
 """Of the messages in one request; a broker takes twice as much."""
 ERROR_SIZE_MAX: Final = 512
@@ -143,7 +146,8 @@ class BackPayload:
 
     It names runs of messages, if the broker is one of `alike_brokers` and they failed alike. If the broker has an earlier version by now (a
     fail-over during an upgrade) and refuses that, the request is encoded again, message by message. That is another
-    request: if the first one was done and only its answer was lost, its messages are sent back twice.
+    request: if the first one was done and only its answer was lost, its messages are sent back twice. More than 256 messages are not sent
+    again: the error is raised.
     """
 
     def __init__(
@@ -180,6 +184,8 @@ class BackPayload:
             if not self._is_alike or "messages" not in dict(error.field_violations):
                 raise
             self._alike_brokers.discard(self._broker_name)
+            if len(self._failed) > MESSAGES_MAX:
+                raise  # An earlier version takes fewer: the caller asks for them again.
             self._is_alike, self.octets = False, self._by_message()
             data = yield from call()
         answer = decoded(data, pb.SendBackResponse.FromString)

@@ -10,6 +10,7 @@ from ._retry import NextStep, RetryPlan, backoff_delay
 from ._types import MessageQueue, Route
 from .errors import (
     ProtomqError,
+    QueueNotFoundError,
     SendOutOfOrderError,
     SequenceExpiredError,
 )
@@ -44,6 +45,7 @@ class RequestRetries:
         self._step = NextStep.GIVE_UP
         self._failed_attempts = 0
         self._unknown_at: set[str] = set()
+        self._queue_is_gone = False
 
     def decide(self, error: ProtomqError) -> float | None:
         """Seconds until the next attempt, None: no more. See `_call_steps.retried`."""
@@ -54,8 +56,10 @@ class RequestRetries:
             return None if now_s >= self._deadline_s or self._is_too_late(now_s) else 0.0
         if not error.definite:
             self._unknown_at.add(self._request.queue.broker_name)
-        others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
-        self._step = self._plan.next_step(error, has_other_broker=others)
+        is_open = self._request.queue_is_open
+        others = is_open and len(self._route.writable_brokers) > 1
+        self._step = self._plan.next_step(error, has_other_broker=others, queue_is_open=is_open)
+        self._queue_is_gone = isinstance(error, QueueNotFoundError)
         if self._step is NextStep.GIVE_UP:
             return None
         delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
@@ -103,7 +107,7 @@ class RequestRetries:
         elif (
             request.queue_is_open
             and not self._plan.outcome_unknown
-            and request.queue not in route.write_queues
+            and (self._queue_is_gone or request.queue not in route.write_queues)
         ):
             self._move_to(self._core.choose_queue(route))
         broker_name = request.queue.broker_name

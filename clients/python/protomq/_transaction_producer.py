@@ -31,6 +31,7 @@ from ._transactions import (
     end_steps,
     listener_decision,
     refuse_never_run,
+    result_of,
     say_listener_failed,
     say_not_taken,
     wait_steps,
@@ -233,7 +234,7 @@ class TransactionProducer:
         else:
             is_ended = False
             self._tell_end(half, decision, timeout_s)
-        return TransactionResult(half, decision, is_ended)
+        return result_of(half, decision, is_ended)
 
     def begin(
         self,

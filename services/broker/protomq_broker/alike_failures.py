@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MESSAGES_MAX: Final = 256
-"""Of a request."""
+"""Of a request that names each message."""
+NAMED_MAX: Final = 1_024
+"""Of a request that names the runs."""
 ALIKE_MIN: Final = 3
 """Messages of a run, on average. Fewer are read faster one by one."""
 RUNS_MIN: Final = 4
@@ -180,8 +182,8 @@ def _mistake_in(failures: EncodedFailures) -> str:
     if not counts or not len(counts) == len(queue_ids) == len(firsts):
         return "has not a queue, a first offset and a number of messages for each run, and one run at least"
     count = sum(counts)
-    if min(counts) < 1 or count > MESSAGES_MAX:
-        return f"has not 1 to {MESSAGES_MAX} messages, one at least in each run"
+    if min(counts) < 1 or count > NAMED_MAX:
+        return f"has not 1 to {NAMED_MAX} messages, one at least in each run"
     if min(queue_ids) < 0 or min(firsts) < 0 or max(firsts) > _OFFSET_MAX:
         return "has a queue or an offset that none can be"
     if len(failures.message_ids) not in (0, count * _ID_SIZE_BYTES):

@@ -11,6 +11,9 @@ A store whose log has failed (a full or broken disk) takes nothing more until it
 leaves the in-sync set, and opens its store again as soon as that works. A member that has won the election gives the lead back if its disk
 does not take the new epoch. It stays a slave, and runs again when the disk has taken the file of epochs.
 
+A start may skip damaged parts of a log. Then this member follows nobody, and leads only if nobody else can. When a replica has healed them,
+the store is opened again, with what follows from them.
+
 A full disk breaks no log. A master whose disk stays full gives the lead to a member in sync whose disk has room, if there is one.
 """
 
@@ -140,6 +143,7 @@ class ElectedBroker:
             store.epochs.highest_epoch,
             end_position=store.appended_position,
             tail_may_be_lost=tail_may_be_lost,
+            is_damaged=bool(store.skipped_ranges),
         )
         self._worker = asyncio.create_task(self._work())
         self._watcher = asyncio.create_task(self._watch_log())
@@ -216,10 +220,17 @@ class ElectedBroker:
             if has_failed and process is failed:
                 self._do_soon(LogFailed(process))
             failed = process if has_failed else None
+            if self._is_healed(process.broker.store):
+                self._do_soon(process)
             if self.leadership.is_unable and self.leadership.role is Role.FOLLOWING:
                 self._do_soon(TryRoom())
             if self._todo.empty():  # a change of role goes first
                 self._do_soon(LookForRoom())
+
+    def _is_healed(self, store: Store) -> bool:
+        """Whether a slave has all of its log again, and would know it after another start."""
+        leadership = self.leadership
+        return leadership.is_damaged and leadership.role is Role.FOLLOWING and store.has_healed_what_was_skipped
 
     async def _leave_failed_log(self, process: BrokerProcess) -> None:
         log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
@@ -285,6 +296,9 @@ class ElectedBroker:
                 return False
             if self.process.broker.store.has_lost_its_end:
                 self._give_back(epoch, "its log was opened again, and ends with damage")
+                return False
+            if self.leadership.is_damaged:
+                self._give_back(epoch, "its log was opened again, and is damaged")
                 return False
         begun_ms = boottime_ms()
         store = await self.process.give_up_store(CHANGE_GRACE_S)
@@ -371,6 +385,7 @@ class ElectedBroker:
         self.process = await asyncio.to_thread(self._make, self._config, None)
         if self.process.broker.store.has_lost_its_end:
             await self._doubt_tail()
+        self.leadership.damaged(bool(self.process.broker.store.skipped_ranges))
         await self.process.start()
 
 

@@ -267,13 +267,16 @@ def _entries_of(store: Store, wanted: _Wanted) -> NDArray[Any] | None:
         queue_ids, offsets = queue_ids[order], offsets[order]
         breaks = queue_ids[1:] != queue_ids[:-1]
     bounds = [0, *(breaks.nonzero()[0] + 1).tolist(), len(offsets)]
-    parts = []
-    for first, last in pairwise(bounds):
-        part = store.entries_at(wanted.topic, int(queue_ids[first]), offsets[first:last])
-        if part is None:
-            return None
-        parts.append(part)
-    found: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    pieces = [(int(queue_ids[first]), offsets[first:last]) for first, last in pairwise(bounds)]
+    found = store.entries_together(wanted.topic, pieces) if len(pieces) > 1 else None
+    if found is None:
+        parts = []
+        for queue_id, queue_offsets in pieces:
+            part = store.entries_at(wanted.topic, queue_id, queue_offsets)
+            if part is None:
+                return None
+            parts.append(part)
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if order is None:
         return found
     entries = np.empty_like(found)

@@ -30,6 +30,7 @@ from protomq_ha.replicas import (
 from protomq_ha.roles import BrokerRole
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many, unparsable
+from protomq_runtime.regions import RecentRegion
 
 from .leadership_driver import (
     NO_STANDING,
@@ -67,7 +68,7 @@ NEWS_DELAY_MS: Final = 20
 """How long a slave may wait for news: a later confirmed position, or a later start of the log. An append in that time carries the news with
 it.
 """
-GATHER_MS: Final = 20
+GATHER_MS: Final = 40
 """How long the log is gathered for a slave where nobody waits for slaves: an answer costs the master as much as some sends.
 
 It begins with each answer that has a part of the log, for all slaves. So an answer goes at once if the last one is older than this.
@@ -75,6 +76,8 @@ RocketMQ's asynchronous master looks each 100 ms (HAConnection).
 """
 GATHER_SIZE_MAX_BYTES: Final = 4 << 20
 """If this much of the log is there, it does not wait. That is what fast senders append in the time above."""
+RECENT_SIZE_MAX_BYTES: Final = 32 << 20
+"""What stands so near the end of the log was just written, and is in memory still."""
 ENDED_MAX: Final = 64
 """Slaves of which the master remembers how far their last session came."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
@@ -620,8 +623,11 @@ class HaService:
             if not self._positions.waits_for_replicas:
                 self._gather(call.lane)
             header += _LOG_TAG + encode_varint(end - start)
-        # The store's regions have the same three fields as the runtime's.
-        call.answer(header, cast("list[Region]", regions), end - start)
+        # All these regions have the same three fields.
+        if log_end - start <= RECENT_SIZE_MAX_BYTES:
+            call.answer(header, cast("list[Region]", [RecentRegion(*region) for region in regions]), end - start)
+        else:
+            call.answer(header, cast("list[Region]", regions), end - start)
 
     def _wake(self) -> None:
         # This stands before the look, so that a later move posts again.

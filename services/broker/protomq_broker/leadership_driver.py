@@ -130,9 +130,9 @@ class LeadershipDriver:
         """Called on any thread when `report` may return something else. Set by the broker that leads."""
 
     def begin(
-        self, settings: Settings, own_epoch: int, *, end_position: int, tail_may_be_lost: bool
+        self, settings: Settings, own_epoch: int, *, end_position: int, tail_may_be_lost: bool, is_damaged: bool = False
     ) -> None:
-        """Starts the machine, once the store is open and follows. `end_position`: of its log."""
+        """Starts the machine, once the store is open and follows. `end_position`: of its log. `is_damaged`: see `damaged`."""
         with self._lock:
             self._machine = Leadership(
                 settings,
@@ -142,6 +142,7 @@ class LeadershipDriver:
                 end_position=end_position,
                 tail_may_be_lost=tail_may_be_lost,
             )
+            self._machine.is_damaged = is_damaged
         self._thread.start()
 
     def close(self) -> None:
@@ -157,8 +158,8 @@ class LeadershipDriver:
 
     @property
     def target(self) -> Follow | None:
-        """Returns whom to follow; None: nobody."""
-        return self._target
+        """Returns whom to follow; None: nobody. Bytes behind a part that is missing here would not fit to what is derived from the log."""
+        return None if self.is_damaged else self._target
 
     def may_speak(self, target: Follow) -> bool:
         """Whether this slave may tell this master now which part of the log it has."""
@@ -183,6 +184,17 @@ class LeadershipDriver:
         """Notes that this slave's log has failed: it leaves the set before it may run, and joins again when it has caught up."""
         with self._lock:
             self._begun.tail_may_be_lost()
+
+    def damaged(self, is_damaged: bool) -> None:
+        """Notes whether the store was opened without some parts of its log: then it neither follows, nor runs while others can."""
+        with self._lock:
+            self._begun.is_damaged = is_damaged
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the store was opened without some parts of its log."""
+        machine = self._machine
+        return machine is not None and machine.is_damaged
 
     # A master.
 

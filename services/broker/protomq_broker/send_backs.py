@@ -38,7 +38,7 @@ from protomq.wire.topics import (
 )
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
-from .alike_failures import MESSAGES_MAX, AlikeFailures, messages_of, read_alike
+from .alike_failures import MESSAGES_MAX, NAMED_MAX, AlikeFailures, messages_of, read_alike
 from .delays import illegal_delay
 from .failed_messages import (
     Place,
@@ -277,16 +277,27 @@ class SendBacks:
             if known is None:
                 return None
             found, sources = known
-            attempt, count = found.attempts[0], len(found.attempts)
             size_max_bytes = SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES
-            if found.attempts != [attempt] * count or count > MESSAGES_MAX or found.size_bytes > size_max_bytes:
+            if found.size_bytes > size_max_bytes:
                 return None
             now_ms = self._log_time.now_ms()
-            plan = self._plan_one(self._store.groups.find(group), 0, first, attempt, now_ms)
-            copies = copies_alike(found, first.error, plan, retry_topic(group), dead_letter_topic(group), now_ms)
+            settings = self._store.groups.find(group)
+            plan_of = {
+                attempt: self._plan_one(settings, 0, first, attempt, now_ms) for attempt in set(found.attempts)
+            }
+            topics = retry_topic(group), dead_letter_topic(group)
+            if len(plan_of) == 1:
+                (plan,) = plan_of.values()
+                outcomes = [_Outcome([(plan, each.message_count)]) for each in asked]
+                copies = copies_alike(found, first.error, plan, *topics, now_ms)
+            else:
+                plans = [plan_of[attempt] for attempt in found.attempts]
+                left = iter(plans)
+                outcomes = [_Outcome(_runs_of(islice(left, each.message_count))) for each in asked]
+                copies = copies_for(found, [first.error] * len(plans), plans, *topics, now_ms)
         except Exception:
             return None
-        return _Prepared(asked, sources, copies, [_Outcome([(plan, each.message_count)]) for each in asked])
+        return _Prepared(asked, sources, copies, outcomes)
 
     def _prepare(self, asked: Sequence[_Asked]) -> _Prepared:
         """Makes the copies for these requests. Raises ServiceError, StoreError."""
@@ -482,7 +493,9 @@ class _Together:
         copies = [copy for each in new for copy in each.copies]
         if copies:
             topics = dict.fromkeys(copy.region.topic for copy in copies)
-            self._store.topics.add([topic_of_broker(name) for name in topics])
+            missing = [name for name in topics if self._store.topics.find(name) is None]
+            if missing:
+                self._store.topics.add(map(topic_of_broker, missing))
             keys = [asked.key for each in new for asked in each.asked if asked.key]
             record = GroupsRecord(sent_back=keys, sent_back_times_ms=[now_ms] * len(keys))
             states = [(GROUPS_TOPIC, [record.SerializeToString()])] if keys else []
@@ -494,8 +507,9 @@ def _check(request: SendBackRequest, places: Sequence[Place]) -> None:
     """Raises ServiceError for a request that is wrong in any state of the broker."""
     group = request.consumer_group
     check_group_name(group)
-    if not 1 <= len(places) <= MESSAGES_MAX:
-        raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(places)}")
+    count_max = NAMED_MAX if request.HasField("alike") else MESSAGES_MAX
+    if not 1 <= len(places) <= count_max:
+        raise invalid_argument("messages", f"are 1 to {count_max}, not {len(places)}")
     if len(set(places)) < len(places):
         raise invalid_argument("messages", "names a message twice; name each once")
     for topic in dict.fromkeys(topic for topic, _, _ in places):

@@ -21,6 +21,9 @@ Rules
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
+- A start may skip damaged parts of the log. Then the store does not know which offsets it has given, and what was sent before. Such a
+  member (`is_damaged`) leaves the set, and neither follows nor runs until its log is healed and opened again. The last member of the set
+  stays, and leads: nobody has more.
 - A member that has won, and cannot open its log to lead, deletes the master key and follows. It stays in the set, since it lacks nothing,
   until another one has opened its log. That one's disk may be the next to fail. If its lease ran out before etcd took that, it says so as
   soon as etcd takes it. It does not run again before it could open its log (`able`).
@@ -46,6 +49,7 @@ from .cluster_state import (
     SWITCH,
     ClusterView,
     Compare,
+    InSync,
     LogEnd,
     Order,
     Put,
@@ -160,6 +164,8 @@ class Leadership:
         """Why its log cannot be opened to lead; in OPENING it gives the lead back."""
         self._fullness = ""
         """Why its disk takes no messages."""
+        self.is_damaged = False
+        """Its start has skipped damaged parts of the log."""
         self._counts_as_full_until_ms, self._full_pause_ms = NEVER_MS, FULL_PAUSE_MS
         self._next_full_ms = self._next_give_away_ms = now_ms
         """When etcd may next be told whether the disk is full, and when a switch away from it may next be ordered."""
@@ -200,6 +206,11 @@ class Leadership:
             )
         if self._inability:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
+        if self.is_damaged:
+            found.append(
+                "the start has skipped damaged parts of the log here: this member follows nobody, and does not lead while others can, until"
+                " they are healed from a replica"
+            )
         view = self.view
         if self._fullness and self.role is Role.LEADING:
             found.append("the disk here is full, and the lead stays here until a member in sync has room")
@@ -473,6 +484,8 @@ class Leadership:
     def _while_following(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         if self._tail_may_be_lost:
             self._leave(effects, view, now_ms)
+        elif self.is_damaged:
+            self._leave_to_others(effects, view, now_ms)
         if view.master is not None and not self._is_own(view):
             unclean_epoch = view.in_sync.unclean_epoch if view.in_sync is not None else 0
             follow = Follow(view.master.member, view.master.address, view.master.epoch, unclean_epoch)
@@ -501,7 +514,7 @@ class Leadership:
         own, in_sync = self.settings.member, view.in_sync
         if in_sync is None or own not in in_sync.members or len(in_sync.members) < 2:
             return False
-        if self._tail_may_be_lost or self._inability:
+        if self._tail_may_be_lost or self._inability or self.is_damaged:
             return False
         is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
         is_free = self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_end_ms
@@ -541,18 +554,28 @@ class Leadership:
         elif in_sync is None or not in_sync.members:
             return
         elif self._is_fresh and not self._is_pending(Transaction):
-            left = in_sync.members - {self.settings.member}
-            successor = in_sync.successor if in_sync.successor in left else ""
-            value = encode_in_sync(
-                in_sync.epoch,
-                left,
-                successor,
-                unclean_epoch=in_sync.unclean_epoch,
-                is_given_back=in_sync.is_given_back,
-            )
-            compares = (Compare(IN_SYNC, in_sync.revision),)
-            self._farewell = Transaction(compares, (Put(IN_SYNC, value),))
+            self._farewell = self._without_itself(in_sync)
             self._ask(effects, self._farewell, now_ms)
+
+    def _leave_to_others(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Leaves the set while its log is damaged, unless it is the last one there."""
+        in_sync = view.in_sync
+        if in_sync is None or self.settings.member not in in_sync.members or len(in_sync.members) < 2:
+            return
+        if self._is_fresh and not self._is_pending(Transaction):
+            self._ask(effects, self._without_itself(in_sync), now_ms)
+
+    def _without_itself(self, in_sync: InSync) -> Transaction:
+        left = in_sync.members - {self.settings.member}
+        successor = in_sync.successor if in_sync.successor in left else ""
+        value = encode_in_sync(
+            in_sync.epoch,
+            left,
+            successor,
+            unclean_epoch=in_sync.unclean_epoch,
+            is_given_back=in_sync.is_given_back,
+        )
+        return Transaction((Compare(IN_SYNC, in_sync.revision),), (Put(IN_SYNC, value),))
 
     def _settle_tail(self, effects: list[Effect]) -> None:
         self._tail_may_be_lost = False
@@ -577,7 +600,7 @@ class Leadership:
             return False
         if in_sync is None:
             return not self._has_past and now_ms >= self._unknown_since_ms + self.settings.new_name_wait_ms
-        if own not in in_sync.members:
+        if own not in in_sync.members or (self.is_damaged and len(in_sync.members) > 1):
             return False
         if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
             return True

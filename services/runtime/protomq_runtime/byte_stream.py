@@ -8,7 +8,8 @@ relies on more than this:
   for `poll_mask(what it wants)`, and does what `ready(events)` says.
 - A stream may have received more than it was asked for. No poll reports those bytes (`has_received_ahead`).
 - Bytes for which `send` raised BlockingIOError stand first in what is sent next. There may be more behind them.
-- A region of a file is the stream's to move: plain TCP leaves it to the kernel, TLS has to read it.
+- A region of a file is the stream's to move: plain TCP leaves it to the kernel, TLS has to read it. `RecentRegion` says that its pages are
+  in memory.
 
 A stream for which the middle two never happen says so by `is_direct`, and costs its owner no look.
 """
@@ -21,7 +22,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from .regions import Region, ShortFileError
+from .regions import MappedWindow, RecentRegion, Region, ShortFileError
 
 Piece: TypeAlias = bytes | memoryview
 
@@ -66,7 +67,7 @@ class ByteStream(Protocol):
         """How many bytes were taken, from the first on; at most 1,000 pieces. `more`: others follow at once, a packet may wait for them."""
         ...
 
-    def send_region(self, region: Region) -> int:
+    def send_region(self, region: Region | RecentRegion) -> int:
         """How many bytes of the region's start were taken, at least one. Raises ShortFileError if the file ends before it."""
         ...
 
@@ -80,9 +81,13 @@ class ByteStream(Protocol):
 
 
 class TcpStream:
-    """Plain TCP: the socket's own methods, regions by sendfile."""
+    """Plain TCP: the socket's own methods, regions by sendfile.
 
-    __slots__ = ("_socket", "recv_into", "send")
+    A recent region is sent from a mapping. That copies its bytes, and yet takes half the CPU time. For sendfile the kernel looks up each
+    page, marks it as used, and hands over 64 KiB at a time.
+    """
+
+    __slots__ = ("_socket", "_window", "recv_into", "send")
 
     is_direct = True
     has_received_ahead = False
@@ -90,6 +95,7 @@ class TcpStream:
     def __init__(self, sock: socket.socket) -> None:
         """Owns the socket from now on, which does not block."""
         self._socket = sock
+        self._window: MappedWindow | None = None
         self.recv_into: Callable[[memoryview], int] = sock.recv_into
         self.send: Callable[[bytes], int] = sock.send
 
@@ -106,7 +112,11 @@ class TcpStream:
         # MSG_MORE: the kernel puts a header and the start of the region behind it into one packet.
         return self._socket.sendmsg(pieces, (), socket.MSG_MORE if more else 0)
 
-    def send_region(self, region: Region) -> int:
+    def send_region(self, region: Region | RecentRegion) -> int:
+        if isinstance(region, RecentRegion):
+            return self._send_mapped(region)
+        # What was mapped would keep its file.
+        self._window = None
         sent = os.sendfile(
             self._socket.fileno(), region.file.fileno(), region.offset, region.size_bytes
         )
@@ -116,9 +126,17 @@ class TcpStream:
             )
         return sent
 
+    def _send_mapped(self, region: RecentRegion) -> int:
+        view = self._window.view(region) if self._window is not None else None
+        if not view:
+            self._window = MappedWindow(region)
+            view = self._window.view(region)
+        return self._socket.send(view)
+
     def end(self, scratch: memoryview) -> None:
         self._socket.shutdown(socket.SHUT_WR)
         self._socket.recv_into(scratch)
 
     def close(self) -> None:
+        self._window = None
         self._socket.close()

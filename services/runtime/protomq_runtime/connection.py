@@ -230,7 +230,7 @@ class Connection:
         if sent == region.size_bytes:
             self.queue.popleft()
         else:
-            self.queue[0] = Region(region.file, region.offset + sent, region.size_bytes - sent)
+            self.queue[0] = region._replace(offset=region.offset + sent, size_bytes=region.size_bytes - sent)
         return sent
 
     def _take_small(self, count_max: int) -> tuple[list[bytes | memoryview], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from tests.bench.measure import Counter, Sample, Window
 
 _PULL_HEADER_ALLOWANCE_BYTES: Final = 2 << 20
 """A pull answer has its header beside the bytes that were asked for, and one message may be larger than those."""
+
+_BLOCK_BYTES: Final = 64 << 10
 
 
 def send_batches(
@@ -210,6 +213,47 @@ def read_sendfile_limit(
                 connection.receive_payload_into(buffer[: connection.receive_header()])
                 counter.messages += 1
                 counter.size_bytes += answer_bytes
+
+    _run_threads(read, [counter], window, stop, warm_up, seconds)
+    return window.sample()
+
+
+def read_recent_limit(
+    address: str,
+    path: str,
+    answer_bytes: int,
+    interval_ms: float,
+    warm_up: float,
+    seconds: float,
+    server_pids: Sequence[int],
+) -> Sample:
+    """The bare sendfile loop on a file that grows: at intervals this writes `answer_bytes` to it, 64 KiB at a time, and then receives them.
+
+    It begins at the start of the file, which is large enough.
+    """
+    counter = Counter()
+    window = Window([counter], server_pids)
+    stop = threading.Event()
+
+    def read(counter: Counter) -> None:
+        buffer = memoryview(bytearray(answer_bytes))
+        block = os.urandom(_BLOCK_BYTES)
+        size = answer_bytes.to_bytes(8, "little")
+        file = os.open(path, os.O_RDWR)
+        position, due = 0, time.perf_counter()
+        with RawConnection(address, LANE_PULL) as connection:
+            connection.use_large_buffers()
+            while not stop.is_set():
+                for at in range(position, position + answer_bytes, _BLOCK_BYTES):
+                    os.pwrite(file, block, at)
+                position += answer_bytes
+                due += interval_ms / 1000
+                time.sleep(max(due - time.perf_counter(), 0))
+                connection.send(PULL_METHOD_ID, (size,))
+                connection.receive_payload_into(buffer[: connection.receive_header()])
+                counter.messages += 1
+                counter.size_bytes += answer_bytes
+        os.close(file)
 
     _run_threads(read, [counter], window, stop, warm_up, seconds)
     return window.sample()

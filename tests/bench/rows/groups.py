@@ -112,7 +112,7 @@ def _many(bench: Bench) -> Iterator[Result]:
             percent = (broker.cpu_seconds() - cpu_s) / _REST_S * 100
     how = f"{MANY:,} members of one group, a connection each, with 2 topics"
     yield Result(f"{MANY:,} members, memory", added_mib, "MiB", "less", f"{how}; broker, after the join", 50)
-    yield Result(f"{MANY:,} members at rest, CPU", percent, "% of a core", "less", f"{how}, which call again each 15 s", 3)
+    yield Result(f"{MANY:,} members at rest, CPU", percent, "% of a core", "less", f"{how}, which call again each 15 s, without pulls", 3)
     yield Result(
         f"{MANY:,} members join at once", joined["seconds"], "s", "less",
         f"{how}; until each knows all others: {joined['mib']:,.0f} MiB of answers, {join_cpu_s:.1f} s of broker CPU, "

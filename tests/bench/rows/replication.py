@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import grpc
 
 from protomq.v1.ha_service_pb2 import GetHaStatusRequest
 from protomq.v1.ha_service_pb2_grpc import HaServiceStub
+from protomq_broker.ha_service import GATHER_MS
 from protomq_ha.roles import HaConfig
 from tests.bench.bench import Bench, Result, create_topics, rate_of, ratio_of, row, spread
 from tests.bench.measure import Sample, median_of
@@ -29,6 +32,8 @@ SYNC = {"broker_name": NAME, "broker_role": "SYNC_MASTER", "ha_in_sync_replicas"
 MIB, GIB = 1 << 20, 1 << 30
 TRANSFER_BYTES = HaConfig().transfer_size_bytes
 """Most of the log in one answer to a slave: the bare sendfile loop sends as much at a time."""
+MESSAGE_BYTES = 1_148
+"""Of a message of 1 KiB in the log."""
 MESSAGES = 400_000
 """Less than a segment."""
 _BEGUN_BYTES = 16 * MIB
@@ -64,6 +69,7 @@ def sends(bench: Bench) -> Iterator[Result]:
                 for name, load in loads.items()
                 for kind, master in (("alone", masters.alone), ("async", masters.lazy), ("sync", masters.strict))
             }
+            | {kind: partial(_send_recent, bench, kind) for kind in ("sendfile", "mapped")}
         )
     how = "1 KiB, SDK, ASYNC_FLUSH, slave on the same machine"
     for name in loads:
@@ -73,6 +79,11 @@ def sends(bench: Bench) -> Iterator[Result]:
         yield ratio_of(f"ASYNC_MASTER with a slave / without, {name}", lazy, alone, 0.7, how)
         cpu = median_of(lazy, lambda s: s.server_us) / median_of(alone, lambda s: s.server_us)
         yield Result(f"master's CPU per message, with a slave / without, {name}", cpu, "x", "less", how, 1.1)
+        alone_us = median_of(alone, lambda s: s.server_us)
+        for kind, by in (("sendfile", "sendfile"), ("mapped", "a mapping")):
+            adds_us = median_of(samples[kind], lambda s: s.server_cpu_s * 1e6 * MESSAGE_BYTES / s.size_bytes)
+            loop = f"a bare loop sends a growing file, {TRANSFER_BYTES // MIB} MiB each {GATHER_MS} ms: {adds_us:.2f} us a message"
+            yield Result(f"the same with the bytes alone, by {by}, {name}", 1 + adds_us / alone_us, "x", "less", loop)
 
 
 @row("replicated-batches")
@@ -131,8 +142,24 @@ def _receive_and_write(bench: Bench) -> Sample:
     with bench.limit("remoting") as loop:
         return bench.load(
             "remoting.send_batches", loop, remoting=loop.values["remoting"], topics=[TOPIC],
-            batch=MIB // 1148, size=1024, queues=1, connections=2,
+            batch=MIB // MESSAGE_BYTES, size=1024, queues=1, connections=2,
         )  # fmt: skip
+
+
+def _send_recent(bench: Bench, kind: str) -> Sample:
+    """What a master cannot do without for a slave: what was just written goes to a socket."""
+    folder = bench.new_folder("recent")
+    path = folder / "segment"
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, GIB)
+        with bench.limit(kind, str(path)) as loop:
+            return bench.load(
+                "remoting.read_recent_limit", loop, address=loop.values["remoting"], path=str(path),
+                answer_bytes=TRANSFER_BYTES, interval_ms=GATHER_MS,
+            )  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _batches(bench: Bench, server: Server) -> Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -251,6 +252,27 @@ async def test_waiting_in_line_ends_with_the_time_out_and_is_definite(
     assert cluster.bodies() == [b"first"]
 
 
+async def test_of_what_has_gathered_what_is_late_and_whose_caller_has_gone_are_not_sent(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    first = asyncio.create_task(producer.send("T", b"first", queue=QUEUE))
+    await turns()
+    line, now_s = producer._line("T", QUEUE, None), time.monotonic()
+    late, gone, live = (
+        producer._enqueue(line, producer._core.prepare(body), now_s + left_s).future
+        for body, left_s in ((b"late", 0.0), (b"gone", 0.3), (b"live", 60.0))
+    )
+    gone.cancel()
+    gate.open.set()
+    await asyncio.gather(first, live)
+    with pytest.raises(RequestTimeoutError, match="still waiting in line") as caught:
+        await late
+    assert caught.value.definite
+    assert cluster.bodies() == [b"first", b"live"]
+    assert producer._pending_size == 0
+
+
 async def test_a_time_out_on_the_way_is_not_definite(
     transport: FakeAsyncTransport, producer: AsyncProducer
 ) -> None:
@@ -421,6 +443,9 @@ def test_a_loop_after_another_that_is_closed_has_it_and_then_no_third_one(transp
         await producer.send("T", b"x")
         with pytest.raises(ConfigurationError, match="another event loop"):
             await asyncio.to_thread(lambda: asyncio.run(producer.send("T", b"x")))
+        with pytest.raises(ConfigurationError, match="another event loop, which is still open: close it there"):
+            await asyncio.to_thread(lambda: asyncio.run(producer.close()))
+        await producer.send("T", b"y")
 
     asyncio.run(send())
     asyncio.run(producer.close())

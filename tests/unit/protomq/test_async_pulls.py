@@ -10,7 +10,7 @@ import pytest
 from protomq import AsyncPullConsumer, MessageQueue
 from protomq._steps import Steps
 from protomq._types import BrokerAddress
-from protomq.errors import ConfigurationError
+from protomq.errors import ClosedError, ConfigurationError
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -57,3 +57,19 @@ def test_a_consumer_that_polled_in_one_loop_is_refused_in_the_next_one() -> None
     with pytest.raises(ConfigurationError, match="was used in another event loop: use it within one"):
         asyncio.run(consumer.poll())
     asyncio.run(consumer.close())
+
+
+def test_a_consumer_is_closed_by_its_own_loop_only_while_that_is_open() -> None:
+    async def close_elsewhere() -> None:
+        consumer = AsyncPullConsumer()
+        with pytest.raises(ConfigurationError, match="nothing to poll"):
+            await consumer.poll()
+        with pytest.raises(ConfigurationError, match="was used in another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(consumer.close()))
+        with pytest.raises(ConfigurationError, match="nothing to poll"):
+            await consumer.poll()
+        await consumer.close()
+        with pytest.raises(ClosedError):
+            await consumer.poll()
+
+    asyncio.run(close_elsewhere())

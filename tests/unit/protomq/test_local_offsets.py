@@ -116,6 +116,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         LocalOffsets(str(tmp_path / "file" / "x"), "g").open()
 
 
+def test_a_file_that_cannot_be_read_is_told_and_left_to_others(tmp_path: Path) -> None:
+    made = LocalOffsets(str(tmp_path), "g")
+    made.path.mkdir()
+    with pytest.raises(ConfigurationError, match=r"cannot be read from .*choose offset_folder"):
+        made.open()
+    made.path.rmdir()
+    other = LocalOffsets(str(tmp_path), "g")
+    assert other.open() == {}
+    other.close()
+
+
 def test_processes_of_a_worker_have_instances_of_their_own() -> None:
     number = "PROTOMQ_WORKER_PROCESS"
     assert [instance_here("", environment) for environment in ({}, {number: "0"}, {number: "1"}, {number: "12"})] == ["", "", "#1", "#12"]

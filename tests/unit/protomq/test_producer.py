@@ -296,6 +296,24 @@ def test_a_shrunk_topic_is_looked_up_again(cluster: FakeCluster, producer: Produ
         producer.send("T", b"z", queue=MessageQueue("T", "a", 3))
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("brokers", [{"a": 8}, {"a": 8, "b": 8}])
+def test_a_topic_of_which_the_name_server_knows_other_queues_is_waited_for(brokers: dict[str, int], key: str | None) -> None:
+    cluster = FakeCluster({"T": dict(brokers)})
+    for name in brokers:
+        cluster.script(name, *[QueueNotFoundError("it has 1")] * 4)
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        assert producer.send("T", b"x", sharding_key=key).queue_offset == 0
+        for name in brokers:
+            cluster.script(name, *[QueueNotFoundError("it has 1")] * 4)
+        assert len(producer.send_batch("T", [b"y"])) == 1
+        for name in brokers:
+            cluster.script(name, *[QueueNotFoundError("it has 1")] * 999)
+        with pytest.raises(QueueNotFoundError):
+            producer.send("T", b"z", sharding_key=key, timeout_s=0.2)
+    assert len(cluster.bodies()) == 2
+
+
 def test_of_a_queue_that_went_before_the_answer_no_other_one_gets_the_message_too(
     cluster: FakeCluster, producer: Producer
 ) -> None:

@@ -13,6 +13,7 @@ from protomq._types import MessageQueue
 from protomq.errors import (
     ConnectFailedError,
     IllegalDelayError,
+    InvalidArgumentError,
     OffsetOutOfRangeError,
     ProtomqError,
     TooManyError,
@@ -103,6 +104,74 @@ def test_more_is_gathered_behind_a_call_unless_the_next_one_is_full() -> None:
     assert places(begin(made, 20.0)) == [301], "behind a pause it goes at once"
 
 
+def test_of_messages_that_failed_alike_more_go_to_a_broker_that_takes_runs() -> None:
+    made = line(*(back(i, error="e") for i in range(1500)), *(back(i, B, error="e") for i in range(300)))
+    made.alike_brokers.add("a")
+    many, few = begin(made), begin(made)
+    assert (many.broker_name, places(many)) == ("a", list(range(1024)))
+    assert (few.broker_name, len(few.backs)) == ("b", 256)
+    for offset in range(1500, 2047):
+        made.add(back(offset, error="e"))
+    made.done(many, 0.0)
+    assert made.begin(0.0) is None
+    made.add(back(2047, error="e"))
+    assert places(begin(made)) == list(range(1024, 2048)), "full, so it does not wait for more"
+
+
+def full(*behind: Back) -> BackCall:
+    """What goes of 256 messages that failed alike, and those behind them, to a broker that takes runs."""
+    made = line(*(back(i, error="e") for i in range(256)), *behind)
+    made.alike_brokers.add("a")
+    return begin(made)
+
+
+def test_what_failed_otherwise_goes_with_256_at_most() -> None:
+    assert len(full(back(256, error="e")).backs) == 257
+    assert len(full(back(256, error="f"), back(257, error="e")).backs) == 256
+    assert len(full(back(256, MessageQueue("other", "a", 0), error="e")).backs) == 256
+    made = line(back(0, error="f"), *(back(i, error="e") for i in range(1, 400)))
+    made.alike_brokers.add("a")
+    assert len(begin(made).backs) == 256
+
+
+def test_a_large_call_that_is_refused_goes_again_in_small_ones_and_only_one_of_these_one_by_one() -> None:
+    made = line(*(back(i, error="e") for i in range(600)), back(0, B, error="e"))
+    made.alike_brokers.update("ab")
+    error = InvalidArgumentError("message 300 has another id")
+    call = begin(made)
+    made.done(begin(made), 0.0)
+    assert made.failed(call, error, 0.0) == ()
+    sizes: list[int] = []
+    refused: list[Back] = []
+    for offset in range(600, 700):
+        made.add(back(offset, error="e"))
+    while (next_call := made.begin(0.0)) is not None:
+        sizes.append(len(next_call.backs))
+        if 300 in places(next_call):
+            refused += made.failed(next_call, error, 0.0)
+        else:
+            made.done(next_call, 0.0)
+    assert sizes == [256, 256, *[1] * 256, 88]
+    assert [one.message.queue_offset for one in refused] == [300]
+    assert places(begin(made, GATHER_S)) == list(range(600, 700))
+
+
+def test_a_small_call_does_not_take_those_behind_it_that_may_go_in_a_large_one() -> None:
+    other = MessageQueue("t", "a", 1)
+    made = line(*(back(i, (A, other)[i % 2], error="e") for i in range(600)))
+    made.alike_brokers.add("a")
+    assert made.failed(begin(made), InvalidArgumentError("no"), 0.0) == ()
+    made.drop({other})
+    for offset in range(600, 1600):
+        made.add(back(offset, error="e"))
+    sizes = []
+    for _ in range(3):
+        call = begin(made)
+        sizes.append(len(call.backs))
+        made.done(call, -GATHER_S)
+    assert sizes == [256, 44, 1000]
+
+
 def test_a_call_that_is_refused_for_one_messages_sake_goes_again_one_by_one() -> None:
     made = line(*(back(i) for i in range(3)))
     error = OffsetOutOfRangeError("gone")
@@ -160,9 +229,14 @@ def test_what_is_dropped_is_not_given_back() -> None:
     assert made.begin(0.0) is None
 
 
-@given(st.lists(st.sampled_from(["add", "begin", "done", "away", "refused", "later"]), max_size=80))
-def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str]) -> None:
+SCRIPTS = st.lists(st.sampled_from(["add", "add many", "begin", "done", "away", "refused", "later"]), max_size=80)
+
+
+@given(SCRIPTS, st.booleans())
+def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str], takes_runs: bool) -> None:
     made, now_s, added = BackLine(), 0.0, 0
+    if takes_runs:
+        made.alike_brokers.add("a")
     ended: list[int] = []
     call: BackCall | None = None
 
@@ -177,6 +251,10 @@ def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str]) 
         if kind == "add":
             made.add(back(added))
             added += 1
+        elif kind == "add many":
+            for _ in range(200):
+                made.add(back(added))
+                added += 1
         elif kind == "later":
             now_s += 3.0
         elif kind == "begin" and call is None:

@@ -32,6 +32,8 @@ from tests.unit.protomq.test_pop_handling import Brokers
         (Reject, Failure({"error": "", "dead_letter": True})),
         (Suspend(20), Failure({"error": "", "delay_ms": 20}, 20)),
         (Suspend, Failure({"error": ""})),
+        (Suspend(), Failure({"error": ""})),
+        (Suspend(error="no"), Failure({"error": "no"})),
     ],
 )
 def test_results_are_failures_or_none(result: object, failure: Failure | None) -> None:

@@ -392,6 +392,7 @@ def test_an_orderly_batch_goes_on_with_its_first_message_that_failed_whatever_wa
         return [one.queue_offset for one in batch]
 
     assert settle(0.0, {1: DEAD, 2: Failure({"error": "e"}, 2000), 3: FAILED}) == [0, 1, 2, 3]
+    assert made.failed_count == 3
     assert (made.lowest_open(Q0), made.next_run(1.9)) == (1, None)
     call = made.backs.begin(1.0)
     assert call is not None

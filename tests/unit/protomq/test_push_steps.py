@@ -222,6 +222,29 @@ def test_a_broadcasting_consumer_writes_down_where_it_stood_in_queues_that_its_b
         assert file.open()[queue].queue_offset == (3 if is_all_done else 1)
 
 
+@pytest.mark.parametrize(("is_last", "text"), [(False, "trying again"), (True, "comes again, here")])
+def test_offsets_that_are_not_written_are_told_and_at_the_end_what_follows(
+    is_last: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = FakeWorld(route_of("t", "a"))
+    options = PushOptions(group="g", offset_folder=str(tmp_path), broadcast=True)
+    pulls = ListenedPulls(PullOptions("g", broadcasting=True))
+    consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=pulls)
+    steps = PushSteps(options, consumer, PushState(options, {"t": listener()}), {"t": Wanted("t", listener())}, world.now_s)
+    pulls.lowest_open = steps.lowest_open
+    world.driver.run(steps.start())
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LocalOffsets, "save", fail)
+    pulls.seek(MessageQueue("t", "a", 0), 3)
+    world.driver.run(steps.save(is_last=is_last))
+    steps.close()
+    assert f"{tmp_path / 'g.json'}" in caplog.text
+    assert text in caplog.text
+
+
 def test_a_broadcasting_consumer_writes_down_what_is_done_behind_a_message_that_is_not(tmp_path: Path) -> None:
     world = FakeWorld(route_of("t", "a"))
     options = PushOptions(group="g", offset_folder=str(tmp_path), broadcast=True)

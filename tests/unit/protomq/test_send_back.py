@@ -10,6 +10,7 @@ import pytest
 
 from protomq import _methods
 from protomq._message import Message
+from protomq._retry import CALL
 from protomq._send_back import (
     MESSAGES_MAX,
     BackPayload,
@@ -160,6 +161,18 @@ def test_an_earlier_version_that_has_the_broker_s_name_now_is_sent_messages() ->
     wrong = InvalidArgumentError("other", field_violations=[("messages[0].message_id", "is not that")])
     with pytest.raises(InvalidArgumentError, match="other"):
         run(steps, [wrong])
+
+
+def test_an_earlier_version_refuses_more_than_it_takes_and_is_asked_for_fewer() -> None:
+    brokers = {"a"}
+    failed: list[tuple[Message, dict[str, Any]]] = [(message("a", row), {}) for row in range(MESSAGES_MAX + 1)]
+    refused = InvalidArgumentError("messages: are 1 to 256, not 0", field_violations=[("messages", "are 1 to 256, not 0")])
+    payload = BackPayload("g", "a", failed, lambda _: 9, brokers)
+    with pytest.raises(InvalidArgumentError, match="not 0"):
+        run(payload.call_steps("t", 3.0, CALL), [refused])
+    assert not brokers, "the next ones are named message by message"
+    small = BackPayload("g", "a", failed[:MESSAGES_MAX], lambda _: 9, brokers)
+    assert len(SendBackRequest.FromString(small.octets).messages) == MESSAGES_MAX
 
 
 def test_messages_that_did_not_fail_alike_are_named_one_by_one() -> None:

@@ -279,3 +279,27 @@ def test_a_queue_is_not_taken_before_its_broker_has_said_that_nobody_was_faster(
     said = pb.HoldMembershipRequest.FromString(request)
     assert 3 not in said.member.topics[0].queue_ids
     assert said.hold_ms > CLAIM_HOLD_MS
+
+
+class QuickMember(FakeMember):
+    """Its thread hears that its claims are granted before anybody asks whether they are."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        super().__init__(world)
+        self.pokes_with_claims = 0
+
+    def poke(self) -> None:
+        self.pokes_with_claims += self.state.has_open_claims()
+        # The first is of the look that makes the claims, the second tells of the queues after that look.
+        if self.pokes_with_claims == 2:
+            self.wait_known(0.0)
+
+    def wait_granted(self, timeout_s: float) -> None:
+        raise AssertionError("nothing is waited for")
+
+
+def test_claims_that_are_granted_before_anybody_waits_are_queues_when_subscribe_returns() -> None:
+    world = FakeWorld(route_of("T", "a"))
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, Lost(), member=QuickMember(world))
+    world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    assert steps.state.queues == (A0,)

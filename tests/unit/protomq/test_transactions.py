@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from protomq import MessageQueue, SendStatus, TransactionDecision, TransactionProducer
+from protomq._half_core import HalfResult
 from protomq._outgoing import Stored
 from protomq._told_ends import ToldEnds
 from protomq._transactions import (
     End,
+    TransactionResult,
     _end_field,
     _end_fields,
     _outcomes,
     decision_of,
     refuse_never_run,
+    result_of,
 )
 from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
@@ -123,3 +128,12 @@ def test_of_each_decision_it_is_known_what_became_of_it() -> None:
     for wrong in (answer(*taken[:2]), answer(*taken, taken[0]), answer(*taken)[:-1], b"", answer(*taken)[:-1] + b"\xff"):
         with pytest.raises(ProtocolError):
             _outcomes(ends, wrong)
+
+
+def test_a_result_that_is_made_by_its_slots_is_one_of_the_class() -> None:
+    half = HalfResult(SendStatus.SEND_OK, MessageQueue("T", "a", 0), -1, 7, False, (1, 0, 5))
+    made = result_of(half, TransactionDecision.COMMIT, True)
+    assert made == TransactionResult(half, TransactionDecision.COMMIT, True)
+    assert (made.half, made.decision, made.is_ended) == (half, TransactionDecision.COMMIT, True)
+    with pytest.raises(FrozenInstanceError):
+        made.is_ended = False  # type: ignore[misc]

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from protomq.v1.group_service_pb2 import AlikeFailures as EncodedFailures
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq_broker import alike_failures
-from protomq_broker.alike_failures import ALIKE_MIN, MESSAGES_MAX, messages_of, read_alike
+from protomq_broker.alike_failures import (
+    ALIKE_MIN,
+    MESSAGES_MAX,
+    NAMED_MAX,
+    messages_of,
+    read_alike,
+)
 
 DELAYS = st.one_of(
     st.just({}),
@@ -213,7 +219,7 @@ def named(runs: Iterable[tuple[int, int, int]], ids: bytes = b"", **common: Any)
 
 @given(
     FIELDS,
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99) | st.just(1 << 62), st.integers(-1, 90)), min_size=1, max_size=9),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99) | st.just(1 << 62), st.integers(-1, 300)), min_size=1, max_size=9),
     st.booleans(),
 )
 def test_runs_that_a_request_names_are_its_messages(
@@ -224,7 +230,7 @@ def test_runs_that_a_request_names_are_its_messages(
     ids = [f"{number * 0x1234567:040X}" if has_ids else "" for number in range(len(places))]
     request = named(runs, bytes.fromhex("".join(ids)), **common)
     alike = read_alike(request.SerializeToString())
-    if any(count < 1 or first >= 1 << 62 for _, first, count in runs) or len(places) > MESSAGES_MAX:
+    if any(count < 1 or first >= 1 << 62 for _, first, count in runs) or len(places) > NAMED_MAX:
         assert alike is None
         with pytest.raises(ValueError, match="has "):
             messages_of(request)
@@ -249,7 +255,7 @@ def test_runs_that_a_request_names_are_its_messages(
     [
         (lambda request: request.alike.queue_ids.append(1), "a queue, a first offset and a number"),
         (lambda request: request.alike.ClearField("message_counts"), "one run at least"),
-        (lambda request: request.alike.message_counts.__setitem__(0, 257), "has not 1 to 256 messages"),
+        (lambda request: request.alike.message_counts.__setitem__(0, 1025), "has not 1 to 1024 messages"),
         (lambda request: request.alike.queue_ids.__setitem__(0, -1), "a queue or an offset that none can be"),
         (lambda request: request.alike.first_offsets.__setitem__(0, -1), "a queue or an offset that none can be"),
         (lambda request: setattr(request.alike, "message_ids", bytes(41)), "an id of 20 octets"),

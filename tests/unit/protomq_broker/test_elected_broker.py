@@ -75,7 +75,8 @@ class Failing:
     """A broker whose log has failed. Attribute: done, what was done about it, in order. A process that starts follows by itself."""
 
     def __init__(
-        self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0
+        self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0,
+        is_damaged: bool = False,
     ) -> None:
         self.done: list[str] = []
         self._processes = 0
@@ -91,15 +92,22 @@ class Failing:
             unable=self._unable,
             able=lambda: self.done.append("may run"),
             is_unable=True,
+            is_damaged=False,
+            damaged=self._note_damage,
             opened=lambda epoch, end_position: self.done.append(f"leads in epoch {epoch}"),
         )
+        self._refusals, self._loses_its_end, self._is_damaged = opens_after, loses_its_end, is_damaged
         broker.process = self._process(failure)
-        self._refusals, self._loses_its_end = opens_after, loses_its_end
         broker._make = self._make  # type: ignore[method-assign]
 
     def _hand_over(self, timeout_s: float) -> bool:
         self.done.append("hands over")
         return True
+
+    def _note_damage(self, is_damaged: bool) -> None:
+        self._broker.leadership.is_damaged = is_damaged  # type: ignore[misc]
+        if is_damaged:
+            self.done.append("is damaged")
 
     def _unable(self, epoch: int, why: str) -> None:
         self.done.append(f"gives epoch {epoch} back: {why}")
@@ -129,6 +137,8 @@ class Failing:
         store = SimpleNamespace(
             log_failure=failure,
             has_lost_its_end=has_lost_its_end,
+            skipped_ranges=["a range"] if self._is_damaged else [],
+            has_healed_what_was_skipped=not self._is_damaged,
             lead=self._lead,
             check_room=self._check_room,
             close=lambda: self.done.append("closes its store"),
@@ -179,6 +189,48 @@ def test_a_store_that_is_to_lead_and_opens_with_damage_at_its_end_does_not_lead(
     assert failing.done == [
         "stops", "leaves the set", "doubts its end", "starts", "gives epoch 2 back: its log was opened again, and ends with damage",
     ]  # fmt: skip
+
+
+def test_a_store_that_opens_again_without_some_of_its_log_says_so_before_it_serves() -> None:
+    failing = Failing(Role.FOLLOWING, is_damaged=True)
+    asyncio.run(failing._broker._open_again())
+    assert failing.done == ["stops", "is damaged", "starts"]
+
+
+def test_a_store_that_is_to_lead_and_opens_without_some_of_its_log_does_not_lead() -> None:
+    failing = Failing(Role.OPENING, is_damaged=True)
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done == ["stops", "is damaged", "starts", "gives epoch 2 back: its log was opened again, and is damaged"]
+
+
+def test_a_slave_whose_log_is_healed_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
+    failing = Failing(Role.FOLLOWING, "", is_damaged=True)
+    broker, process = failing._broker, failing._broker.process
+    broker._todo, broker.leadership.is_damaged = asyncio.Queue(), True  # type: ignore[misc]
+    broker.leadership.is_unable = False  # type: ignore[misc]
+    store: Any = process.broker.store
+    looks, asked_at = 0, 0
+
+    async def run() -> None:
+        is_asked = asyncio.Event()
+
+        def do_soon(item: object) -> None:
+            nonlocal looks, asked_at
+            if item is process:
+                asked_at = asked_at or looks
+                is_asked.set()
+            elif isinstance(item, LookForRoom):
+                looks += 1
+                store.has_healed_what_was_skipped = looks >= 3
+
+        broker._do_soon = do_soon  # type: ignore[method-assign]
+        watcher = asyncio.create_task(broker._watch_log())
+        await is_asked.wait()
+        watcher.cancel()
+
+    asyncio.run(run())
+    assert asked_at == 3, "not before it is healed"
 
 
 def test_a_member_whose_disk_does_not_take_the_epoch_gives_the_lead_back_and_serves_as_a_slave() -> None:

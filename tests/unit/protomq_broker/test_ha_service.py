@@ -29,6 +29,7 @@ from protomq_ha.roles import HaConfig
 from protomq_runtime.dispatch import BoundMethod, DispatchTable
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.principals import Principal
+from protomq_runtime.regions import RecentRegion
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
 from .store.log_helpers import ManualClock, make_request
@@ -260,6 +261,25 @@ def test_a_slave_that_asks_for_little_does_not_wait_for_more() -> None:
     leader.append([make_request([bytes(2_000)])])
     lane.run()
     assert log_in(held) == 3_000
+
+
+def test_what_was_just_written_is_said_to_be_in_memory_and_what_lies_far_back_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ha_service, "RECENT_SIZE_MAX_BYTES", 2_000)
+    leader = open_store(SimDisk())
+    service, bound, lane = begun_service(leader, "ASYNC_MASTER")
+    leader.append([make_request([bytes(3_000)])])
+    regions = []
+
+    def fetch(size_max_bytes: int, **fields: Any) -> None:
+        call = FakeCall(lane, bound, ha.FetchRequest(size_max_bytes=size_max_bytes, **fields))
+        service.fetch(call)
+        lane.advance(GATHER_MS)
+        regions.append(call.regions)
+
+    fetch(1_500, broker_name="b", broker_id=1, store_id=9)
+    fetch(1_500, session=7)
+    assert [[isinstance(region, RecentRegion) for region in parts] for parts in regions] == [[False], [True]]
+    assert [(region.offset, region.size_bytes) for parts in regions for region in parts] == [(0, 1_500), (1_500, 1_500)]
 
 
 @pytest.mark.parametrize(("role", "is_gathered"), [("ASYNC_MASTER", True), ("SYNC_MASTER", False)])

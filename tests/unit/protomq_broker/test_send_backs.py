@@ -266,6 +266,61 @@ def test_runs_that_a_request_names_go_back_as_their_messages_do(by_arrays: bool)
     assert all(answer.takes_alike for answer in answers), "a consumer learns from it that it may name runs"
 
 
+def failed_unlike_often(*, is_named: bool) -> tuple[list[bytes], list[SendBackResponse]]:
+    """What comes of retries of which some have failed once, some twice: the latter become dead letters."""
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=2, retry_delays_ms=(5,)))
+    world.send(*(b"%03d" % number for number in range(30)))
+    messages = world.read(TOPIC)
+    assert not isinstance(world.call(SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[:20]))).outcome, ServiceError)
+    world.deliver(5)
+    again = SendBackRequest(consumer_group=GROUP, alike=named_runs(world.retries()[:10]))
+    assert not isinstance(world.call(again).outcome, ServiceError)
+    rest = SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[20:]))
+    assert not isinstance(world.call(rest).outcome, ServiceError)
+    world.deliver(5)
+    retries = world.retries()[10:]
+    assert {each.transit.attempt for each in retries} == {1, 2}
+    request = SendBackRequest(consumer_group=GROUP, request_id=7)
+    if is_named:
+        request.alike.CopyFrom(named_runs(retries, error="again"))
+    else:
+        request.messages.extend(failed(each, error="again") for each in retries)
+    answers = []
+    for _ in range(2):
+        call = world.call(request)
+        world.store.flush()
+        answers.append(answer_of(call))
+    world.deliver(5)
+    return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())], answers
+
+
+def test_runs_of_messages_that_failed_unlike_often_are_read_together_and_have_their_own_plans() -> None:
+    with mock.patch.object(SendBacks, "_read", side_effect=AssertionError("read message by message")):
+        copies, answers = failed_unlike_often(is_named=True)
+    assert (copies, answers) == failed_unlike_often(is_named=False)
+    assert len(copies) == 20 + 10 + 10 + 20 + 10
+    assert [Record.FromString(copy).transit.attempt for copy in copies[-10:]] == [3] * 10
+    first, repeat = answers
+    assert {(each.attempt, each.dead_letter) for each in first.results} == {(2, False), (3, True)}
+    assert [each.attempt for each in first.results] == [each.attempt for each in repeat.results]
+    assert repeat.repeated_request
+
+
+def test_a_request_that_names_runs_has_more_messages_than_one_that_names_each() -> None:
+    world = RetryWorld(segment=1 << 20)
+    world.send(*(b"%04d" % number for number in range(1025)))
+    messages = world.read(TOPIC)
+    for first, count in ((0, 1025), (0, 1024)):
+        request = SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[first : first + count], delay_ms=5))
+        outcome = world.call(request).outcome
+        assert isinstance(outcome, ServiceError) == (count > 1024)
+    world.deliver(5)
+    assert [copy.body for copy in world.retries()] == [b"%04d" % number for number in range(1024)]
+    each = SendBackRequest(consumer_group=GROUP, messages=[failed(message) for message in messages[:257]])
+    assert isinstance(world.call(each).outcome, ServiceError)
+
+
 def test_runs_that_are_wrong_are_refused_and_change_nothing() -> None:
     world = RetryWorld()
     world.send(b"a", b"b", b"c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from unittest import mock
 
 import pytest
 
@@ -275,6 +276,43 @@ def test_to_tell_where_the_log_ends_is_not_to_leave_the_set(etcd: SimEtcd) -> No
     slave.run(slave.machine.answered(ask.number, etcd.do(ask.request, 1_850), 1_850), 1_850)
     slave.tick(2_200)
     assert slave.members() == {"m"}
+
+
+def test_a_member_with_a_damaged_log_leaves_the_set_to_the_others_and_does_not_run(etcd: SimEtcd) -> None:
+    """It does not know which offsets it has given: another member of the set does."""
+    master_with(etcd, "s", "t")
+    damaged = Member(etcd, "s", epoch=1, empty=False)
+    damaged.machine.is_damaged = True
+    damaged.tick(0)
+    assert damaged.members() == {"m", "t"}
+    assert any("skipped damaged parts" in problem for problem in damaged.machine.problems(0))
+    for now_ms in range(0, 20_000, 500):
+        assert StopFollowing() not in damaged.tick(now_ms)
+    damaged.machine.is_damaged = False
+    heir = Member(etcd, "t", 20_000, epoch=1, empty=False)
+    assert heir.tick(20_000) == []
+    assert heir.tick(22_000) == []
+    assert heir.lead(23_000) == 2
+
+
+def test_a_member_with_a_damaged_log_does_not_run_before_it_has_left(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    damaged = Member(etcd, "s", epoch=1, empty=False)
+    damaged.machine.is_damaged = True
+    for now_ms in range(0, 20_000, 500):
+        with mock.patch.object(Leadership, "_leave_to_others"):
+            assert StopFollowing() not in damaged.tick(now_ms)
+    assert damaged.members() == {"m", "s"}
+
+
+def test_the_last_member_of_the_set_leads_with_its_damaged_log(etcd: SimEtcd) -> None:
+    """Nobody has more."""
+    alone = Member(etcd, "a")
+    alone.lead(0)
+    again = Member(etcd, "a", 10_000, epoch=1, empty=False)
+    again.machine.is_damaged = True
+    assert again.lead(10_000) == 2
+    assert again.members() == {"a"}
 
 
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:

@@ -4,7 +4,7 @@ Rules:
 - Free ports, a temporary folder: any number of them run side by side (pytest-xdist).
 - Started means ready: the child prints one line, `ready grpc=HOST:PORT remoting=HOST:PORT namesrv=HOST:PORT data=DIR`.
 - `kill` is SIGKILL; `restart` starts again with the same data on the same ports. After `stop` the ports are the same; a temporary folder is
-  gone. What is left over is killed when the object goes away or the test process ends.
+  gone. What is left over is killed when the object goes away or the test process ends, also by SIGTERM or SIGKILL.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from protomq.errors import WrongTypeError
+
+from ._death_watch import DeathWatch
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -68,6 +70,7 @@ class Broker:
         self._temporary: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: weakref.finalize[[int], Broker] | None = None
+        self._watch: DeathWatch | None = None
         self._addresses: dict[str, str] = {}
         self._ports: dict[str, str] = {}
         """Those that it has, or had last."""
@@ -154,6 +157,7 @@ class Broker:
                 start_new_session=True,
             )
         self._guard = weakref.finalize(self, _kill_process, self._process.pid)
+        self._watch = DeathWatch(self._process.pid, str(self._temporary or ""))
         assert self._process.stdout is not None
         began_s = time.monotonic()
         line = _read_line(self._process, self._process.stdout, self._start_timeout_s)
@@ -232,6 +236,9 @@ class Broker:
             process.stdout.close()
         if self._guard is not None:
             self._guard.detach()
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         return process.returncode
 
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 from protomq.errors import ConfigurationError, WrongTypeError
 
 _PIECE_SIZE: Final = 64 << 10
+_RETRANSMISSION_S: Final = 0.2
+"""Linux waits that long, and a round trip, before it sends again what was lost (TCP_RTO_MIN)."""
 _RATE_PARTS_PER_S: Final = 100
 """Parts of a second that go through at a time, where a rate is given."""
 
@@ -66,6 +68,8 @@ class Faults:
     """What a proxy does to a connection; all off by default.
 
     - `delay_s`: the delay of every piece, in both directions. `jitter_s`: the largest random delay on top.
+    - `loss_probability`: chance, for each piece, that it is lost on the way. TCP sends it again: it arrives, and all that is behind it in
+      its direction, 200 ms and a round trip (twice the delay) later. `FaultProxy.losses` counts them.
     - `rate_bytes_per_s`: most that goes through in a second, in each direction of a connection; None: as much as comes.
     - `drop_requests`, `drop_answers`: bytes of that direction are read and thrown away; the connection stays open.
     - `cut_after_request_bytes`, `cut_after_answer_bytes`: the proxy closes both sides once that number of bytes went through in that
@@ -76,6 +80,7 @@ class Faults:
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
+    loss_probability: float = 0.0
     rate_bytes_per_s: int | None = None
     drop_requests: bool = False
     drop_answers: bool = False
@@ -106,6 +111,7 @@ class FaultProxy:
         self.faults = faults or Faults()
         self.seed = seed
         self.connections_accepted = 0
+        self.losses = 0
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._closed = False
@@ -226,6 +232,10 @@ class FaultProxy:
                 faults = self.faults
                 if faults.delay_s or faults.jitter_s:
                     time.sleep(faults.delay_s + faults.jitter_s * self._draw())
+                if faults.loss_probability and self._draw() < faults.loss_probability:
+                    with self._lock:
+                        self.losses += 1
+                    time.sleep(_RETRANSMISSION_S + 2 * faults.delay_s)
                 if faults.cut_probability and self._draw() < faults.cut_probability:
                     break
                 if pair in self._swallowed or (

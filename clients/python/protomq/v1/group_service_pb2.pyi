@@ -208,8 +208,8 @@ class SendBackRequest(_message.Message):
 
     @_builtins.property
     def alike(self) -> Global___AlikeFailures:
-        """In place of `messages`, and shorter. Only for a broker that has answered with `takes_alike`: an earlier one does not see it, and refuses the
-        request, since that names no message.
+        """In place of `messages`, and shorter: 1 to 1,024 messages. Only for a broker that has answered with `takes_alike`: an earlier one does not
+        see it, and refuses the request, since that names no message.
         """
 
     def __init__(

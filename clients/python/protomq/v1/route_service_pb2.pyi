@@ -50,7 +50,9 @@ class Broker(_message.Message):
     ha_address: _builtins.str
     """host:port for replication; empty: none."""
     incarnation: _builtins.int
-    """Rises with each start of the process: its start in milliseconds since 1970-01-01 UTC. A lower one never replaces a higher one."""
+    """Rises with each start of the process: its start in log time, the wall clock in milliseconds unless that went back. A lower one never replaces
+    a higher one.
+    """
     permission: _topic_pb2.Permission.ValueType
     """What may be done with the broker as a whole."""
     auto_create_queues: _builtins.int

@@ -256,6 +256,7 @@ class Store:
         self.record_at = reader.record_at
         self.read_records = reader.read_records
         self.entries_at = reader.entries_at
+        self.entries_together = reader.entries_together
         self.is_repaired = reader.is_repaired
         self.find_by_key_hash = look_ups.by_key_hash
         self.find_by_message_id = look_ups.by_message_id
@@ -565,6 +566,21 @@ class Store:
     def unhealed_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log in quarantine whose bytes a replica may heal."""
         return self._upkeep.log_healer.ranges()
+
+    @property
+    def skipped_ranges(self) -> Sequence[DamagedRange]:
+        """Damaged parts of the log of which this start knows no record, healed since or not: what follows from them is missing.
+
+        If the end of the log is lost, it is not among them. No replica can heal it, and who follows begins again before it.
+        """
+        end = self.appended_position
+        ranges = self._upkeep.log_healer.skipped_ranges()
+        return [damage for damage in ranges if damage.end_position < end or not self.has_lost_its_end]
+
+    @property
+    def has_healed_what_was_skipped(self) -> bool:
+        """Whether the next start finds all that this one has skipped."""
+        return not set(self.skipped_ranges) & set(self.unhealed_ranges)
 
     @property
     def healed_range_count(self) -> int:

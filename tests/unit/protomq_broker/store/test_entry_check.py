@@ -18,6 +18,7 @@ from protomq_broker.store.queues.entry_check import (
     WORD_FACTORS,
     check_of,
     opened,
+    opened_together,
     salt_of,
     sealed,
     sealed_together,
@@ -54,6 +55,36 @@ def test_entries_of_many_queues_are_sealed_together_as_each_by_itself(
     together = sealed_together([encode(part) for part in parts], queue_offsets, queue_salts)
     alone = [sealed(encode(part), at, salt) for part, at, salt in queues if part]
     assert together == b"".join(alone)
+
+
+@given(
+    st.lists(st.tuples(st.lists(rows, min_size=1, max_size=20), offsets, salts), min_size=1, max_size=9),
+    st.none() | st.tuples(st.integers(0, 8), st.integers(0, 19), st.integers(0, 159)),
+)
+def test_entries_of_many_queues_are_opened_together_if_all_hold(
+    queues: list[tuple[list[Row], int, int]], flip: tuple[int, int, int] | None
+) -> None:
+    parts, queue_offsets, queue_salts = zip(*queues, strict=True)
+    data = [bytearray(sealed(encode(part), at, salt)) for part, at, salt in queues]
+    if flip is not None:
+        part, row, bit = flip
+        octets = data[part % len(data)]
+        octets[row * 20 % len(octets) + bit // 8] ^= 1 << bit % 8
+    found = opened_together(b"".join(data), [len(part) for part in parts], queue_offsets, queue_salts)
+    if flip is not None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.dtype == ENTRY
+    assert found.tolist() == [row for part in parts for row in part]
+
+
+def test_more_entries_are_opened_together_than_there_are_steps_at_hand() -> None:
+    rows = [(number, 1, 0) for number in range(3000)]
+    data = sealed(encode(rows), 5, 1 << 32) + sealed(encode(rows), 9, 2 << 32)
+    found = opened_together(data, [3000, 3000], [5, 9], [1 << 32, 2 << 32])
+    assert found is not None
+    assert found.tolist() == rows * 2
 
 
 @given(st.lists(rows, min_size=1, max_size=9), st.data())

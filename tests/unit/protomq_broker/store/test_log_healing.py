@@ -88,13 +88,17 @@ def test_what_a_start_has_skipped_comes_back_with_the_next_start(how: str) -> No
     disk.unlink("/s/consumequeue/table.bin")
     again = open_store(disk, clock=clock, corruption="quarantine")
     (damage,) = again.unhealed_ranges
+    assert not again.has_healed_what_was_skipped
     heal_all(again, log)
     assert again.unhealed_ranges == []
     assert again.damaged_ranges == [damage], "queues, index and states have not what stands there"
+    assert again.skipped_ranges == [damage]
+    assert again.has_healed_what_was_skipped
     again.append([make_request([b"goes on"])])
     again.close()
     healed = open_store(disk, clock=clock)
     assert healed.damaged_ranges == []
+    assert healed.skipped_ranges == []
     sound = open_store(_disk_with(log))
     assert read_all(healed)[:-1] == read_all(sound)
     assert read_all(healed, queue_id=1) == read_all(sound, queue_id=1)
@@ -165,6 +169,7 @@ def test_what_a_repair_has_filled_is_healed() -> None:
     store.close()
     repair("/s", "/keep", disk=disk)
     again = open_store(disk, clock=clock, corruption="quarantine")
+    assert again.skipped_ranges == [], "nobody waits for it: the repair has taken these records out"
     heal_all(again, log)
     again.close()
     assert log_of(disk, 0, len(log)) == log

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
@@ -34,6 +36,7 @@ from protomq_broker.store.files.disk import DiskUsage, write_file_atomically
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.queues import log_reader
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.entry_check import opened_together
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.same_messages import SentAgain
@@ -106,6 +109,82 @@ def test_entries_of_messages_that_are_no_neighbours_lead_to_their_records(span_m
         assert [RecordBatch.FromString(field).records[0].body for field in fields] == [b"%02d" % offset for offset in offsets]
         for queue_id, wanted in ((3, [4, 40]), (3, [-1, 4]), (9, [0, 1])):
             assert store.entries_at("topic", queue_id, np.array(wanted)) is None
+
+
+def three_queues(disk: SimDisk, *, count: int = 40) -> Store:
+    """Messages in turns in queues 0 to 2, whose entries stand in files."""
+    store = open_store(disk)
+    for number in range(count):
+        store.append([make_request([b"%d/%d" % (queue_id, number)], queue_id=queue_id) for queue_id in range(3)])
+    store.close()
+    return open_store(disk)
+
+
+Pieces = list[tuple[int, list[int]]]
+
+
+def as_arrays(pieces: Pieces) -> list[tuple[int, NDArray[np.int64]]]:
+    return [(queue_id, np.array(offsets, np.int64)) for queue_id, offsets in pieces]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(0, [0]), (1, [39])],
+        [(0, list(range(40))), (1, list(range(3, 9))), (2, [0, 39])],
+        [(2, [7, 7, 30]), (0, [5, 6]), (2, [1])],
+    ],
+)
+def test_entries_of_several_queues_are_those_of_each(pieces: Pieces) -> None:
+    store = three_queues(SimDisk())
+    together = store.entries_together("topic", as_arrays(pieces))
+    assert together is not None
+    alone = [store.entries_at("topic", queue_id, offsets) for queue_id, offsets in as_arrays(pieces)]
+    assert [entry for part in alone if part is not None for entry in part.tolist()] == together.tolist()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(1, [39, 40]), (1, [-1, 0]), (7, [0])],
+)
+def test_entries_of_several_queues_of_which_one_is_not_there_are_not_given(other: tuple[int, list[int]]) -> None:
+    store = three_queues(SimDisk())
+    assert store.entries_together("topic", as_arrays([(0, [0, 1])])) is not None
+    assert store.entries_together("topic", as_arrays([(0, [0, 1]), other])) is None
+
+
+def test_entries_that_are_in_memory_yet_are_not_read_together() -> None:
+    store = open_store(SimDisk())
+    store.append([make_request([b"a", b"b"], queue_id=0), make_request([b"c"], queue_id=1)])
+    assert store.entries_together("topic", as_arrays([(0, [0, 1]), (1, [0])])) is None
+
+
+def test_entries_of_several_queues_of_which_one_is_damaged_are_not_given() -> None:
+    disk = SimDisk()
+    three_queues(disk).close()
+    (path,) = [path for path in disk.files() if "/consumequeue/topic/1/" in path]
+    store = open_store(disk)
+    pieces = as_arrays([(0, [0, 1]), (1, [5, 6])])
+    assert store.entries_together("topic", pieces) is not None
+    disk.flip_bit(path, 7 * 160 + 3)
+    assert store.entries_together("topic", pieces) is None, "the entry behind the last one shows whether that one is right"
+    assert store.entries_together("topic", as_arrays([(0, [0, 1]), (1, [4, 5])])) is not None
+
+
+def test_entries_of_several_queues_that_are_out_of_order_are_not_given() -> None:
+    store = three_queues(SimDisk())
+    pieces = as_arrays([(0, [3, 4]), (1, [3, 4])])
+
+    def disordered(*arguments: Any) -> Any:
+        found = opened_together(*arguments)
+        assert found is not None
+        entries = found.copy()
+        entries["position"][1] = entries["position"][0]
+        return entries
+
+    with mock.patch.object(log_reader, "opened_together", disordered):
+        assert store.entries_together("topic", pieces) is None
+    assert store.entries_together("topic", pieces) is not None
 
 
 @pytest.mark.slow

@@ -323,6 +323,7 @@ def test_a_follower_with_damage_at_its_end_is_truncated_to_before_it(is_gone: bo
     disk = killed(follower)
     follower = open_store(disk, follows=True, corruption="quarantine")
     assert follower.has_lost_its_end
+    assert not follower.skipped_ranges, "it follows, and begins again before its lost end"
     assert follower.epochs.rows[-1].epoch == leader.epoch
     assert [d.start_position for d in follower.damaged_ranges] == [last]
     point = agreed(follower, leader)

@@ -32,6 +32,7 @@ from protomq_broker.store.log.recovery import (
     StartPoint,
     chain_at_end,
     is_filled,
+    is_repaired,
     read_quarantine,
     rewrite_unsynced,
     write_quarantine,
@@ -111,6 +112,20 @@ class LogHealer:
         """The ranges in quarantine whose bytes are not healed."""
         return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
 
+    def skipped_ranges(self) -> list[DamagedRange]:
+        """The ranges in quarantine of which the start had to skip a part, healed since or not. What `log repair` has filled is not among
+        them: nobody expects those records any more.
+        """
+        ranges = [damage for damage in self._quarantine.ranges if self._was_skipped(damage)]
+        return [damage for damage in ranges if not is_repaired(self._disk, self._folder, damage)]
+
+    def _was_skipped(self, damage: DamagedRange) -> bool:
+        return any(
+            skipped.start_position < damage.end_position
+            and damage.start_position < skipped.end_position
+            for skipped in self._skipped
+        )
+
     def heal(self, damage: DamagedRange, data: bytes) -> None:
         """Replaces a range in quarantine by the bytes of a replica. Raises HealingRefusedError (nothing was written), OSError."""
         with self._lock:
@@ -128,11 +143,7 @@ class LogHealer:
             self._checked.doubt(damage.start_position, damage.end_position)
             self.healed_count += 1
             place = damage.start_position, damage.end_position
-            if any(
-                skipped.start_position < damage.end_position
-                and damage.start_position < skipped.end_position
-                for skipped in self._skipped
-            ):
+            if self._was_skipped(damage):
                 self._waiting |= {damage}
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"

@@ -419,6 +419,22 @@ class ConsumeQueue:
             return older
         return np.concatenate((older, np.frombuffer(buffer, ENTRY, end - start)))
 
+    def stored(self, queue_offset: int, count: int) -> tuple[bytes, int] | None:
+        """(`count` entries as they stand in a file, and one more where there is one; the salt of their checks).
+
+        None if not all of them stand in one file, or it cannot be read: `entries` says why.
+        """
+        at = queue_offset % ENTRIES_PER_FILE
+        look_at = min(count + 1, ENTRIES_PER_FILE - at, self.flushed_offset - queue_offset)
+        if look_at < count or queue_offset < self._min_offset:
+            return None
+        try:
+            file = self._home.files.get(self.path_of(queue_offset))
+        except FileNotFoundError:
+            return None
+        data = read_fully(self._home.files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
+        return (data, self._salt) if len(data) == look_at * ENTRY_SIZE_BYTES else None
+
     def entry(self, queue_offset: int) -> tuple[int, int, int]:
         """(position, size, tag_code) of one entry that exists; one that is deleted for its age meanwhile is that of a lost record at 0."""
         start, buffer = self._buffer

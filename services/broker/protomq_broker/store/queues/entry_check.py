@@ -102,19 +102,8 @@ def sealed_together(
     words = np.frombuffer(data, "<u4").reshape(total, _WORDS)
     if total and int(words[:, 1].max()) >> (POSITION_BITS - 32):
         raise StoreError(f"a log ends at position {1 << POSITION_BITS}")
-    counts = np.array([len(part) for part in parts], np.int64) // ENTRY_SIZE_BYTES
-    starts = np.cumsum(counts) - counts
-    # Entry i of a part has the sum of a part that begins at its first entry; the arithmetic is modulo 2**64.
-    bases = np.array(
-        [
-            (OFFSET_STEP * offset + salt) & _MASK
-            for offset, salt in zip(queue_offsets, salts, strict=True)
-        ],
-        np.uint64,
-    ) - starts.astype(np.uint64) * np.uint64(OFFSET_STEP)
-    sums: NDArray[np.uint64] = words @ _FACTORS
-    sums += np.arange(total, dtype=np.uint64) * np.uint64(OFFSET_STEP)
-    sums += np.repeat(bases, counts)
+    counts = [len(part) // ENTRY_SIZE_BYTES for part in parts]
+    sums = _sums_together(data, counts, queue_offsets, salts)
     _enter_checks(data, total, sums)
     return data
 
@@ -142,6 +131,21 @@ def opened(
     wrong |= high != sums[:, 7]
     good = int(wrong.argmax()) if np.count_nonzero(wrong) else count
     return np.frombuffer(content, ENTRY, count), good
+
+
+def opened_together(
+    data: bytes | bytearray, counts: Sequence[int], queue_offsets: Sequence[int], salts: Sequence[int]
+) -> NDArray[Any] | None:
+    """`opened` of entries of many queues, one behind the other, as they stood in files; None if one of them does not hold."""
+    content = bytearray(data)
+    octets = np.frombuffer(content, np.uint8).reshape(-1, ENTRY_SIZE_BYTES)
+    low, high = octets[:, _LOW_AT].copy(), octets[:, _HIGH_AT].copy()
+    octets[:, _LOW_AT] = 0
+    octets[:, _HIGH_AT] = 0
+    sums = _sums_together(content, counts, queue_offsets, salts).view(np.uint8).reshape(-1, 8)
+    wrong = low != sums[:, 6]
+    wrong |= high != sums[:, 7]
+    return None if np.count_nonzero(wrong) else np.frombuffer(content, ENTRY)
 
 
 def position_in(entry: bytes | bytearray | memoryview) -> int:
@@ -189,4 +193,20 @@ def _sums(data: bytearray, count: int, queue_offset: int, salt: int) -> NDArray[
     else:
         sums += np.arange(count, dtype=np.uint64) * np.uint64(OFFSET_STEP)
     sums += np.uint64((OFFSET_STEP * queue_offset + salt) & _MASK)
+    return sums
+
+
+def _sums_together(
+    data: bytearray, counts: Sequence[int], queue_offsets: Sequence[int], salts: Sequence[int]
+) -> NDArray[np.uint64]:
+    """`_sums` of entries of many queues, one behind the other. `counts`: of the entries of each."""
+    words = np.frombuffer(data, "<u4").reshape(-1, _WORDS)
+    # Entry i of a part has the sum of a part that begins at its first entry; the arithmetic is modulo 2**64.
+    bases, start = [], 0
+    for count, offset, salt in zip(counts, queue_offsets, salts, strict=True):
+        bases.append(OFFSET_STEP * (offset - start) + salt & _MASK)
+        start += count
+    sums: NDArray[np.uint64] = words @ _FACTORS
+    sums += _STEPS[: len(sums)] if len(sums) <= len(_STEPS) else np.arange(len(sums), dtype=np.uint64) * np.uint64(OFFSET_STEP)
+    sums += np.repeat(np.array(bases, np.uint64), counts)
     return sums

@@ -28,9 +28,10 @@ from protomq_broker.store.log.stamp_check import first_stranger
 
 from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
+from .entry_check import opened_together
 from .quarantine import Quarantine
 from .reading import LogRegion, ReadResult, ReadStatus
-from .selection import ENTRY, NO_TAGS, Selection, likely_count, select
+from .selection import ENTRY, ENTRY_SIZE_BYTES, NO_TAGS, Selection, likely_count, select
 
 SCAN_CHUNK_COUNT: Final = 4096
 SCAN_COUNT_MAX: Final = 65_536
@@ -178,6 +179,43 @@ class LogReader:
                 return None
             found = entries[queue_offsets - first]  # a copy: entries may be a view
         return found if found["size"].all() else None
+
+    def entries_together(self, topic: str, pieces: Sequence[tuple[int, NDArray[np.int64]]]) -> NDArray[Any] | None:
+        """`entries_at` of several queues, or pieces of them, one behind the other: the array operations run once.
+
+        None if that cannot be: some are in memory yet, or do not hold, or are not there.
+        """
+        parts: list[bytes] = []
+        counts: list[int] = []
+        firsts: list[int] = []
+        salts: list[int] = []
+        for queue_id, queue_offsets in pieces:
+            queue = self._queues.find(topic, queue_id)
+            first, last = int(queue_offsets[0]), int(queue_offsets[-1])
+            start, end = self.queue_range(topic, queue_id)
+            if queue is None or first < start or last >= end or last - first >= SCAN_CHUNK_COUNT:
+                return None
+            stored = queue.stored(first, last - first + 1)
+            if stored is None:
+                return None
+            data, salt = stored
+            parts.append(data)
+            counts.append(len(data) // ENTRY_SIZE_BYTES)
+            firsts.append(first)
+            salts.append(salt)
+        entries = opened_together(b"".join(parts), counts, firsts, salts)
+        if entries is None or np.count_nonzero(entries["size"]) != len(entries):
+            return None
+        positions = entries["position"].astype(np.int64)
+        overlaps = positions[1:] < (positions + entries["size"])[:-1]
+        ends = np.cumsum(counts)
+        overlaps[ends[:-1] - 1] = False
+        if np.count_nonzero(overlaps):
+            return None
+        offsets = np.concatenate([queue_offsets for _, queue_offsets in pieces])
+        rows = offsets + np.repeat(ends - counts - firsts, [len(queue_offsets) for _, queue_offsets in pieces])
+        found: NDArray[Any] = entries[rows]
+        return found
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Returns (first offset of the queue that is stored, one past the last readable offset)."""

@@ -1,0 +1,112 @@
+"""Bugs of fail-over that are put in on purpose: `planted.py` lists them; the drill is a life of a cluster (`failover_world`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+from unittest import mock
+
+from protomq_broker import ha_follower
+from protomq_broker.ha_service import HaService
+from protomq_broker.leadership_driver import Standing
+from protomq_broker.store.log.agreement import START, LogPoint, LogView
+from protomq_broker.store.store import Store
+from protomq_ha.leadership import Leadership
+from protomq_ha.replicas import ReplicaTable, Verdict
+
+from . import planted_ha, planted_leadership
+from .checker import Violation
+from .failover_member import Member
+from .failover_world import check_failover
+
+
+def counts_what_was_sent() -> Any:
+    """A slave has acknowledged what is on its way to it."""
+    note_sent = ReplicaTable.note_sent
+
+    def hasty(self: ReplicaTable, session: int, end: int, log_end: int, now_ms: int) -> None:
+        note_sent(self, session, end, log_end, now_ms)
+        replica = self._by_session[session]
+        replica.written_position = replica.flushed_position = end
+
+    return mock.patch.object(ReplicaTable, "note_sent", hasty)
+
+
+def truncates_by_length() -> Any:
+    """A member that is to follow keeps its log up to the end of the shorter one, if that is a point of its own."""
+
+    def shorter(ours: LogView, theirs: LogView, last_epoch: int) -> LogPoint | None:
+        ends = [view.epoch_end(1 << 40) for view in (ours, theirs)]
+        position = min(end[1] for end in ends if end is not None) if all(ends) else 0
+        return ours.log_point(position) or START
+
+    return mock.patch.object(ha_follower, "last_agreed", shorter)
+
+
+def lease_by_the_wall_clock() -> Any:
+    """A clock that is set back makes a lease last."""
+    return mock.patch.object(Member, "lease_clock_ms", lambda self: self.clock.boot_ms() + int(self.clock.wall_offset_ms))
+
+
+def lease_stands_still_in_a_suspend() -> Any:
+    """CLOCK_MONOTONIC."""
+    return mock.patch.object(Member, "lease_clock_ms", lambda self: self.clock.monotonic_ms())
+
+
+def masters_serve_what_is_not_confirmed() -> Any:
+    """A master gives readers, and confirms to senders, what only it has."""
+    verdict_of = HaService.verdict_of
+
+    def hasty(self: HaService, standing: Standing) -> Verdict:
+        return verdict_of(self, standing)._replace(confirmed_position=self._positions.appended)
+
+    return mock.patch.object(HaService, "verdict_of", hasty)
+
+
+def loses_the_producers_when_it_leads() -> Any:
+    """A new master knows no repeated sends, as if they did not come from the log; and takes whoever comes for new."""
+    lead = Store.lead
+
+    def forget(self: Store, epoch: int | None = None, *, waits_for_replicas: bool = False) -> int:
+        self._repeated._clear()
+        self._repeated._require = lambda *_: None  # type: ignore[method-assign]
+        return lead(self, epoch, waits_for_replicas=waits_for_replicas)
+
+    return mock.patch.object(Store, "lead", forget)
+
+
+def takes_a_damaged_log_for_whole() -> Any:
+    """Nobody hears that a start has skipped parts of the log."""
+    return mock.patch.object(Store, "skipped_ranges", ())
+
+
+def leads_in_any_state() -> Any:
+    """Whoever finds the lead free takes it, whatever it has promised and lacks."""
+
+    def may_run(self: Leadership, view: Any, now_ms: int) -> bool:
+        return bool(view.master is None and now_ms < self._lease_until_ms)
+
+    return mock.patch.object(Leadership, "_may_run", may_run)
+
+
+BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
+    ("fail-over: acknowledges before it writes", counts_what_was_sent),
+    ("fail-over: truncates by length", truncates_by_length),
+    ("fail-over: goes on where logs do not agree", planted_ha.goes_on_without_agreement),
+    ("fail-over: a lease by the wall clock", lease_by_the_wall_clock),
+    ("fail-over: a lease that stands still in a suspend", lease_stands_still_in_a_suspend),
+    ("fail-over: a stale in-sync set", planted_leadership.proposals_count_alone),
+    ("fail-over: compares no in-sync set", planted_leadership.compares_no_set),
+    ("fail-over: acknowledges alone", planted_leadership.acknowledges_alone),
+    ("fail-over: serves before it is confirmed", masters_serve_what_is_not_confirmed),
+    ("fail-over: a slave serves what it has", planted_ha.a_slave_serves_what_it_has),
+    ("fail-over: loses the producers", loses_the_producers_when_it_leads),
+    ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),
+    ("fail-over: anybody leads", leads_in_any_state),
+)  # fmt: skip
+
+
+def drill(seed: int) -> list[Violation]:
+    """A life of a whole cluster."""
+    return check_failover(seed, Counter())
