@@ -102,8 +102,15 @@ def _rebuilds_without_what_ended() -> Patch:
     return _patch(rebuild.TimerRebuild, "_take_ends", lambda self, end: iter(()))
 
 
+def _delivers_late() -> Patch:
+    """Messages fall due five seconds after their time."""
+    real = PendingTimers.due
+    return _patch(PendingTimers, "due", lambda self, now_ms, count_max: real(self, now_ms - 5_000, count_max))
+
+
 BUGS: Final[Mapping[str, Callable[[], Patch]]] = {
     "delivers early": _delivers_early,
+    "delivers late": _delivers_late,
     "follows the wall clock": _follows_the_wall_clock,
     "starts at the wall clock": _starts_at_the_wall_clock,
     "delivers in two appends": _delivers_in_two_appends,

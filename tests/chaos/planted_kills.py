@@ -125,6 +125,11 @@ def forgets_whose_receipt_it_is() -> Any:
     return mock.patch.object(OpenMessages, "held_and_lost", held_and_lost)
 
 
+def gives_keys_together() -> Any:
+    """Popped messages of one sharding key do not wait for each other."""
+    return mock.patch.object(OpenMessages, "is_group_open", return_value=False)
+
+
 class PlantedInChild(NamedTuple):
     """A bug, the campaign that meets it, the rule that it breaks, and how many rounds that takes.
 
@@ -136,6 +141,7 @@ class PlantedInChild(NamedTuple):
     rule: str
     rounds: int = 1
     invisible_s: float = 1.0
+    seed: int = 1
 
 
 BUGS: Final = (
@@ -150,6 +156,7 @@ BUGS: Final = (
     PlantedInChild(ends_holds_at_a_start, "kill_pops", "G3a", invisible_s=5.0),
     PlantedInChild(acknowledges_in_memory_only, "kill_pops", "G3b", rounds=2),
     PlantedInChild(acknowledges_in_memory_only, "failover_pops", "G3b", rounds=3),
+    PlantedInChild(gives_keys_together, "kill_pops", "G4", seed=2),
     PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "G3c", rounds=20, invisible_s=0.5),
 )
 

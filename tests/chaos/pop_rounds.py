@@ -34,7 +34,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from protomq import Admin, Message, PoppedQueue, Producer, PullConsumer, SimpleConsumer
+from protomq import (
+    Admin,
+    Message,
+    OutgoingMessage,
+    PoppedQueue,
+    Producer,
+    PullConsumer,
+    SimpleConsumer,
+)
 from protomq._methods import ACK
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MethodInfo
@@ -53,6 +61,8 @@ PART_AT_ONCE: Final = 0.6
 PART_LATE: Final = 0.25
 RETRIES: Final = 3
 KEYS: Final = 40
+BACKLOG_MAX: Final = 300
+"""Of messages in order, which come one after another."""
 DEAD_TOPIC: Final = "%DLQ%members"
 Line = tuple[int, str]
 """A queue, and a sharding key: messages of both come one after another."""
@@ -169,18 +179,22 @@ def _produce(namesrv: str, group: _Group, has_keys: bool) -> None:
     number = 0
     with Producer(namesrv=namesrv) as producer:
         while not group.stopping.is_set():
+            if has_keys and len(group.open_messages()) > BACKLOG_MAX:
+                group.stopping.wait(0.05)
+                continue
             bodies = [b"%d" % (number + index) for index in range(20)]
-            key = f"k{number // 20 % KEYS}" if has_keys else None
+            keys = [f"k{(number + index) % KEYS}" if has_keys else None for index in range(20)]
+            messages = [OutgoingMessage(TOPIC, body, sharding_key=key) for body, key in zip(bodies, keys, strict=True)]
             number += len(bodies)
             try:
-                results = list(producer.send_batch(TOPIC, bodies, sharding_key=key))
+                results = list(producer.send_batch(TOPIC, messages))
             except ProtomqError:
                 continue
             if not all(map(is_acknowledged, results)):
                 continue
             with group.lock:
                 group.sent.update(bodies)
-                for body, result in zip(bodies, results, strict=True):
+                for body, key, result in zip(bodies, keys, results, strict=True):
                     if key is not None:
                         group.lines[result.queue.queue_id, key][result.queue_offset] = body
             group.stopping.wait(0.02)

@@ -34,7 +34,7 @@ from .checker import Violation, check_store_files, parse_log
 
 COPY, DUE = 2 << 8, 1 << 4
 STEPS = 40
-SEEDS_PER_LONG_LIFE = 5
+SEEDS_PER_LONG_LIFE = 20
 """Of so many, one has a second life, of messages that fail until they are dead by the default."""
 RETRIES_BY_DEFAULT, ROUNDS_MAX = 16, 400
 RETRY, DEAD = "%RETRY%group", "%DLQ%group"

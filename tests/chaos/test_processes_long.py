@@ -199,4 +199,4 @@ def test_a_planted_bug_of_a_broker_that_is_killed_is_caught(
     monkeypatch.setattr(pop_rounds, "PATIENCE_S", 20.0)
     monkeypatch.setattr(pop_rounds, "INVISIBLE_S", bug.invisible_s)
     with pytest.raises(CampaignFailed, match=rf"\b{bug.rule}\b"):
-        getattr(process_campaigns, bug.campaign)((1,), rounds_each=bug.rounds)
+        getattr(process_campaigns, bug.campaign)((bug.seed,), rounds_each=bug.rounds)

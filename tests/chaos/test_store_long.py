@@ -93,12 +93,14 @@ def test_store_moves() -> None:
 def test_store_pops() -> None:
     tally = store_campaigns.store_pops(range(first_seed(), first_seed() + 1_000))
     print(tally)
+    assert tally.fired["17 deliveries, and dead"]
     assert tally.fired["torn tail cut"]
 
 
 def test_store_delays() -> None:
     tally = store_campaigns.store_delays(range(first_seed(), first_seed() + 300))
     print(tally)
+    assert tally.fired["in time"]
     assert tally.fired["power cuts"]
 
 
@@ -106,6 +108,7 @@ def test_store_retries() -> None:
     tally = store_campaigns.store_retries(range(first_seed(), first_seed() + 1_000))
     print(tally)
     assert tally.fired["killed while messages were sent back"]
+    assert tally.fired["17 deliveries, and dead"]
 
 
 def test_leadership() -> None:

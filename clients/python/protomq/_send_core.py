@@ -159,13 +159,18 @@ class SendCore:
         tags: str | Sequence[str],
         deadline_s: float = math.inf,
         when: When | None = None,
+        sharding_key: str | None = None,
     ) -> list[PreparedRecord]:
-        """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own. `when`: of those that do not say it."""
+        """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own. `when`: of those that do not say it.
+
+        `sharding_key`: of those that have neither one nor a queue.
+        """
         check_topic(topic)
         self._check_counts(len(messages), keys, tags)
         if (
             keys is None
             and not tags
+            and not sharding_key
             and not self.options.born_host
             and set(map(type, messages)) == {bytes}
         ):
@@ -184,12 +189,14 @@ class SendCore:
                     )
                 if keys is not None or tags:
                     refuse_beside_message(index, keys, tags)
+                if sharding_key and not message.sharding_key and message.queue is None:
+                    message = replace(message, sharding_key=sharding_key)
                 record = self.prepare_message(message, deadline_s)
                 records.append(delayed(record, when) if is_at_once(message) else record)
             else:
                 key = None if keys is None else keys[index]
                 tag = tags if isinstance(tags, str) else tags[index]
-                records.append(delayed(prepare(message, key, (), tag, deadline_s=deadline_s), when))
+                records.append(delayed(prepare(message, key, (), tag, None, sharding_key, deadline_s), when))
         return records
 
     def _check_time_is_left(self, deadline_s: float) -> None:

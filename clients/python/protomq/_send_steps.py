@@ -159,7 +159,7 @@ def send_batch(
         context = core.hooks.before_send(topic, given, is_batch=True)
         messages, keys, tags = context.messages, None, ""
     try:
-        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
+        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when, sharding_key)
         route = cached(topic)
         if route is None or not fits(route, queue):
             route = yield from route_for(core, topic, queue, deadline_s)

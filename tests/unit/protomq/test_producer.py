@@ -793,6 +793,16 @@ def test_one_sharding_key_can_be_given_for_a_whole_batch(producer: Producer) -> 
     }
 
 
+def test_messages_of_a_batch_have_its_sharding_key_unless_they_say_where_they_go(cluster: FakeCluster, producer: Producer) -> None:
+    queue = MessageQueue("T", "a", 3)
+    with_key, with_queue = OutgoingMessage("T", b"own", sharding_key="o"), OutgoingMessage("T", b"q", queue=queue)
+    producer.send_batch("T", [b"body", OutgoingMessage("T", b"plain"), with_key, with_queue], sharding_key="k")
+    producer.send_batch("T", [b"x"] * 2, sharding_key="k")
+    stored = [record for records in cluster.brokers["a"].queues.values() for record in records]
+    keys = {record.body: record.attributes.sharding_key for record in stored}
+    assert keys == {b"body": "k", b"plain": "k", b"own": "o", b"q": "", b"x": "k"}
+
+
 def test_a_batch_that_fails_half_way_says_what_is_stored(cluster: FakeCluster) -> None:
     with Producer(transport=FakeSyncTransport(cluster), batch_size_max_bytes=3000) as producer:
         cluster.on_send = lambda call: (
