@@ -347,6 +347,19 @@ class PopSteps:
         self._tell_settled(found, stale, error_text(error) or "given back")
         return stale
 
+    def give_back_late(self, request: Sequence[bytes], broker_name: str, answer: bytes) -> Steps[None]:
+        """Gives back what a broker handed out when nobody waited for it any more. Others may have it at once."""
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
+
+        try:
+            topic = pb.PopRequest.FromString(b"".join(request)).topic
+            messages = decode_pop_answer(answer, topic, broker_name)
+            if messages:
+                yield from self.change_invisible(messages, 0.0, retries=CALL)
+        except ProtomqError as error:
+            logger.info("messages of a call that was given up come again when their time is up: %r", error)
+
     def _hooked(
         self, operation: str, messages: list[Message], steps: Steps[list[Message]]
     ) -> Steps[list[Message]]:
