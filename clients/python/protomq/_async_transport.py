@@ -96,8 +96,7 @@ class AsyncTransport:
             return await future
         except asyncio.CancelledError:
             if method.method_id in GIVEN_UP:
-                late = None if self.on_late is None else partial(self.on_late, address, payload)
-                connection.give_up(request_id, future, late)
+                connection.give_up(request_id, future, partial(self.came_late, address, method, payload))
             else:
                 connection.forget(request_id)
             raise
@@ -120,6 +119,11 @@ class AsyncTransport:
         except asyncio.CancelledError:
             connection.forget(request_id)
             raise
+
+    def came_late(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], answer: bytes) -> None:
+        """An answer has come that nobody takes."""
+        if method.method_id in GIVEN_UP and self.on_late is not None:
+            self.on_late(address, payload, answer)
 
     def hold_reading(self, lane: int, hold: bool) -> None:
         """Whether what comes on connections of a lane stays in the kernel; then no call of theirs times out meanwhile.

@@ -100,11 +100,11 @@ async def test_the_server_hears_of_a_call_that_is_given_up_and_its_late_answer_h
     late: list[bytes] = []
     calls = [connection.request(POP, (b"",), 20.0) for _ in range(3)]
     calls[2][1].set_exception(ValueError("of this test"))
-    for (request_id, future), take in zip(calls, (late.append, late.append, None), strict=True):
+    for (request_id, future), take in zip(calls, (late.append, late.append, late.append), strict=True):
         future.cancel()
         connection.give_up(request_id, future, take)
         assert stream.written[-1].endswith(encode_cancel(request_id))
-    receive(connection, frame(1, b"messages") + frame(2, b"", 1) + frame(3, b"dropped"))
+    receive(connection, frame(1, b"messages") + frame(2, b"", 1) + frame(3, b"dropped", 14))
     await asyncio.sleep(0)
     assert late == [b"messages"]
     assert not connection._pending
