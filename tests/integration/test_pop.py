@@ -15,6 +15,7 @@ import pytest
 
 from protomq import (
     Admin,
+    AsyncProducer,
     AsyncSimpleConsumer,
     Message,
     OutgoingMessage,
@@ -55,6 +56,52 @@ def fill(broker: Broker, topic: str, count: int, queues: int = 1, **fields: Any)
 def attempt_of(message: Message) -> int:
     assert isinstance(message.queue, PoppedQueue)
     return message.queue.attempt
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+async def test_a_receive_that_is_cancelled_takes_nothing_that_comes_later(broker: Broker, transport: Any) -> None:
+    topic = f"cancelled-{transport}"
+    fill(broker, topic, 1)
+    namesrv = broker.namesrv if transport == "remoting" else broker.grpc_address
+    async with AsyncSimpleConsumer("group", namesrv=namesrv, transport=transport) as consumer:
+        await consumer.ack(await consumer.receive(topic))
+        calls = [asyncio.create_task(consumer.receive(topic, 8)) for _ in range(5)]
+        await asyncio.wait(calls, timeout=0.3)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        with Producer(namesrv=broker.namesrv) as producer:
+            producer.send_batch(topic, [OutgoingMessage(topic, b"%d" % number) for number in range(128)])
+        messages: list[Message] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(messages) < 128:
+                messages += await consumer.receive(topic, 100)
+        assert len({message.message_id for message in messages}) == 128
+
+
+async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once(broker: Broker) -> None:
+    topic = "on-their-way"
+    fill(broker, topic, 1)
+    bodies = {b"w%d" % number for number in range(60)}
+
+    async def send() -> None:
+        async with AsyncProducer(namesrv=broker.namesrv) as producer:
+            for body in sorted(bodies):
+                await producer.send(topic, body)
+                await asyncio.sleep(0.003)
+
+    async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer, asyncio.timeout(PATIENCE_S):
+        await consumer.ack(await consumer.receive(topic))
+        sender = asyncio.create_task(send())
+        left = set(bodies)
+        while left:
+            call = asyncio.create_task(consumer.receive(topic, 8))
+            await asyncio.wait([call], timeout=0.003 if not sender.done() else None)
+            call.cancel()
+            (messages,) = await asyncio.gather(call, return_exceptions=True)
+            if not isinstance(messages, BaseException):
+                left -= {message.body for message in messages}
+        await sender
 
 
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])

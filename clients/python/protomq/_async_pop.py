@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from ._async_acks import AckGatherer
 from ._async_routes import AsyncRoutes
@@ -39,9 +40,12 @@ from ._pop_steps import (
 from ._pop_tasks import HandlerTasks
 from ._push_results import Listener
 from ._trace import Tracer, close_steps, traced
-from ._types import PEER_TIMEOUT_S, Body, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue
 from .errors import ClosedError
 from .hooks import Hook
+
+GIVE_BACK_S: Final = 1.0
+"""For which `close` waits until what was on its way to a cancelled call is given back."""
 
 
 class AsyncSimpleConsumer:
@@ -76,6 +80,8 @@ class AsyncSimpleConsumer:
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._transport.is_replaced = self._routes.is_replaced
+        self._transport.on_late = self._give_back_late
+        self._giving_back: set[asyncio.Task[None]] = set()
         self._driver = AsyncDriver(self._transport, self._routes)
         self._acks = AckGatherer(self._steps, self._driver.run)
         self._closed = False
@@ -101,7 +107,7 @@ class AsyncSimpleConsumer:
         fifo: bool = False,
         start: Start = "earliest",
     ) -> list[Message]:
-        """See SimpleConsumer.receive. Messages of a call that is cancelled come again when their time is up."""
+        """See SimpleConsumer.receive. A call that is cancelled takes no messages; those that were on their way are given back."""
         self._check_open()
         wish = self._steps.wish(
             topic,
@@ -203,8 +209,19 @@ class AsyncSimpleConsumer:
         self.request_stop()
         if self._tracer is not None:
             await self._driver.run(close_steps(self._tracer))
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=GIVE_BACK_S)
         await self._routes.close()
         await self._transport.close()
+
+    def _give_back_late(self, address: BrokerAddress, request: Sequence[bytes], answer: bytes) -> None:
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._driver.run(self._steps.give_back_late(request, address.broker_name, answer))
+        )
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:
         self._check_open()

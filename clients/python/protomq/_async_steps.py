@@ -9,19 +9,23 @@ from typing import Any, Protocol
 
 from ._steps import (
     Block,
+    CallRace,
     CallServer,
     Each,
     Effect,
     ForgetRoute,
     GetRoute,
     Pause,
+    Race,
     SendOneWay,
+    Start,
     Steps,
     T,
     Tell,
     results_of,
 )
 from ._types import BrokerAddress, MethodInfo, Route
+from .errors import ProtomqError
 
 
 class CallsServers(Protocol):
@@ -37,6 +41,9 @@ class CallsServers(Protocol):
         one_way: bool = False,
     ) -> bytes:
         """See AsyncTransport.call."""
+
+    def came_late(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], answer: bytes) -> None:
+        """See AsyncTransport.came_late."""
 
 
 class KnowsRoutes(Protocol):
@@ -110,4 +117,33 @@ class AsyncDriver:
                 return results_of(await asyncio.gather(*(self.run(steps) for steps in several), return_exceptions=True))
             case SendOneWay():
                 await self._transport.call(*effect, one_way=True)
+            case Race(race):
+                await self._run_race(race)
         return None
+
+    async def _run_race(self, race: CallRace) -> None:
+        tasks: dict[asyncio.Task[bytes], Start] = {}
+
+        def start(starts: list[Start]) -> None:
+            for each in starts:
+                tasks[asyncio.create_task(self._call(each.call))] = each
+
+        try:
+            start(race.begin())
+            while not race.is_over:
+                done, _ = await asyncio.wait(tasks, timeout=race.wait_s(), return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if error is not None and not isinstance(error, ProtomqError):
+                        raise error
+                    start(race.ended(tasks.pop(task).name, error or task.result()))
+                start(race.due())
+        finally:
+            for task, (_, call) in tasks.items():
+                if not task.done():
+                    task.cancel()
+                elif not task.cancelled() and task.exception() is None:
+                    self._transport.came_late(call.address, call.method, call.payload, task.result())
+
+    async def _call(self, call: CallServer) -> bytes:
+        return await self._transport.call(*call)

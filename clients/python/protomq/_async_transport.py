@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._late_imports import fork_waits, load_needed_modules
-from ._methods import REPEATABLE, WATCHED
+from ._methods import GIVEN_UP, REPEATABLE, WATCHED
 from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
@@ -41,6 +41,8 @@ class AsyncTransport:
 
     is_replaced: Callable[[BrokerAddress], bool] | None = None
     """See SyncTransport.is_replaced."""
+    on_late: Callable[[BrokerAddress, Sequence[bytes], bytes], None] | None = None
+    """Gets address, request and answer of a call of `GIVEN_UP` which was answered when its caller had been cancelled."""
 
     def __init__(self, options: TransportOptions | None = None) -> None:
         load_needed_modules()
@@ -67,7 +69,7 @@ class AsyncTransport:
         *,
         one_way: bool = False,
     ) -> bytes:
-        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out."""
+        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out. It ends what it holds."""
         may_reopen = method.method_id in REPEATABLE
         connection = self._connections.get((address, method.lane))
         if (
@@ -93,7 +95,10 @@ class AsyncTransport:
         try:
             return await future
         except asyncio.CancelledError:
-            connection.forget(request_id)
+            if method.method_id in GIVEN_UP:
+                connection.give_up(request_id, future, partial(self.came_late, address, method, payload))
+            else:
+                connection.forget(request_id)
             raise
         except ConnectionLostError as error:
             lost = error
@@ -114,6 +119,11 @@ class AsyncTransport:
         except asyncio.CancelledError:
             connection.forget(request_id)
             raise
+
+    def came_late(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], answer: bytes) -> None:
+        """An answer has come that nobody takes."""
+        if method.method_id in GIVEN_UP and self.on_late is not None:
+            self.on_late(address, payload, answer)
 
     def hold_reading(self, lane: int, hold: bool) -> None:
         """Whether what comes on connections of a lane stays in the kernel; then no call of theirs times out meanwhile.

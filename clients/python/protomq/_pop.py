@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
+from . import _methods
 from ._checks import check_flag, explain_unknown_settings
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions, connection_of
@@ -34,6 +35,7 @@ from ._pop_steps import (
 )
 from ._pop_threads import HandlerThreads
 from ._push_results import Listener
+from ._races import Races
 from ._routes import Routes
 from ._steps import Driver
 from ._trace import Tracer, traced
@@ -96,7 +98,8 @@ class SimpleConsumer:
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = Routes(self._transport, connection.namesrv)
         self._transport.is_replaced = self._routes.is_replaced
-        self._driver = Driver(self._transport, self._routes)
+        self._races = Races(self._transport, _methods.POP)
+        self._driver = Driver(self._transport, self._routes, race=self._races.run)
         self._closed = False
         self._handlers: set[HandlerThreads] = set()
 
@@ -258,6 +261,7 @@ class SimpleConsumer:
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()
+        self._races.close()
         self._transport.close()
 
     def __enter__(self) -> SimpleConsumer:

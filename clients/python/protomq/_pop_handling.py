@@ -28,7 +28,6 @@ from ._checks import check_count, check_seconds
 from ._message import Message
 from ._pop_steps import (
     COUNT_MAX,
-    HOLD_SLICE_S,
     INVISIBLE_DEFAULT_S,
     INVISIBLE_MAX_S,
     PopSteps,
@@ -50,7 +49,7 @@ CONCURRENCY_MAX: Final = 1_024
 RENEW_LIMIT_DEFAULT_S: Final = 900.0
 """RocketMQ's consumeTimeout, 15 minutes."""
 DRAIN_TIMEOUT_DEFAULT_S: Final = 10.0
-RECEIVE_HOLD_S: Final = HOLD_SLICE_S
+RECEIVE_HOLD_S: Final = 2.0
 """For which a `receive` of `handle` is held: a stop waits for it."""
 RECEIVE_AGAIN_S: Final = 1.0
 """After a `receive` that failed."""

@@ -2,8 +2,7 @@
 
     pop answer    [header: fields 4 to 11][regions: record fields, with seals here and there]
 
-A topic's brokers are asked in turn, first each without a hold. Then each is asked with a hold of HOLD_SLICE_S at most, until one has
-messages or the time is over. With one broker it is one call.
+Several brokers of a topic are asked side by side (`_pop_race.py`). With one broker it is one call.
 
 What may pass raises nothing: a broker restarts or is silent, or another master is elected. It is asked again until the hold is over, by the
 route as it is then. The log says when that begins and ends. While other brokers answer, one that failed rests between its tries. A log that
@@ -22,7 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
 from . import _methods
-from ._call_steps import call_broker, retried
+from ._call_steps import broker_of, call_broker, retried
 from ._checks import (
     SECONDS_MIN,
     check_count,
@@ -42,16 +41,18 @@ from ._message import Message
 from ._offset_calls import checked_tags
 from ._outages import Outages
 from ._permitted import nothing_to_read
+from ._pop_race import CALL_EXTRA_S, PopRace
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps, reply_timeout_s
 from ._retry import BACKOFF_MAX_S, CALL, ONCE, PAUSE_MIN_S, SETTLE, Retries, is_away
 from ._route_looks import LOOK_S
 from ._routes import NAME_SERVERS
 from ._send_back import attempt_fields, error_text, send_back_steps
-from ._steps import Each, ForgetRoute, GetRoute, Pause, Steps
+from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, Race, Steps
 from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
     BusyError,
+    ClosedError,
     ConfigurationError,
     DeadlineExceededError,
     NoRouteError,
@@ -75,13 +76,8 @@ INVISIBLE_DEFAULT_S: Final = 60.0
 INVISIBLE_MAX_S: Final = 43_200.0
 HOLD_DEFAULT_S: Final = 15.0
 HOLD_MAX_S: Final = 60.0
-HOLD_SLICE_S: Final = 2.0
-"""For which one of several brokers holds a pop, while another may have messages."""
 SIZE_MAX_BYTES: Final = 4 << 20
 SETTLED_COUNT_MAX: Final = 10_000
-CALL_EXTRA_S: Final = 5.0
-"""What a pop may take beyond its hold: a cold disk, a slow network."""
-
 REST_MIN_S: Final = 0.1
 REST_MAX_S: Final = 3.0
 """A broker that failed is asked again after this time, which doubles, as long as others answer; as pulls are."""
@@ -220,43 +216,31 @@ class PopSteps:
             self._next_look_s[wish.topic] = self._clock() + LOOK_S
             yield ForgetRoute(wish.topic, may_be_old=True)
         first = next(self._turns)
-        is_first_round = True
         pause_s = PAUSE_MIN_S
+        failed: dict[str, ProtomqError] = {}
         while True:
-            failures: list[ProtomqError] = []
             try:
-                names = yield from self._names(wish)
+                route, names = yield from self._names(wish)
             except TopicNotFoundError as error:
                 if not is_away(error):
                     raise
                 self._outages.failed(NAME_SERVERS, wish.topic, error)
-                failures.append(error)
-                names = []
-            is_first_round = is_first_round and len(names) > 1
-            awake = self._awake([names[(first + index) % len(names)] for index in range(len(names))])
-            for name in awake:
-                left_s = max(deadline_s - self._clock(), 0.0)
-                hold_s = left_s if len(names) == 1 else min(left_s, HOLD_SLICE_S)
-                hold_ms = 0 if is_first_round or not hold_s else max(round(hold_s * 1000), 1)
-                try:
-                    messages = yield from self._pop(wish, name, hold_ms)
-                except ProtomqError as error:
-                    if passes(error):
-                        self._failed(name, wish.topic, error)
-                    if isinstance(error, RequestTimeoutError):
-                        # A master that is stopped or cut off: meanwhile another one may lead.
-                        yield ForgetRoute(wish.topic)
-                    failures.append(error)
-                    continue
-                self._rests.pop(name, None)
-                self._outages.answered(f"broker {name}", wish.topic)
-                if messages:
-                    return messages
-                if not is_first_round and self._clock() >= deadline_s:
-                    return []
-            is_first_round = False
+                failed[NAME_SERVERS] = error
+                route, names = Route(wish.topic), []
+            else:
+                failed.pop(NAME_SERVERS, None)
+            messages: list[Message] = []
+            if len(names) == 1:
+                failed.clear()
+                messages = yield from self._receive_from_one(wish, names[0], deadline_s, failed)
+            elif names:
+                turn = [names[(first + index) % len(names)] for index in range(len(names))]
+                messages = yield from self._receive_from_several(wish, route, turn, deadline_s, failed)
+            if messages:
+                return messages
+            failures = list(failed.values())
             left_s = deadline_s - self._clock()
-            if len(failures) < len(awake):
+            if len(failures) < len(names):
                 if left_s <= 0:
                     return []
                 continue
@@ -273,14 +257,69 @@ class PopSteps:
             if not names:
                 yield ForgetRoute(wish.topic)
 
-    def _names(self, wish: PopWish) -> Steps[list[str]]:
-        """The brokers that are to be asked."""
-        route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
+    def _receive_from_one(
+        self, wish: PopWish, name: str, deadline_s: float, failed: dict[str, ProtomqError]
+    ) -> Steps[list[Message]]:
+        left_s = max(deadline_s - self._clock(), 0.0)
+        try:
+            messages = yield from self._pop(wish, name, max(round(left_s * 1000), 1) if left_s else 0)
+        except ProtomqError as error:
+            if passes(error):
+                self._failed(name, wish.topic, error)
+            if isinstance(error, RequestTimeoutError):
+                # A master that is stopped or cut off: meanwhile another one may lead.
+                yield ForgetRoute(wish.topic)
+            failed[name] = error
+            return []
+        self._answered(name, wish.topic)
+        return messages
+
+    def _receive_from_several(
+        self, wish: PopWish, route: Route, names: list[str], deadline_s: float, failed: dict[str, ProtomqError]
+    ) -> Steps[list[Message]]:
+        """Messages of the first that has some. None: one has failed, or time to ask one again that rests, or the hold is over."""
+        awake = self._awake(names)
+        calls: dict[str, Sequence[bytes]] = {}
+
+        def make(name: str, hold_ms: int) -> CallServer:
+            calls[name] = (wish.encoded(hold_ms),)
+            return CallServer(broker_of(route, name), _methods.POP, calls[name], hold_ms / 1000 + CALL_EXTRA_S)
+
+        rest_ends_s = [self._rests[name][0] for name in names if name not in awake]
+        limit_s = min([deadline_s, *rest_ends_s])
+        race = PopRace(awake, make, lambda name, data: decode_pop_answer(data, wish.topic, name), limit_s, self._clock)
+        yield Race(race)
+        for name in race.answered:
+            self._answered(name, wish.topic)
+            failed.pop(name, None)
+        for name, error in race.failures.items():
+            if isinstance(error, ClosedError):
+                raise error
+            self._failed(name, wish.topic, error)
+            failed[name] = error
+            if error.stale_route or isinstance(error, RequestTimeoutError):
+                # Another one may lead. Known brokers are asked meanwhile: a name server may be silent, too.
+                yield ForgetRoute(wish.topic, may_be_old=True)
+        for name in race.silent:
+            self._rest(name)
+        messages: list[Message] = []
+        for _, found in race.found:
+            if messages and len(messages) + len(found) > wish.count:
+                yield from self._give_back(found)
+            else:
+                messages += found
+        return (yield from self._kept(wish, messages)) if messages else []
+
+    def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
+        """The route, and the brokers that are to be asked."""
+        known, known_names = self._known_names
+        has_several = known is not None and known.topic == wish.topic and len(known_names) > 1
+        route: Route = yield GetRoute(wish.topic, self._request_timeout_s, has_several)
         names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:
             raise nothing_to_read(route)
         self._outages.answered(NAME_SERVERS, wish.topic)
-        return names
+        return route, names
 
     def _awake(self, names: list[str]) -> list[str]:
         """Those that do not rest; all, if all do."""
@@ -290,7 +329,15 @@ class PopSteps:
         return [name for name in names if self._rests.get(name, (0.0, 0.0))[0] <= now_s] or names
 
     def _failed(self, name: str, topic: str, error: ProtomqError) -> None:
-        self._outages.failed(f"broker {name}", topic, error)
+        if passes(error):
+            self._outages.failed(f"broker {name}", topic, error)
+        self._rest(name)
+
+    def _answered(self, name: str, topic: str) -> None:
+        self._rests.pop(name, None)
+        self._outages.answered(f"broker {name}", topic)
+
+    def _rest(self, name: str) -> None:
         rest_s = min(self._rests.get(name, (0.0, REST_MIN_S / 2))[1] * 2, REST_MAX_S)
         self._rests[name] = self._clock() + rest_s, rest_s
 
@@ -310,7 +357,10 @@ class PopSteps:
         data = yield from call_broker(
             wish.topic, broker_name, _methods.POP, payload, timeout_s, retries, self._clock
         )
-        messages = decode_pop_answer(data, wish.topic, broker_name)
+        return (yield from self._kept(wish, decode_pop_answer(data, wish.topic, broker_name)))
+
+    def _kept(self, wish: PopWish, messages: list[Message]) -> Steps[list[Message]]:
+        """Those that are wanted; the others are acknowledged."""
         kept = messages
         if wish.tags:  # the broker compares hashes
             kept = [message for message in kept if message.tag in wish.tags]
@@ -346,6 +396,26 @@ class PopSteps:
         stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error, retry_level))
         self._tell_settled(found, stale, error_text(error) or "given back")
         return stale
+
+    def give_back_late(self, request: Sequence[bytes], broker_name: str, answer: bytes) -> Steps[None]:
+        """Gives back what a broker handed out when nobody waited for it any more. Others may have it at once."""
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
+
+        try:
+            topic = pb.PopRequest.FromString(b"".join(request)).topic
+            messages = decode_pop_answer(answer, topic, broker_name)
+        except ProtomqError as error:
+            logger.warning("the answer to a call that was given up cannot be read: %r", error)
+            return
+        if messages:
+            yield from self._give_back(messages)
+
+    def _give_back(self, messages: list[Message]) -> Steps[None]:
+        try:
+            yield from self.change_invisible(messages, 0.0, retries=CALL)
+        except ProtomqError as error:
+            logger.info("%d messages of a call that was given up come again when their time is up: %r", len(messages), error)
 
     def _hooked(
         self, operation: str, messages: list[Message], steps: Steps[list[Message]]

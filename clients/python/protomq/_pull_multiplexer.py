@@ -86,6 +86,7 @@ class PullMultiplexer:
         self._look_at_s = 0.0
         self._heard_at_s: dict[BrokerAddress, float] = {}
         self._grpc_calls: dict[Any, _GrpcCall] = {}
+        self._grpc_tickets: dict[Any, Any] = {}
         self._given_up: set[Any] = set()
         # From other threads, each followed by a wake-up.
         self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
@@ -105,6 +106,39 @@ class PullMultiplexer:
                 target=self._connect, args=(address,), name="protomq-connect", daemon=True
             ).start()
             self._connecting[address] = [request]  # What the thread reports is taken in `wait`.
+
+    def give_up(self, ticket: Any) -> None:
+        """Ends what a server holds; `wait` tells how, unless the server is silent."""
+        for request_id, item in self._in_flight.items():
+            if item.ticket == ticket:
+                try:
+                    item.connection.give_up(request_id)
+                except ProtomqError:
+                    self.drop(ticket)
+                return
+        for call, of_call in list(self._grpc_tickets.items()):
+            if of_call == ticket:
+                call.cancel()
+                return
+        for requests in self._connecting.values():
+            for request in requests:
+                if request.ticket == ticket:
+                    requests.remove(request)
+                    self._reports.put(Outcome(ticket, ConnectionLostError(f"{self._method.path} was given up")))
+                    return
+
+    def drop(self, ticket: Any) -> None:
+        """Closes the connection of a call, if that is under way."""
+        for item in self._in_flight.values():
+            if item.ticket == ticket:
+                break
+        else:
+            return
+        address = next(address for address, connection in self._connections.items() if connection is item.connection)
+        lost: list[Outcome] = []
+        self._lose(address, item.connection, ConnectionLostError(f"{self._method.path} was given up"), lost)
+        for outcome in lost:
+            self._reports.put(outcome)
 
     def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
         """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up.
@@ -302,6 +336,7 @@ class PullMultiplexer:
             self.wake()
             return
         self._grpc_calls[call] = _GrpcCall(address, time.monotonic())
+        self._grpc_tickets[call] = request.ticket
         call.add_done_callback(lambda done: self._grpc_ended(request.ticket, address, done))
 
     def _grpc_ended(self, ticket: Any, address: BrokerAddress, call: Any) -> None:
@@ -310,6 +345,7 @@ class PullMultiplexer:
             from ._grpc_transport import outcome_of_future
 
         self._grpc_calls.pop(call, None)
+        self._grpc_tickets.pop(call, None)
         result = outcome_of_future(call, self._method)
         if isinstance(result, bytes):
             self._heard_at_s[address] = time.monotonic()

@@ -5,6 +5,7 @@ Rules:
 - Time-outs cost no timer per call. One timer per connection stands at the earliest deadline it knows of, and looks at
   all pending calls when it fires. Under load that is about once per time-out, not once per call.
 - A call whose caller is gone (time-out, cancellation) is forgotten; its late answer is dropped by its request id.
+- One that the server holds may be given up. The server hears of it, and an answer that was on its way goes to somebody else.
 - Who has enough to do holds the reading: answers stay in the kernel, and the time does not count for calls in flight.
 - A connection on which nothing arrived for the whole time-out of a call takes no new calls; it closes when the last one ended.
 - Everything runs on the loop that opened the connection.
@@ -35,6 +36,7 @@ from .errors import (
     RequestTimeoutError,
 )
 from .wire.frames import (
+    CANCEL_METHOD_ID,
     FLAG_ANSWER,
     FLAG_ONE_WAY,
     FRAME_SIZE_MAX_BYTES,
@@ -153,6 +155,28 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def forget(self, request_id: int) -> None:
         """The caller is gone."""
         self._pending.pop(request_id, None)
+
+    def give_up(
+        self, request_id: int, future: asyncio.Future[bytes], late: Callable[[bytes], None]
+    ) -> None:
+        """The caller is gone, and the server is to hold its call no longer. `late` gets the answer if it was on its way by then."""
+        pending = self._pending.get(request_id)
+        if pending is None:
+            # It came in the turn of the loop in which the caller went.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                late(future.result())
+            return
+
+        def take(done: asyncio.Future[bytes]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                late(done.result())
+
+        awaited = self._loop.create_future()
+        awaited.add_done_callback(take)
+        self._pending[request_id] = (awaited, *pending[1:])
+        out = self._out
+        out.append(HEADER.pack(_LENGTH_EXTRA, request_id, CANCEL_METHOD_ID, FLAG_ONE_WAY, 0, 0))
+        self._flush()
 
     def hold_reading(self, hold: bool) -> None:
         """Stops reading, or goes on: nobody can say of calls in flight that they are late as long as nothing is read."""

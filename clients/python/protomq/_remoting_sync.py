@@ -41,6 +41,7 @@ from .wire.frames import (
     HEADER,
     HEADER_SIZE_BYTES,
     LENGTH_SIZE_BYTES,
+    encode_cancel,
 )
 
 _READ_BUFFER_SIZE_BYTES: Final = 4096
@@ -540,6 +541,13 @@ class PipelinedConnection:
             raise ConnectionLostError(
                 f"{self._address}: connection lost during {method.path}: {error}"
             ) from error
+
+    def give_up(self, request_id: int) -> None:
+        """Tells the server that it is to hold a request no longer. Raises ConnectionLostError."""
+        try:
+            self._stream.send((encode_cancel(request_id),))
+        except OSError as error:
+            raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
 
     def receive(self, size_max_bytes: int) -> list[tuple[int, int, bytes]]:
         """(request id, status, payload) of every answer that is complete by now, up to a total of bytes.

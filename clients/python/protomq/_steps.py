@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ._types import BrokerAddress, MethodInfo, Route
+from .errors import ProtomqError
 
 T = TypeVar("T")
 
@@ -87,7 +88,44 @@ class Each(NamedTuple):
     steps: Sequence[Generator[Any, Any, Any]]
 
 
-Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Tell | Each | SendOneWay
+class Start(NamedTuple):
+    """A call that a race wants, and the name of its server."""
+
+    name: str
+    call: CallServer
+
+
+class CallRace(Protocol):
+    """Says which calls are to be under way side by side, and when that is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what is under way is to be given up."""
+
+    @property
+    def silent(self) -> Sequence[str]:
+        """Servers that give no sign of life."""
+
+    def begin(self) -> list[Start]:
+        """The first calls."""
+
+    def ended(self, name: str, outcome: bytes | ProtomqError) -> list[Start]:
+        """A call has ended; the next ones."""
+
+    def due(self) -> list[Start]:
+        """Time has passed; the next ones."""
+
+    def wait_s(self) -> float:
+        """Until `due` is to be called."""
+
+
+class Race(NamedTuple):
+    """Calls side by side, until the race is over; it keeps what has come of them. What is under way then is given up."""
+
+    race: CallRace
+
+
+Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Tell | Each | SendOneWay | Race
 Steps: TypeAlias = Generator[Effect, Any, T]
 
 
@@ -122,14 +160,17 @@ class KnowsRoutes(Protocol):
 class Driver:
     """Drives steps in the calling thread. Any thread."""
 
-    __slots__ = ("_pause", "_routes", "_transport")
+    __slots__ = ("_pause", "_race", "_routes", "_transport")
 
     def __init__(
         self,
         transport: CallsServers,
         routes: KnowsRoutes | None = None,
         pause: Callable[[float], None] = time.sleep,
+        race: Callable[[CallRace], None] | None = None,
     ) -> None:
+        """`race`: runs those of a client that has some."""
+        self._race = race
         self._transport = transport
         self._routes = routes
         self._pause = pause
@@ -175,6 +216,9 @@ class Driver:
                 return results_of([self._outcome(steps) for steps in several])
             case SendOneWay():
                 self._transport.call(*effect, one_way=True)
+            case Race(race):
+                assert self._race is not None
+                self._race(race)
         return None
 
     def _outcome(self, steps: Steps[Any]) -> Any:

@@ -6,8 +6,8 @@
 Rules:
 - One plan is under way at a time; pops that come meanwhile form the next plan. So no message is planned twice, and a busier broker puts
   more into one record.
-- A plan may be out of date when it reaches the send lane. A topic or group was deleted, a queue was reset, or a due message was settled.
-  Then the pop lane rebuilds it.
+- A plan may be out of date when it reaches the send lane. A topic or group was deleted, a queue was reset, a due message was settled, or a
+  caller has given up. Then the pop lane rebuilds it.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 
@@ -212,7 +212,9 @@ class PopPipeline:
         self._waiting.request_flush()
 
     def _holds(self, plan: Plan) -> bool:
-        """Whether everything that the plan has read is unchanged."""
+        """Whether everything that the plan has read is unchanged, and all its callers are there."""
+        if any(answer.order.call.answered for answer in plan.pop_answers):
+            return False
         state, topics, offsets = self._store.popped, self._store.topics, self._store.offsets
         with state.lock:
             for key, (incarnation, known) in plan.known.items():

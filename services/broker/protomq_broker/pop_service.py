@@ -188,10 +188,14 @@ class PopService:
     # What the pipeline tells.
 
     def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
-        """Answers a pop with its messages."""
+        """Answers a pop with its messages. If its caller has gone or given it up, others may have them at once."""
         order = answer.order
         self._drop(order)
-        if order.call.answered:
+        if order.call.answered or order.call.closed:
+            if failure is None:
+                self._settler.post_give_back(answer)
+            if not order.call.answered:
+                self._answer_nothing(order)
             return
         if failure is not None:
             order.call.fail(to_service_error(failure))

@@ -24,13 +24,14 @@ from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
 from .pop_receipts import stale_receipt
 from .store.log.transit import cut_error
-from .store.state.popped_queue import QueueOfGroup, count_in
+from .store.state.popped_queue import QueueOfGroup, count_in, runs_of
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallLane
 
     from .config import BrokerConfig
+    from .pop_orders import PopAnswer
     from .pop_requests import PopRequests
     from .pop_time import PopTime
     from .store.store import Store
@@ -102,6 +103,24 @@ class PopSettler:
             self._waits.append(_Wait(call, request_class, response_class))
         if is_idle:
             self._settle_part(lane)
+
+    def post_give_back(self, answer: PopAnswer) -> None:
+        """Makes the send lane give back what was handed out to a caller who is not there any more. Any thread."""
+        self._writer.post(partial(self._give_back, answer))
+
+    def _give_back(self, answer: PopAnswer) -> None:
+        request, incarnation = answer.order.request, answer.topic.incarnation
+        turn = _Turn(self._time.now_ms())
+        for part in answer.parts:
+            key = QueueOfGroup(request.consumer_group, request.topic, part.queue_id)
+            with self._state.lock:
+                known = self._state.find(key, incarnation)
+                held = known.held_and_lost(runs_of(part.offsets), part.number, answer.time_ms)[0] if known is not None else ()
+            if held:
+                turn.queue(key, incarnation).changes.add(deadline_ms=turn.record.time_ms, runs=held)
+                turn.freed[key.group, key.topic] = None
+        # If that cannot be stored, they come again when their time is up.
+        self._store_and_answer(turn, ())
 
     def _settle_part(self, lane: CallLane) -> None:
         """Of what waits, the first that are enough for a turn. The rest goes on in the next turn, in the order in which it came."""

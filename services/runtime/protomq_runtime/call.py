@@ -6,6 +6,7 @@ A service sees the same `Call` whichever transport brought it: those of the remo
 - `answer` or `fail` exactly once, on the thread of `call.lane`. A second answer is an assertion error.
 - A call that waits for something is held: `hold(on_close)`. It counts among `lane.holds` until it is over, and `on_close` is called on
   that thread if the caller goes away before the answer. The call is over then and must not be answered any more.
+- A held call that its caller gives up is answered CANCELLED; `on_close` is called then, too.
 - A hold ends before its caller's deadline: `hold_time_ms` says how long it may last.
 - A call that is not held may be answered after its caller has gone; the answer is dropped.
 - A one-way call is answered like any other; nothing is sent.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from .dispatch import BoundMethod, Method
-from .errors import Code, ServiceError
+from .errors import CANCELLED, Code, ServiceError
 from .principals import Principal
 from .regions import Region
 from .timers import Timer
@@ -186,6 +187,17 @@ class Call:
         if self.answered or callback is None:
             return
         self._finish(Code.CANCELLED)
+        try:
+            callback()
+        except Exception:
+            logger.exception("on_close of %s failed", self.method.path)
+
+    def cancel(self) -> None:
+        """For the transport, on the call's lane: the caller does not want it any more, and is there. One that is not held goes on."""
+        callback = self._on_close
+        if self.answered or callback is None:
+            return
+        self.fail(CANCELLED)
         try:
             callback()
         except Exception:

@@ -32,6 +32,8 @@ FOREIGN_SIZE_MAX_BYTES: Final = 32 << 20
 foreign_sizes: Final = threading.Lock()
 """Held for `Connection.foreign_size_bytes`, which changes with large answers only."""
 STALL_TIMEOUT_S: Final = 60.0
+CANCELLED_COUNT_MAX: Final = 1_024
+"""Calls given up before they were held, of which a connection remembers so: those that it has answered since are among them."""
 SENDFILE_SIZE_MIN_BYTES: Final = 32 << 10
 """Below this, copying through user space costs less than a system call for each region."""
 GATHER_SIZE_BYTES: Final = 256 << 10
@@ -60,10 +62,12 @@ class Connection:
 
     __slots__ = (
         "backlog",
+        "cancelled",
         "client_id",
         "closed",
         "descriptor",
         "foreign_size_bytes",
+        "held",
         "is_direct",
         "lane",
         "out",
@@ -113,6 +117,10 @@ class Connection:
         self.foreign_size_bytes = 0
         """Answers that other lanes have made and this one has not taken; with `foreign_sizes` held."""
         self.watched: set[Call] = set()
+        self.held: dict[int, Call] = {}
+        """Those of `watched`, by request id."""
+        self.cancelled: dict[int, None] = {}
+        """Ids of calls that were given up and not held by then, the oldest first."""
         self.backlog: list[Frame] = []
         """Frames received while too much was pending; served when it has been sent."""
 
@@ -133,6 +141,30 @@ class Connection:
         if self.queue:
             wanted |= WANTS_TO_SEND
         return self.stream.poll_mask(wanted)
+
+    def watch(self, call: Call, request_id: int) -> None:
+        """The call is held: it is to hear when its caller goes away, or gives it up."""
+        self.watched.add(call)
+        self.held[request_id] = call
+        if request_id in self.cancelled:
+            del self.cancelled[request_id]
+            call.lane.post(call.cancel)
+
+    def unwatch(self, call: Call, request_id: int) -> None:
+        """The call is held no more. Harmless if it was not."""
+        self.watched.discard(call)
+        if self.held.get(request_id) is call:
+            del self.held[request_id]
+
+    def cancel(self, request_id: int) -> None:
+        """Its caller gives a call up: it ends if it is held, or when it would be."""
+        call = self.held.get(request_id)
+        if call is not None:
+            call.lane.post(call.cancel)
+            return
+        self.cancelled[request_id] = None
+        if len(self.cancelled) > CANCELLED_COUNT_MAX:
+            del self.cancelled[next(iter(self.cancelled))]
 
     def send_answer(
         self,

@@ -95,6 +95,7 @@ class ConnectionTable:
         connection.backlog.clear()
         self._on_closed(connection.peer)
         watched, connection.watched = connection.watched, set()
+        connection.held.clear()
         for call in watched:
             if call.lane is connection.lane:
                 call.caller_gone()

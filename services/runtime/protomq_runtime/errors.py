@@ -110,6 +110,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         Code.ALREADY_EXISTS, True, ("producer_id", "producer_epoch", "sequence")
     ),
     "DEADLINE_EXCEEDED": ReasonRule(Code.DEADLINE_EXCEEDED, True),
+    "CANCELLED": ReasonRule(Code.CANCELLED, False),
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
     "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),
     "CORRUPT_LOG": ReasonRule(
@@ -315,3 +316,4 @@ DEADLINE_EXCEEDED = ServiceError(
     "DEADLINE_EXCEEDED",
     "the deadline had passed before the call was started; it was dropped",
 )
+CANCELLED = ServiceError(Code.CANCELLED, "CANCELLED", "its caller has given the call up")

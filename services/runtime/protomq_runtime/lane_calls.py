@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from protomq.wire.frames import FLAG_ONE_WAY
+from protomq.wire.frames import CANCEL_METHOD_ID, FLAG_ONE_WAY
 
 from .admission import AdmissionConfig, QueueTimeRule
 from .call import Call
@@ -185,8 +185,11 @@ class LaneCalls:
         self._lane.call_count += served
 
     def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
-        """A call that is not for this pool: of another service, unknown, not a request by its header, or refused since the server stops."""
+        """A call that is for another pool, unknown or refused; or a frame that is no request, or gives a call up."""
         request_id, method_id, flags, timeout_ms, payload = frame
+        if method_id == CANCEL_METHOD_ID and flags == FLAG_ONE_WAY:
+            connection.cancel(request_id)
+            return
         bound = self._pool_methods.by_id.get(method_id)
         if self._refusal is not None:
             error = self._refusal

@@ -113,11 +113,11 @@ class RemotingCall(Call):
         if self._connection.closed:
             self.lane.post(self.caller_gone)
         else:
-            self._connection.watched.add(self)
+            self._connection.watch(self, self._request_id)
 
     def _end_hold(self) -> None:
         super()._end_hold()
-        self._connection.watched.discard(self)
+        self._connection.unwatch(self, self._request_id)
 
 
 class ForeignCall(Call):
@@ -197,7 +197,7 @@ class ForeignCall(Call):
         """On the owner's thread."""
         connection = self._connection
         connection.lane.foreign_count -= 1
-        connection.watched.discard(self)
+        connection.unwatch(self, self._request_id)
         if self._send is not None and not self._flags & FLAG_ONE_WAY:
             self._send()
         if self._size_bytes:
@@ -211,4 +211,4 @@ class ForeignCall(Call):
         if self._connection.closed:
             self.lane.post(self.caller_gone)
         elif not self.answered:
-            self._connection.watched.add(self)
+            self._connection.watch(self, self._request_id)

@@ -19,7 +19,7 @@ from protomq._pop_steps import PopSteps
 from protomq._pop_tasks import HandlerTasks
 from protomq._pop_threads import HandlerThreads
 from protomq._push_results import Listener
-from protomq._steps import Driver
+from protomq._steps import CallRace, Driver
 from protomq._types import BrokerAddress, MethodInfo, Route
 from protomq.errors import RequestTimeoutError
 from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleResponse
@@ -64,6 +64,13 @@ class Brokers:
 
     current = get
 
+    def race(self, race: CallRace) -> None:
+        """One call after the other."""
+        starts = race.begin()
+        while not race.is_over:
+            name, call = starts.pop(0)
+            starts += race.ended(name, self.call(*call)) + race.due()
+
     def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
         """Nothing is kept."""
 
@@ -77,6 +84,9 @@ class AsyncBrokers:
 
     async def call(self, *arguments: Any, one_way: bool = False) -> bytes:
         return await asyncio.to_thread(self._brokers.call, *arguments)
+
+    def came_late(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], answer: bytes) -> None:
+        raise AssertionError("nobody is cancelled here")
 
     async def get(self, topic: str, timeout_s: float) -> Route:
         return self._brokers.get(topic, timeout_s)
@@ -103,7 +113,7 @@ class World:
         listener = Listener.of(handler)
         if self.is_in_tasks:
             return asyncio.run(self._handle_in_tasks(steps, listener))
-        threads = HandlerThreads(steps, self.handling, listener, Driver(self.brokers, self.brokers).run)
+        threads = HandlerThreads(steps, self.handling, listener, Driver(self.brokers, self.brokers, race=self.brokers.race).run)
         self.stop = threads.stop
         return threads.work()
 

@@ -9,8 +9,9 @@ import pytest
 from protomq import _methods
 from protomq._hook_points import HookPoints
 from protomq._message import Message
+from protomq._pop_race import CALL_EXTRA_S
 from protomq._pop_steps import PopSteps, decode_pop_answer
-from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
+from protomq._steps import CallRace, CallServer, Each, ForgetRoute, GetRoute, Pause, Race
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
     ConnectFailedError,
@@ -33,6 +34,7 @@ from protomq.v1.group_service_pb2 import SendBackResponse, SentBack
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
+    ChangeInvisibleRequest,
     ChangeInvisibleResponse,
     PopRequest,
     PopResponse,
@@ -66,6 +68,12 @@ class Brokers:
         self.ack_failures: list[Exception] = []
         self.change_answer = ChangeInvisibleResponse()
         self.route_failures: list[Exception] = []
+        self.silent: set[str] = set()
+        self.arrivals: dict[float, list[tuple[str, bytes]]] = {}
+        """When which messages come to held pops, or later ones."""
+        self.given_up: list[list[str]] = []
+        """Of each race that is over: whose calls were under way."""
+        self.given_back: list[ChangeInvisibleRequest] = []
 
     def run(self, steps: Any) -> Any:
         try:
@@ -94,8 +102,47 @@ class Brokers:
                 return None
             case CallServer(address, method, payload, _):
                 return self._call(address.broker_name, method, b"".join(payload))
-
+            case Race(race):
+                self._race(race)
         return None
+
+    def _race(self, race: CallRace) -> None:
+        """As a driver does; what is held without a message takes time together with others."""
+        held: dict[str, float] = {}
+        starts = race.begin()
+        while True:
+            for name, call in starts:
+                request = PopRequest.FromString(b"".join(call.payload))
+                if name in self.silent or (request.hold_ms and not self.messages[name] and not self.failures[name]):
+                    self.asked.append((name, request.hold_ms))
+                    held[name] = self.clock.now_s + (call.timeout_s if name in self.silent else request.hold_ms / 1000)
+            answered = [(name, call) for name, call in starts if name not in held]
+            starts = []
+            for name, call in answered:
+                try:
+                    outcome: bytes | ProtomqError = self._call(name, call.method, b"".join(call.payload))
+                except ProtomqError as error:
+                    outcome = error
+                starts += race.ended(name, outcome)
+            if race.is_over:
+                self.given_up.append(sorted(held))
+                return
+            if starts:
+                continue
+            self.clock.now_s = min([self.clock.now_s + race.wait_s(), *held.values(), *self.arrivals])
+            for name in [name for name, end_s in held.items() if end_s <= self.clock.now_s]:
+                del held[name]
+                starts += race.ended(name, RequestTimeoutError("silent") if name in self.silent else answer_of([]))
+            for arrival_s in [moment for moment in self.arrivals if moment <= self.clock.now_s]:
+                for name, body in self.arrivals.pop(arrival_s):
+                    if held.pop(name, None) is None:
+                        self.messages[name].append(body)
+                    else:
+                        starts += race.ended(name, answer_of([body]))
+            starts += race.due()
+            if race.is_over:
+                self.given_up.append(sorted(held))
+                return
 
     def _call(self, name: str, method: Any, payload: bytes) -> bytes:
         if method is _methods.ACK:
@@ -109,6 +156,7 @@ class Brokers:
         if method is _methods.SEND_BACK:
             return SendBackResponse(results=[SentBack()]).SerializeToString()
         if method is _methods.CHANGE_INVISIBLE:
+            self.given_back.append(ChangeInvisibleRequest.FromString(payload))
             return self.change_answer.SerializeToString()
         request = PopRequest.FromString(payload)
         self.asked.append((name, request.hold_ms))
@@ -178,14 +226,60 @@ def test_an_empty_list_is_acknowledged_without_a_call() -> None:
     assert brokers.run(brokers.steps.nack([], 1)) == []
 
 
-def test_several_brokers_are_asked_in_turn_and_hold_for_a_while_each() -> None:
+def test_several_brokers_are_asked_in_turn_and_then_hold_side_by_side() -> None:
     brokers = Brokers("a", "b")
     assert brokers.receive(hold_s=3.0) == []
-    assert brokers.asked == [("a", 0), ("b", 0), ("a", 2_000), ("b", 1_000)]
+    assert brokers.asked == [("a", 0), ("b", 0), ("a", 3_000), ("b", 3_000)]
+    assert brokers.clock.now_s == pytest.approx(3.0)
     brokers.asked.clear()
     brokers.messages["a"] = [b"x"]
     assert [message.body for message in brokers.receive(hold_s=3.0)] == [b"x"]
     assert brokers.asked == [("b", 0), ("a", 0)]
+
+
+def test_the_first_of_several_that_has_messages_is_taken_and_the_others_are_given_up() -> None:
+    brokers = Brokers("a", "b", "c")
+    brokers.arrivals = {1.0: [("b", b"x")]}
+    assert [(m.body, m.queue.broker_name) for m in brokers.receive(hold_s=15.0)] == [(b"x", "b")]
+    assert (brokers.clock.now_s, brokers.given_up) == (1.0, [["a", "c"]])
+
+
+def test_what_several_bring_at_one_moment_is_given_as_far_as_it_was_asked_for() -> None:
+    brokers = Brokers("a", "b", "c")
+    brokers.arrivals = {1.0: [("b", b"x"), ("a", b"y"), ("c", b"z")]}
+    wish = brokers.steps.wish(
+        "T", 2, invisible_s=60.0, hold_s=15.0, queue=None, tags=(), sql=None, cel=None, module=None, fifo=False, start="earliest"
+    )
+    assert [message.body for message in brokers.run(brokers.steps.receive(wish))] == [b"x", b"y"]
+    assert [request.invisible_ms for request in brokers.given_back] == [0]
+
+
+def test_a_silent_broker_holds_no_other_back() -> None:
+    brokers = Brokers("a", "b")
+    brokers.silent = {"a"}
+    brokers.messages["b"] = [b"%d" % number for number in range(40)]
+    for _ in range(20):
+        assert len(brokers.receive(hold_s=2.0)) == 2
+    # It is asked again from time to time.
+    assert 0.1 <= brokers.clock.now_s < 0.5
+    brokers.arrivals = {brokers.clock.now_s + 1.5: [("b", b"x")]}
+    began_s = brokers.clock.now_s
+    assert [message.body for message in brokers.receive(hold_s=15.0)] == [b"x"]
+    assert brokers.clock.now_s - began_s == pytest.approx(1.5)
+    began_s = brokers.clock.now_s
+    assert brokers.receive(hold_s=2.0) == []
+    assert brokers.clock.now_s - began_s <= 2.0 + CALL_EXTRA_S
+    brokers.silent.clear()
+    brokers.messages["a"] = [b"y"]
+    assert [message.body for message in brokers.receive(hold_s=15.0)] == [b"y"]
+    assert not brokers.steps._rests
+
+
+def test_what_passes_fails_no_broker_that_was_not_asked_yet() -> None:
+    brokers = Brokers("a", "b")
+    brokers.failures["a"] = [ConnectFailedError("away")] * 9
+    brokers.messages["b"] = [b"x"]
+    assert [message.body for message in brokers.receive(hold_s=0.0)] == [b"x"]
 
 
 def test_a_broker_that_fails_is_passed_over_and_if_all_do_it_is_said() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from protomq._async_transport import AsyncTransport
-from protomq._methods import PULL
+from protomq._methods import POP, PULL
 from protomq._remoting_async import AsyncConnection
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, RequestTimeoutError
+from protomq.wire.frames import encode_answer, encode_cancel
 
 
 class Loop:
@@ -80,6 +81,46 @@ async def made() -> tuple[Loop, Stream, AsyncConnection]:
     connection = AsyncConnection("h:1", loop, clock=loop.clock)  # type: ignore[arg-type]
     connection._transport = stream  # type: ignore[assignment]
     return loop, stream, connection
+
+
+def receive(connection: AsyncConnection, data: bytes) -> None:
+    connection._welcome = None  # It was there before.
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
+def frame(request_id: int, payload: bytes, status: int = 0) -> bytes:
+    return encode_answer(request_id, POP.method_id, len(payload), status) + payload
+
+
+async def test_the_server_hears_of_a_call_that_is_given_up_and_its_late_answer_has_a_taker(
+    made: tuple[Loop, Stream, AsyncConnection],
+) -> None:
+    _, stream, connection = made
+    late: list[bytes] = []
+    calls = [connection.request(POP, (b"",), 20.0) for _ in range(3)]
+    calls[2][1].set_exception(ValueError("of this test"))
+    for (request_id, future), take in zip(calls, (late.append, late.append, late.append), strict=True):
+        future.cancel()
+        connection.give_up(request_id, future, take)
+        assert stream.written[-1].endswith(encode_cancel(request_id))
+    receive(connection, frame(1, b"messages") + frame(2, b"", 1) + frame(3, b"dropped", 14))
+    await asyncio.sleep(0)
+    assert late == [b"messages"]
+    assert not connection._pending
+    assert connection.usable
+
+
+async def test_an_answer_that_came_in_the_turn_in_which_its_caller_went_has_a_taker(
+    made: tuple[Loop, Stream, AsyncConnection],
+) -> None:
+    _, stream, connection = made
+    late: list[bytes] = []
+    request_id, future = connection.request(POP, (b"",), 20.0)
+    receive(connection, frame(request_id, b"messages"))
+    written = len(stream.written)
+    connection.give_up(request_id, future, late.append)
+    assert (late, len(stream.written)) == ([b"messages"], written)
 
 
 async def test_the_time_does_not_count_while_nothing_is_read(

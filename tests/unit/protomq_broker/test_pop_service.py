@@ -32,7 +32,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
-from .fake_broker import ADMIN, CONSUMER, GROUP, POP, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, GROUP, POP, SEND, FakeBroker, told
 
 MINUTE_MS = 60_000
 
@@ -453,6 +453,44 @@ def test_a_message_wakes_one_of_many_and_the_others_are_held_on() -> None:
     assert broker.server.lanes["pop"].holds == 0
     broker.fill([b"newer"])
     assert groups[0].bodies() == [b"newer"]
+
+
+def test_what_is_planned_for_a_caller_that_gives_up_is_handed_to_the_next_one() -> None:
+    broker = FakeBroker()
+    group = Group(broker)
+    call = group.begin(hold_ms=20_000)
+    broker.server.call(SEND, _send(1))
+    broker.server.lanes["send"].run()  # it arrives
+    broker.server.lanes["pop"].run()  # it is planned for the first
+    call.cancel()
+    broker.server.run()
+    assert [(message.body, message.attempt) for message in group.pop()] == [(b"0", 1)]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_is_handed_out_to_nobody_is_given_back_at_once(is_held: bool) -> None:
+    broker = FakeBroker(sync_flush=True)
+    group = Group(broker)
+
+    def flush() -> None:
+        broker.server.run()
+        broker.store.flush()
+        broker.server.run()
+
+    call = group.begin(hold_ms=20_000) if is_held else None
+    broker.server.call(SEND, _send(3))
+    flush()
+    if call is None:
+        call = group.begin(hold_ms=20_000)
+    assert not call.answered
+    assert call.is_held is is_held
+    call.hang_up()
+    other = group.begin(hold_ms=20_000)
+    flush()
+    flush()
+    assert call.answer_payload is None or not messages_of(call)
+    assert [(message.body, message.attempt) for message in messages_of(other)] == [(b"0", 2), (b"1", 2), (b"2", 2)]
+    assert broker.server.lanes["pop"].holds == 0
 
 
 def test_a_pop_of_any_queue_fills_itself_from_several() -> None:

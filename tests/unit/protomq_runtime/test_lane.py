@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from protomq.v1 import pull_service_pb2, send_service_pb2
-from protomq.wire.frames import HEADER_SIZE_BYTES, LENGTH_SIZE_BYTES, decode_header, encode_request
+from protomq.wire.frames import (
+    HEADER_SIZE_BYTES,
+    LENGTH_SIZE_BYTES,
+    decode_header,
+    encode_cancel,
+    encode_request,
+)
 from protomq.wire.status import decode_status
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
+from protomq_runtime.connection import CANCELLED_COUNT_MAX
 from protomq_runtime.dispatch import DispatchTable, drained, raw
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
@@ -214,6 +221,45 @@ def test_a_call_is_told_when_its_caller_goes(lanes: Lanes, lane: str) -> None:
     if lane == "send":
         turn(lanes.pull)
     assert (lanes.pull_service.gone_count, lanes.pull.holds, len(lanes.closed)) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("lane", ["send", "pull"])
+@pytest.mark.parametrize("is_held_by_then", [True, False])
+def test_a_held_call_ends_when_its_caller_gives_it_up(lanes: Lanes, lane: str, is_held_by_then: bool) -> None:
+    owner = lanes.pools[lane].lanes[0]
+    peer = lanes.connect(owner)
+    peer.ask(b"", b"", method_id=PULL)
+
+    def turns() -> None:
+        for each in (owner, lanes.pull, owner, lanes.pull, owner):
+            turn(each)
+
+    if is_held_by_then:
+        turns()
+        assert (lanes.pull.holds, peer.has_nothing()) == (2, True)
+    peer.socket.sendall(encode_cancel(1))
+    turns()
+    assert (lanes.pull_service.gone_count, lanes.pull.holds, owner.connection_count) == (1, 1, 1)
+    request_id, status, payload = peer.answer()
+    assert (request_id, status, decode_status(payload).reason) == (1, 1, "CANCELLED")
+    (connection,) = owner._table.by_descriptor.values()
+    assert (len(connection.watched), len(connection.held), len(connection.cancelled)) == (1, 1, 0)
+    peer.socket.close()
+    turns()
+    assert (lanes.pull_service.gone_count, lanes.pull.holds) == (2, 0)
+
+
+def test_a_call_that_is_answered_cannot_be_given_up(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"a")
+    turn(lanes.send)
+    peer.socket.sendall(b"".join(encode_cancel(number) for number in range(CANCELLED_COUNT_MAX + 2)))
+    turn(lanes.send)
+    peer.ask(b"b")
+    turn(lanes.send)
+    assert [peer.answer(), peer.answer()] == [(0, 0, b"a"), (0, 0, b"b")]
+    (connection,) = lanes.send._table.by_descriptor.values()
+    assert len(connection.cancelled) == CANCELLED_COUNT_MAX
 
 
 def test_a_call_whose_time_is_over_is_dropped_unstarted(lanes: Lanes) -> None:

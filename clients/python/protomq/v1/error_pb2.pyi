@@ -139,6 +139,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: an order about who leads is there that nobody has taken yet. Wait until it is taken, or take it back in etcd. This
     one was not left. The metadata hold broker_name.
     """
+    ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 45
+    """CANCELLED: the caller has given up the call, which was held; over the remoting port only."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -260,4 +262,6 @@ ERROR_REASON_ORDER_PENDING: ErrorReason.ValueType  # 44
 """FAILED_PRECONDITION: an order about who leads is there that nobody has taken yet. Wait until it is taken, or take it back in etcd. This
 one was not left. The metadata hold broker_name.
 """
+ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 45
+"""CANCELLED: the caller has given up the call, which was held; over the remoting port only."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

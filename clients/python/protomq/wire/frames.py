@@ -11,7 +11,8 @@ little-endian.
     +12  u32  timeout_ms   in a request: time left to answer it, 0 = no limit; else 0
     +16  ...  payload      the protobuf message; in an answer with status != 0: google.rpc.Status
 
-The first frame is method 0 with a RemotingHello and is answered with a RemotingWelcome.
+The first frame is method 0 with a RemotingHello and is answered with a RemotingWelcome. Method 1, one-way, gives up the call whose request
+id it has.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ LENGTH_SIZE_BYTES: Final = 4
 assert HEADER_SIZE_BYTES == 16
 
 HELLO_METHOD_ID: Final = 0
+CANCEL_METHOD_ID: Final = 1
 FLAG_ANSWER: Final = 1
 FLAG_ONE_WAY: Final = 2
 
 FRAME_SIZE_MAX_BYTES: Final = 32 << 20
 """Largest length field that a peer has to take: a pull answer of 16 MiB with its header, and room."""
+
+
+def encode_cancel(request_id: int) -> bytes:
+    """The whole frame that gives up the call of this id."""
+    return encode_request(request_id, CANCEL_METHOD_ID, 0, one_way=True)
 
 
 class FrameHeader(NamedTuple):
