@@ -116,6 +116,7 @@ async def errors_of(address: str, timeout_s: float) -> list[ProtomqError]:
 def assert_silent(errors: list[ProtomqError], kind: type[ProtomqError]) -> None:
     assert {type(error) for error in errors} == {kind}
     assert all(map(was_silent, errors))
+    assert not [error for error in errors if "ipv4:" in str(error)], "gRPC's own text"
     retries = CALL.of_call(60.0, lambda: 0.0)
     assert None not in [retries.decide(error) for error in errors * 3], "none of these tries counts"
 
@@ -146,6 +147,7 @@ async def test_a_port_that_refuses_is_not_silent() -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     errors = await errors_of(address, PATIENCE_S)
     assert {type(error) for error in errors} == {ConnectFailedError}
+    assert {str(error) for error in errors} == {f"{address}: not connected over gRPC: connection refused"}
     assert not any(map(was_silent, errors))
 
 

@@ -494,6 +494,15 @@ def test_options_are_checked() -> None:
 # -- asyncio -------------------------------------------------------------------------------------------------------------
 
 
+async def test_a_loop_that_is_busy_blames_no_server(server: FakeServer) -> None:
+    async with AsyncTransport(TransportOptions(connect_timeout_s=0.3)) as transport:
+        for _ in range(3):
+            asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, time.sleep, 0.6)
+            await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+            server.stop()
+            server.start()
+
+
 async def test_many_coroutines_share_one_connection(server: FakeServer) -> None:
     server.append("t", 0, [b"%d" % i for i in range(200)])
     async with AsyncTransport() as transport:

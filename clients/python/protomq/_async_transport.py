@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._late_imports import fork_waits, load_needed_modules
 from ._methods import GIVEN_UP, REPEATABLE, WATCHED
-from ._remoting_async import AsyncConnection
+from ._remoting_async import AsyncConnection, ended_in
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
 from ._transport_options import (
@@ -96,7 +96,8 @@ class AsyncTransport:
             return await future
         except asyncio.CancelledError:
             if method.method_id in GIVEN_UP:
-                connection.give_up(request_id, future, partial(self.came_late, address, method, payload))
+                late = partial(self.came_late, address, method, payload) if self.on_late is not None else None
+                connection.give_up(request_id, future, late)
             else:
                 connection.forget(request_id)
             raise
@@ -249,17 +250,11 @@ class AsyncTransport:
         if task is None:
             task = self._opening[key] = asyncio.get_running_loop().create_task(self._open(key))
             task.add_done_callback(lambda done: self._opened(key, done))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(task)
-        except TimeoutError:
-            raise ConnectFailedError(
-                f"{address.remoting_address}: not connected within {timeout_s:.3f} s"
-            ) from None
-        except asyncio.CancelledError:
-            if self._closed and task.cancelled():
-                raise ClosedError("the transport is closed") from None
-            raise
+        if not await ended_in(task, timeout_s):
+            raise ConnectFailedError(f"{address.remoting_address}: not connected within {timeout_s:.3f} s") from TimeoutError()
+        if self._closed and task.cancelled():
+            raise ClosedError("the transport is closed")
+        return task.result()
 
     async def _open(self, key: _Key) -> AsyncConnection:
         address, lane = key

@@ -223,7 +223,11 @@ def error_of_rpc(error: grpc.RpcError, address: str, method: MethodInfo) -> Prot
         return failure
     is_unavailable, details_lower = code == grpc.StatusCode.UNAVAILABLE.value[0], details.lower()
     if is_unavailable and "failed to connect" in details_lower:
-        failure = ConnectFailedError(f"{address}: {details}")
+        is_silent = any(text in details_lower for text in _SILENT_TEXTS)
+        is_refused = "refused" in details_lower
+        why = "no answer in time" if is_silent else "connection refused" if is_refused else "it cannot be reached"
+        failure = ConnectFailedError(f"{address}: not connected over gRPC: {why}")
+        failure.__cause__ = ConnectionRefusedError(details) if is_refused else OSError(details)
     else:
         failure = error_from_status(RpcStatus(code, f"{address}: {details}"))
     if is_unavailable and any(text in details_lower for text in _SILENT_TEXTS):

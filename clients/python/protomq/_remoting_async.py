@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from ._byte_streams import set_socket_options
 from ._methods import WATCHED
@@ -49,6 +49,21 @@ _READ_BUFFER_SIZE_BYTES: Final = 128 << 10
 _WRITE_BUFFER_HIGH_BYTES: Final = 4 << 20
 """Callers wait while the kernel and this many bytes before it are full."""
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
+
+
+_SLICE_S: Final = 0.1
+
+
+async def ended_in(task: asyncio.Task[Any], timeout_s: float) -> bool:
+    """Whether a task ends in time. Time in which the loop was busy does not count: it has not looked at its sockets meanwhile."""
+    left_s = timeout_s
+    while left_s > 0:
+        slice_s = min(left_s, _SLICE_S)
+        done, _ = await asyncio.wait((task,), timeout=slice_s)
+        if done:
+            return True
+        left_s -= slice_s
+    return False
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -109,17 +124,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
         connection = cls(address, loop, peer_timeout_s, is_replaced=is_replaced)
         welcome = connection._welcome
         assert welcome is not None
+
+        async def greet() -> None:
+            transport, _ = await loop.create_connection(lambda: connection, host, port)
+            if not welcome.done():  # It may have failed already.
+                transport.write(encode_hello(lane, client_id))
+            await welcome
+
+        greeting = loop.create_task(greet())
+        greeting.add_done_callback(lambda done: done.cancelled() or done.exception())  # Seen, even if nobody waits.
         try:
-            async with asyncio.timeout(timeout_s):
-                transport, _ = await loop.create_connection(lambda: connection, host, port)
-                if not welcome.done():  # It may have failed already.
-                    transport.write(encode_hello(lane, client_id))
-                await welcome
+            if not await ended_in(greeting, timeout_s):
+                raise TimeoutError
+            greeting.result()
         except OSError as error:  # TimeoutError is one, too.
+            greeting.cancel()
             welcome.cancel()  # Nobody will ask it.
             connection.close()
             raise ConnectFailedError(f"{address}: {str(error) or 'no answer in time'}") from error
         except BaseException:
+            greeting.cancel()
             welcome.cancel()
             connection.close()
             raise
@@ -157,23 +181,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._pending.pop(request_id, None)
 
     def give_up(
-        self, request_id: int, future: asyncio.Future[bytes], late: Callable[[bytes], None]
+        self, request_id: int, future: asyncio.Future[bytes], late: Callable[[bytes], None] | None
     ) -> None:
         """The caller is gone, and the server is to hold its call no longer. `late` gets the answer if it was on its way by then."""
         pending = self._pending.get(request_id)
         if pending is None:
             # It came in the turn of the loop in which the caller went.
-            if future.done() and not future.cancelled() and future.exception() is None:
+            if late is not None and future.done() and not future.cancelled() and future.exception() is None:
                 late(future.result())
             return
 
         def take(done: asyncio.Future[bytes]) -> None:
-            if not done.cancelled() and done.exception() is None:
+            if not done.cancelled() and done.exception() is None and late is not None:
                 late(done.result())
 
-        awaited = self._loop.create_future()
-        awaited.add_done_callback(take)
-        self._pending[request_id] = (awaited, *pending[1:])
+        if late is None:
+            self.forget(request_id)
+        else:
+            awaited = self._loop.create_future()
+            awaited.add_done_callback(take)
+            self._pending[request_id] = (awaited, *pending[1:])
         out = self._out
         out.append(HEADER.pack(_LENGTH_EXTRA, request_id, CANCEL_METHOD_ID, FLAG_ONE_WAY, 0, 0))
         self._flush()

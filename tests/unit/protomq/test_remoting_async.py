@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from protomq._async_transport import AsyncTransport
 from protomq._methods import POP, PULL
-from protomq._remoting_async import AsyncConnection
+from protomq._remoting_async import AsyncConnection, ended_in
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, RequestTimeoutError
 from protomq.wire.frames import encode_answer, encode_cancel
@@ -121,6 +122,17 @@ async def test_an_answer_that_came_in_the_turn_in_which_its_caller_went_has_a_ta
     written = len(stream.written)
     connection.give_up(request_id, future, late.append)
     assert (late, len(stream.written)) == ([b"messages"], written)
+
+
+async def test_time_in_which_the_loop_is_busy_does_not_count_for_a_connect() -> None:
+    async def connects() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(connects())
+    asyncio.get_running_loop().call_later(0.01, time.sleep, 0.5)
+    assert await ended_in(task, 0.3)
+    assert not await ended_in(asyncio.create_task(asyncio.sleep(30)), 0.02)
 
 
 async def test_the_time_does_not_count_while_nothing_is_read(
