@@ -36,9 +36,9 @@ Key = tuple[str, str, int]
 class _Queue:
     __slots__ = ("latest", "shared_until_ms", "until_ms")
 
-    def __init__(self) -> None:
-        self.latest = ""
-        self.until_ms: dict[str, int] = {}
+    def __init__(self, member: str, until_ms: int) -> None:
+        self.latest = member
+        self.until_ms: dict[str, int] = {member: until_ms}
         """Until when each member is expected to pull again; the latest pull stands last."""
         self.shared_until_ms = 0
 
@@ -48,7 +48,8 @@ class GroupMembers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queues: dict[Key, _Queue] = {}
+        self._queues: dict[Key, _Queue | tuple[str, int]] = {}
+        """Nearly all queues have one member: of those only its name, and until when it is expected to pull again."""
         self._groups: dict[str, tuple[str, int]] = {}
         """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
         self._beside: dict[str, tuple[str, int]] = {}
@@ -61,10 +62,13 @@ class GroupMembers:
         until_ms = now_ms + hold_ms + REMEMBERED_MS
         with self._lock:
             queue = self._queues.get(key)
-            if queue is None:
-                if len(self._queues) >= QUEUES_MAX:
-                    del self._queues[next(iter(self._queues))]
-                queue = self._queues[key] = _Queue()
+            if queue is None and len(self._queues) >= QUEUES_MAX:
+                del self._queues[next(iter(self._queues))]
+            if queue is None or (isinstance(queue, tuple) and queue[0] == member):
+                self._queues[key] = member, until_ms
+                return
+            if isinstance(queue, tuple):
+                queue = self._queues[key] = _Queue(*queue)
             before_ms = queue.until_ms.pop(member, None)
             if queue.latest != member:
                 if before_ms is not None and now_ms <= before_ms:
@@ -112,7 +116,7 @@ class GroupMembers:
     def other(self, key: Key, member: str) -> str:
         """Returns the name of another member that pulls the queue at the same time; "" if there is none."""
         queue = self._queues.get(key)
-        if queue is None or not queue.shared_until_ms:
+        if queue is None or isinstance(queue, tuple) or not queue.shared_until_ms:
             return ""
         with self._lock:
             if self._clock.monotonic_ms() >= queue.shared_until_ms:

@@ -11,7 +11,7 @@ from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, P
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.config import LaneSizes
-from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
+from protomq_broker.pull_requests import GRPC_SIZE_MAX_BYTES
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
