@@ -29,6 +29,7 @@ from protomq_broker import (
     memberships,
     pop_requests,
     pull_answer,
+    pull_requests,
     pull_service,
     queue_locks,
     recalls,
@@ -61,7 +62,7 @@ OF_A_REQUEST: Final = {
     "`record_count_max`": (pull_service.RECORD_COUNT_MAX, pull_answer.RECORD_COUNT_DEFAULT),
     "`size_max_bytes`": (pull_service.SIZE_MAX_BYTES, pull_answer.SIZE_DEFAULT_BYTES),
     "messages of an answer over gRPC, or with plain bodies": (
-        pull_service.GRPC_SIZE_MAX_BYTES,
+        pull_requests.GRPC_SIZE_MAX_BYTES,
         None,
     ),
     "`hold_ms` (`hold_max_ms`)": (CONFIG.hold_max_ms, None),

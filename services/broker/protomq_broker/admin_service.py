@@ -45,7 +45,8 @@ from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .metrics import resident_memory_bytes
-from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
+from .pull_requests import GRPC_SIZE_MAX_BYTES
+from .pull_service import SIZE_MAX_BYTES
 from .request_times import time_ms_of
 from .store.errors import CorruptLogError
 from .store.state.topics import (

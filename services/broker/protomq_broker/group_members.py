@@ -8,7 +8,7 @@ beside its members, by pop or in broadcast mode, so that the broker can warn the
 
 Rules:
 - A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
-- A pair of members is remembered for a minute after its last turn, not over a restart, and for at most 100,000 queues of groups.
+- A pair of members is remembered for a minute after the hold of its last turn, not over a restart. At most 100,000 queues of groups are.
 - A group is in use for a minute after the end of the last hold that was asked for. No more than 10,000 groups are remembered.
 
 Any thread.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
 
 REMEMBERED_MS: Final = 60_000
-"""Four times the usual hold: a member that waits for messages pulls at least that often."""
+"""Beyond the hold that was asked for: a member that waits for messages pulls again by then."""
 QUEUES_MAX: Final = 100_000
 GROUPS_MAX: Final = 10_000
 MEMBERS_MAX: Final = 8
@@ -34,12 +34,12 @@ Key = tuple[str, str, int]
 
 
 class _Queue:
-    __slots__ = ("latest", "pulled_ms", "shared_until_ms")
+    __slots__ = ("latest", "shared_until_ms", "until_ms")
 
-    def __init__(self) -> None:
-        self.latest = ""
-        self.pulled_ms: dict[str, int] = {}
-        """When each member pulled last; the latest pull stands last."""
+    def __init__(self, member: str, until_ms: int) -> None:
+        self.latest = member
+        self.until_ms: dict[str, int] = {member: until_ms}
+        """Until when each member is expected to pull again; the latest pull stands last."""
         self.shared_until_ms = 0
 
 
@@ -48,30 +48,35 @@ class GroupMembers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queues: dict[Key, _Queue] = {}
+        self._queues: dict[Key, _Queue | tuple[str, int]] = {}
+        """Nearly all queues have one member: of those only its name, and until when it is expected to pull again."""
         self._groups: dict[str, tuple[str, int]] = {}
         """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
         self._beside: dict[str, tuple[str, int]] = {}
         """Who consumes beside the members of a group, for people, and until when; the latest stands last."""
         self._lock = threading.Lock()
 
-    def pulled(self, key: Key, member: str) -> None:
-        """A member pulls a queue."""
+    def pulled(self, key: Key, member: str, hold_ms: int = 0) -> None:
+        """A member pulls a queue, and may be held for `hold_ms`."""
         now_ms = self._clock.monotonic_ms()
+        until_ms = now_ms + hold_ms + REMEMBERED_MS
         with self._lock:
             queue = self._queues.get(key)
-            if queue is None:
-                if len(self._queues) >= QUEUES_MAX:
-                    del self._queues[next(iter(self._queues))]
-                queue = self._queues[key] = _Queue()
-            before_ms = queue.pulled_ms.pop(member, None)
+            if queue is None and len(self._queues) >= QUEUES_MAX:
+                del self._queues[next(iter(self._queues))]
+            if queue is None or (isinstance(queue, tuple) and queue[0] == member):
+                self._queues[key] = member, until_ms
+                return
+            if isinstance(queue, tuple):
+                queue = self._queues[key] = _Queue(*queue)
+            before_ms = queue.until_ms.pop(member, None)
             if queue.latest != member:
-                if before_ms is not None and now_ms - before_ms <= REMEMBERED_MS:
-                    queue.shared_until_ms = now_ms + REMEMBERED_MS
+                if before_ms is not None and now_ms <= before_ms:
+                    queue.shared_until_ms = until_ms
                 queue.latest = member
-            queue.pulled_ms[member] = now_ms
-            if len(queue.pulled_ms) > MEMBERS_MAX:
-                del queue.pulled_ms[next(iter(queue.pulled_ms))]
+            queue.until_ms[member] = until_ms
+            if len(queue.until_ms) > MEMBERS_MAX:
+                del queue.until_ms[next(iter(queue.until_ms))]
 
     def seen(self, group: str, name: str, hold_ms: int) -> None:
         """Notes that a member pulls for a group and may be held for `hold_ms`."""
@@ -111,9 +116,9 @@ class GroupMembers:
     def other(self, key: Key, member: str) -> str:
         """Returns the name of another member that pulls the queue at the same time; "" if there is none."""
         queue = self._queues.get(key)
-        if queue is None or not queue.shared_until_ms:
+        if queue is None or isinstance(queue, tuple) or not queue.shared_until_ms:
             return ""
         with self._lock:
             if self._clock.monotonic_ms() >= queue.shared_until_ms:
                 return ""
-            return next((name for name in reversed(queue.pulled_ms) if name != member), "")
+            return next((name for name in reversed(queue.until_ms) if name != member), "")

@@ -7,9 +7,12 @@ message has arrived. The writer first publishes the message, then looks for hold
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
+
+from .pull_requests import request_of
 
 if TYPE_CHECKING:
     from protomq.v1.pull_service_pb2 import PullRequest
@@ -28,7 +31,8 @@ class Hold:
     Attributes:
         key: the queue.
         call: to be answered.
-        request: what was asked for.
+        group: of the request.
+        first_offset: the offset that was asked for.
         tag_codes: wanted tags, empty for all.
         queue_offset: where the next look begins, behind all messages that did not match.
         began_s: when it began, in seconds of a clock that never goes back.
@@ -39,16 +43,19 @@ class Hold:
     """
 
     __slots__ = (
+        "_on_drop",
+        "_on_expiry",
         "began_s",
         "call",
         "ends_s",
         "filter",
+        "first_offset",
+        "group",
         "is_expired",
         "is_searching",
         "is_signalled",
         "key",
         "queue_offset",
-        "request",
         "tag_codes",
         "timer",
     )
@@ -62,16 +69,35 @@ class Hold:
         queue_offset: int,
         began_s: float,
         filter_: Filter | None = None,
+        *,
+        on_expiry: Callable[[Hold], None],
+        on_drop: Callable[[Hold], None],
     ) -> None:
         self.key = key
         self.call = call
-        self.request = request
+        self.group = sys.intern(request.consumer_group)
+        self.first_offset = request.queue_offset
         self.tag_codes = tag_codes
         self.queue_offset = queue_offset
         self.began_s = self.ends_s = began_s
         self.timer: Timer | None = None
         self.filter = filter_
         self.is_searching = self.is_signalled = self.is_expired = False
+        self._on_expiry = on_expiry
+        self._on_drop = on_drop
+
+    @property
+    def request(self) -> PullRequest:
+        """What was asked for, read again."""
+        return request_of(self.call)
+
+    def expire(self) -> None:
+        """Its time is up."""
+        self._on_expiry(self)
+
+    def drop(self) -> None:
+        """Its caller is gone."""
+        self._on_drop(self)
 
 
 WAKE_COUNT_MAX: Final = 500

@@ -17,7 +17,8 @@ from .filter_searches import key_of
 from .pop_orders import PopTerms
 from .pop_receipts import Receipt, check_receipt, decode_receipt
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
-from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES, TAGS_MAX, read_filter
+from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter
+from .pull_service import SIZE_MAX_BYTES, TAGS_MAX
 from .store.state.group_settings import retry_delays_of
 from .store.state.popped_queue import OPEN_MAX, count_in
 from .topic_access import (

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
-
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING, Final, cast
 
 from protomq.v1.consumer_service_pb2 import QueueOffset
-from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole
 from protomq_ha.slave_reads import MASTER_ID, SlaveReads
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import ServiceError, invalid_argument, too_many, unparsable
+from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 from protomq_runtime.regions import read_regions
 
-from .filter_searches import illegal_filter, key_of
+from .filter_searches import key_of
 from .filtered_pulls import FilteredPulls
-from .filters.errors import FilterError
-from .filters.tag_expression import parse_tags
 from .forks import fork_answer
 from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
@@ -42,6 +38,7 @@ from .pull_answer import (
     end_position,
     nothing_yet,
 )
+from .pull_requests import complete, parse_request
 from .pull_resets import reset_answer
 from .slave_gate import check_not_behind, not_master
 from .store.errors import StoreError
@@ -60,6 +57,7 @@ from .topic_access import (
 )
 
 if TYPE_CHECKING:
+    from protomq.v1.pull_service_pb2 import PullRequest
     from protomq_ha.replicas import ReplicaView
     from protomq_runtime.call import Call, CallLane
     from protomq_runtime.clock import Clock
@@ -74,11 +72,8 @@ if TYPE_CHECKING:
 
 RECORD_COUNT_MAX = 32_768
 SIZE_MAX_BYTES = 16 << 20
-GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
-"""Most bytes of messages in an answer over gRPC. With the index of up to 32,768 messages it fits into the 4 MiB that a gRPC client accepts
-by default. An answer also stays in memory until the client reads it. One message is always given, even if the answer exceeds 4 MiB.
-"""
 TAGS_MAX = 256
+_NO_TAGS: Final[frozenset[int]] = frozenset()
 HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 """Bucket bounds in seconds, from a busy queue to the longest hold."""
 MEMBER_SIZE_MAX = 255
@@ -117,6 +112,8 @@ class PullService:
             store, self._topic_of, modules, clock.monotonic, self._fail
         )
         self._stopping = False
+        # Once, not for each hold.
+        self._on_expiry, self._on_drop = self._expire, self._drop
 
     @raw
     def pull(self, call: Call) -> None:
@@ -178,13 +175,14 @@ class PullService:
         except Exception as error:
             call.fail(to_service_error(error))
             return
-        group = request.consumer_group
+        group, hold_ms = request.consumer_group, self._hold_ms(request)
         if group:
-            self.members.seen(group, request.member or call.peer, request.hold_ms)
-        if request.member and group:
-            self.members.pulled(_queue_of_group(request), request.member)
-        if request.hold_ms > 0 and not self._stopping and nothing_yet(found.result):
-            self._hold(call, request, tag_codes, found, filter_)
+            member = sys.intern(request.member)
+            self.members.seen(group, member or call.peer, hold_ms)
+            if member:
+                self.members.pulled(_queue_of_group(request), member, hold_ms)
+        if hold_ms > 0 and not self._stopping and nothing_yet(found.result):
+            self._hold(call, request, hold_ms, tag_codes, found, filter_)
         else:
             self._answer(call, request, found)
 
@@ -226,21 +224,21 @@ class PullService:
     def _refuse_disabled(self, holds: LaneHolds, group: str) -> None:
         if group in self._groups.disabled:
             for hold in holds.all():
-                if hold.request.consumer_group == group:
+                if hold.group == group:
                     self._look_again(hold)
 
     def _answer_resets(self, holds: LaneHolds, group: str) -> None:
         for hold in holds.all():
-            if hold.request.consumer_group == group:
-                self._answer_if_reset(hold)
+            if hold.group == group:
+                self._answer_if_reset(hold, hold.request)
 
-    def _answer_if_reset(self, hold: Hold) -> None:
+    def _answer_if_reset(self, hold: Hold, request: PullRequest) -> None:
         """Answers the hold if the offset from which it goes on was reset."""
-        topic = self._store.topics.find(hold.request.topic)
+        topic = self._store.topics.find(request.topic)
         if topic is None:  # Whoever deleted it sees to its holds.
             return
         try:
-            answer = reset_answer(self._store, hold.request, topic.incarnation)
+            answer = reset_answer(self._store, request, topic.incarnation)
         except Exception as error:
             self._drop(hold)
             hold.call.fail(to_service_error(error))
@@ -254,10 +252,7 @@ class PullService:
             self._expire(hold)
 
     def _read_request(self, call: Call) -> tuple[PullRequest, frozenset[int]]:
-        try:
-            request = PullRequest.FromString(bytes(call.payload))
-        except DecodeError as error:
-            raise unparsable("protomq.v1.PullRequest") from error
+        request = parse_request(call)
         if request.queue_offset < 0:
             raise invalid_argument(
                 "queue_offset", "must be 0 or above; ask GetQueueRange for the range"
@@ -274,8 +269,7 @@ class PullService:
             raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
         if len(request.member) > MEMBER_SIZE_MAX:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
-        if request.filter_type or request.filter:
-            read_filter(request)
+        complete(call, request)
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
@@ -296,10 +290,8 @@ class PullService:
             check_committed_offset(self._store, topic, request.queue_id, request.commit_offset)
             if not self._store.offsets.has_room_for(request.consumer_group):
                 raise TooManyGroupsError  # nobody would tell that the offset is not kept
-        if call.transport == "grpc" or request.plain_bodies:
-            wanted = request.size_max_bytes or SIZE_DEFAULT_BYTES
-            request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)
-        return request, frozenset(map(tag_code_of, request.tags))
+        # An empty set of its own for each held pull would cost 216 octets.
+        return request, frozenset(map(tag_code_of, request.tags)) if request.tags else _NO_TAGS
 
     def _topic_of(self, request: PullRequest) -> TopicConfig:
         disabled = self._groups.disabled
@@ -351,10 +343,17 @@ class PullService:
             offset.reset_epoch = request.reset_epoch
         self._commits.commit_in_passing(request.consumer_group, offset)
 
+    def _hold_ms(self, request: PullRequest) -> int:
+        """How long to hold the pull. Who reads from a slave is to look for the master again before long."""
+        if not request.hold_ms or self._config.role is BrokerRole.SLAVE:
+            return request.hold_ms
+        return max(request.hold_ms, min(request.quiet_hold_ms, self._config.hold_max_ms))
+
     def _hold(
         self,
         call: Call,
         request: PullRequest,
+        hold_ms: int,
         tag_codes: frozenset[int],
         found: Found,
         filter_: Filter | None,
@@ -369,17 +368,19 @@ class PullService:
             call.fail(too_many("held pulls of a lane", limit, message, retry_delay_ms=1_000))
             return
         hold = Hold(
-            (request.topic, request.queue_id),
+            (sys.intern(request.topic), request.queue_id),
             call,
             request,
             tag_codes,
             found.result.next_offset,
             self._monotonic(),
             filter_,
+            on_expiry=self._on_expiry,
+            on_drop=self._on_drop,
         )
-        hold.ends_s = hold.began_s + call.hold_time_ms(request.hold_ms) / 1_000
+        hold.ends_s = hold.began_s + call.hold_time_ms(hold_ms) / 1_000
         holds.add(hold)
-        call.hold(lambda: self._drop(hold))
+        call.hold(hold.drop)
         # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this
         # hold.
         topic = self._store.topics.find(request.topic)
@@ -390,15 +391,15 @@ class PullService:
         ):
             self._look_again(hold)
         if not call.answered:
-            self._answer_if_reset(hold)
+            self._answer_if_reset(hold, request)
         if not call.answered and hold.timer is None:
             self._set_timer(hold)
 
     def _set_timer(self, hold: Hold) -> None:
         hold_ms = max(round((hold.ends_s - self._monotonic()) * 1_000), 1)
-        if hold.queue_offset > hold.request.queue_offset:
+        if hold.queue_offset > hold.first_offset:
             hold_ms = min(hold_ms, SKIPPED_HOLD_MS)
-        hold.timer = hold.call.lane.call_later(hold_ms, lambda: self._expire(hold))
+        hold.timer = hold.call.lane.call_later(hold_ms, hold.expire)
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
         """Answers the holds for which there are messages now. Holds that wait for the same share one look."""
@@ -415,11 +416,11 @@ class PullService:
                 continue
             found = looks.get(wanted)
             if found is None:
-                found = self._look_for(hold)
+                found = self._look_for(hold, request)
                 if found is None:
                     continue
                 looks[wanted] = found
-            self._answer_or_keep(hold, found)
+            self._answer_or_keep(hold, request, found)
         for group in filtered.values():
             self._filtered.search_for(group, self._end_search)
 
@@ -432,28 +433,29 @@ class PullService:
             self._drop(hold)
             self._answer(hold.call, hold.request, found)
         else:
-            self._answer_or_keep(hold, found)
+            self._answer_or_keep(hold, hold.request, found)
 
     def _look_again(self, hold: Hold) -> None:
         if hold.filter is not None:
             self._filtered.search_for([hold], self._end_search)
             return
-        found = self._look_for(hold)
+        request = hold.request
+        found = self._look_for(hold, request)
         if found is not None:
-            self._answer_or_keep(hold, found)
+            self._answer_or_keep(hold, request, found)
 
-    def _look_for(self, hold: Hold) -> Found | None:
+    def _look_for(self, hold: Hold, request: PullRequest) -> Found | None:
         """Looks for messages for the hold. Returns None after an error; then the call has been answered with it."""
         try:
-            return self._look(hold.request, hold.queue_offset, hold.tag_codes)
+            return self._look(request, hold.queue_offset, hold.tag_codes)
         except Exception as error:
             self._drop(hold)
             hold.call.fail(to_service_error(error))
             return None
 
-    def _answer_or_keep(self, hold: Hold, found: Found) -> None:
+    def _answer_or_keep(self, hold: Hold, request: PullRequest, found: Found) -> None:
         if nothing_yet(found.result):
-            is_first = hold.queue_offset == hold.request.queue_offset < found.result.next_offset
+            is_first = hold.queue_offset == hold.first_offset < found.result.next_offset
             hold.queue_offset = found.result.next_offset
             if is_first:
                 if hold.timer is not None:
@@ -461,17 +463,18 @@ class PullService:
                 self._set_timer(hold)
             return
         self._drop(hold)
-        self._answer(hold.call, hold.request, found)
+        self._answer(hold.call, request, found)
 
     def _expire(self, hold: Hold) -> None:
         if hold.filter is not None:
             hold.is_expired = True
             self._look_again(hold)
             return
-        found = self._look_for(hold)
+        request = hold.request
+        found = self._look_for(hold, request)
         if found is not None:
             self._drop(hold)
-            self._answer(hold.call, hold.request, found)
+            self._answer(hold.call, request, found)
 
     def _drop(self, hold: Hold) -> None:
         if self._holds[hold.call.lane].remove(hold):
@@ -536,18 +539,4 @@ def memory_size_bytes() -> int:
 
 
 def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
-    return request.consumer_group, request.topic, request.queue_id
-
-
-def read_filter(request: PullRequest) -> None:
-    """Moves the tags of an `a || b` filter into `tags`. Raises ServiceError for an unknown filter language."""
-    if not request.filter_type:
-        raise invalid_argument("filter_type", "says in which language `filter` is written")
-    if request.filter_type != FilterType.FILTER_TYPE_TAG:
-        return
-    if request.tags:
-        raise invalid_argument("tags", "cannot stand beside a filter")
-    try:
-        request.tags.extend(parse_tags(request.filter))
-    except FilterError as error:
-        raise illegal_filter(error, "TAG") from error
+    return sys.intern(request.consumer_group), sys.intern(request.topic), request.queue_id

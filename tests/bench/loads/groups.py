@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import selectors
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protomq import MessageQueue, Producer, PullConsumer, QueueListener
+from protomq import AsyncPushConsumer, Message, MessageQueue, Producer, PullConsumer, QueueListener
 from protomq.v1 import membership_service_pb2 as pb
 from protomq.wire.frames import HEADER, LENGTH_SIZE_BYTES
 from tests.bench.batches import RawConnection
@@ -185,6 +186,31 @@ def sdk(namesrv: str, topic: str) -> None:
         member.end()
     for member in members:
         member.thread.join(5.0)
+
+
+def push(namesrv: str, topic: str, number: int, size: int) -> None:
+    """`start N`: that many push consumers, each `size` of them in one group. `rest S`: they wait for that long."""
+
+    async def run() -> None:
+        consumers: list[AsyncPushConsumer] = []
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            command, _, argument = line.strip().partition(" ")
+            if command == "start":
+                for index in range(int(argument)):
+                    consumer = AsyncPushConsumer(f"benched-{(number * int(argument) + index) // size}", namesrv=namesrv)
+                    consumer.subscribe(topic, _ignore)
+                    await consumer.start()
+                    consumers.append(consumer)
+            else:
+                await asyncio.sleep(float(argument))
+            print(json.dumps({"count": len(consumers)}), flush=True)
+
+    asyncio.run(run())
+
+
+async def _ignore(message: Message) -> None:
+    """A listener to which nothing comes."""
 
 
 def send_to_each(namesrv: str, topic: str, queue_ids: Sequence[int], body: str) -> None:

@@ -16,12 +16,15 @@ from tests.bench.measure import Helper
 TOPIC = "Shared"
 QUEUES = 1_024
 MEMBERS = 64
+PUSH_QUEUES = 16
 PROCESSES = 4
 """Each with a part of the members: threads of one interpreter would wait for each other."""
 MANY = 1_000
 _SETTLE_S = 2.0
 _REST_S = 45.0
 """Three calls of each member."""
+_PUSH_REST_S = 60.0
+"""As long as the longest holds: each pull is made again once."""
 _PATIENCE_S = 120.0
 
 
@@ -30,6 +33,8 @@ def groups(bench: Bench) -> Iterator[Result]:
     """Members of one group at one broker: of the SDK, and a thousand raw ones."""
     yield from _shares(bench)
     yield from _many(bench)
+    for size in (1, 10):
+        yield from _pushing(bench, size)
 
 
 def _shares(bench: Bench) -> Iterator[Result]:
@@ -118,3 +123,28 @@ def _many(bench: Bench) -> Iterator[Result]:
         f"{how}; until each knows all others: {joined['mib']:,.0f} MiB of answers, {join_cpu_s:.1f} s of broker CPU, "
         f"{joined['refused']} calls refused as overload",
     )  # fmt: skip
+
+
+def _pushing(bench: Bench, size: int) -> Iterator[Result]:
+    """A thousand push consumers in groups of `size`, to which nothing comes."""
+    with bench.standalone() as broker, ExitStack() as stack:
+        create_topics(broker, [TOPIC], PUSH_QUEUES)
+        time.sleep(_SETTLE_S)
+        before_mib = broker.resident_mib()
+        helpers = [
+            stack.enter_context(Helper("groups.push", namesrv=broker.values["namesrv"], topic=TOPIC, number=number, size=size))
+            for number in range(PROCESSES)
+        ]
+        for helper in helpers:
+            helper.ask(f"start {MANY // PROCESSES}")
+        helpers[0].ask(f"rest {_SETTLE_S + 20}")
+        added_mib = broker.resident_mib() - before_mib
+        cpu_s = broker.cpu_seconds()
+        helpers[0].ask(f"rest {_PUSH_REST_S}")
+        percent = (broker.cpu_seconds() - cpu_s) / _PUSH_REST_S * 100
+    how = (
+        f"AsyncPushConsumers in {PROCESSES} processes, {MANY // size:,} groups of {size}, a topic of {PUSH_QUEUES} queues to which nothing "
+        "comes; standalone, so with its name server"
+    )
+    yield Result(f"{MANY:,} push consumers in groups of {size}, memory", added_mib, "MiB", "less", how, 50)
+    yield Result(f"{MANY:,} push consumers in groups of {size} at rest, CPU", percent, "% of a core", "less", how, 3)

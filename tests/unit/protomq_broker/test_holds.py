@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from protomq.v1.pull_service_pb2 import PullRequest
 from protomq_broker import holds as holds_module
 from protomq_broker.holds import Hold, LaneHolds
 
@@ -30,7 +31,8 @@ class Lane:
 
 
 def hold(topic: str = "t", queue_id: int = 0) -> Hold:
-    return Hold((topic, queue_id), cast(Any, None), cast(Any, None), frozenset(), 0, 0.0)
+    ends: list[Hold] = []
+    return Hold((topic, queue_id), cast(Any, None), PullRequest(), frozenset(), 0, 0.0, on_expiry=ends.append, on_drop=ends.append)
 
 
 def test_only_the_holds_of_the_queue_are_woken() -> None:

@@ -11,7 +11,7 @@ from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, P
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.config import LaneSizes
-from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
+from protomq_broker.pull_requests import GRPC_SIZE_MAX_BYTES
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
@@ -145,6 +145,38 @@ def test_a_hold_ends_with_its_time() -> None:
     assert response_of(call).status == NO_NEW_MSG
     assert broker.server.lanes["pull"].holds == 0
     assert len(broker.server.lanes["pull"].timers) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "role", "ends_ms"),
+    [
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.ASYNC_MASTER, 4_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 500}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 1 << 40}, BrokerRole.ASYNC_MASTER, 60_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": -1}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.SLAVE, 1_000),
+    ],
+)
+def test_a_master_holds_a_quiet_pull_for_longer(fields: dict[str, int], role: BrokerRole, ends_ms: int) -> None:
+    broker = FakeBroker(broker_role=role.value, broker_id=7 if role is BrokerRole.SLAVE else 0, broker_name="b")
+    call = hold(broker, **fields)
+    broker.advance(ends_ms - 1)
+    assert call.is_held
+    broker.advance(1)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_a_held_pull_is_answered_by_its_filter_of_tags() -> None:
+    broker = FakeBroker()
+    filtered = hold(broker, filter_type=FilterType.FILTER_TYPE_TAG, filter="red || blue")
+    broker.fill([b"other"], tag="green")
+    assert filtered.is_held
+    broker.fill([b"wanted"], tag="blue")
+    assert bodies(response_of(filtered)) == [b"wanted"]
+
+
+def test_a_pull_without_a_hold_is_not_held_as_a_quiet_one() -> None:
+    assert response_of(FakeBroker().call(PULL, pull(quiet_hold_ms=4_000))).status == NO_NEW_MSG
 
 
 def test_a_hold_ends_before_its_caller_stops_waiting() -> None:
