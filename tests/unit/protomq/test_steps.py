@@ -73,6 +73,9 @@ class AsyncRecorder(Recorder):
     async def call(self, *arguments: Any, one_way: bool = False) -> bytes:  # type: ignore[override]
         return super().call(*arguments, one_way=one_way)
 
+    def came_late(self, *arguments: Any) -> None:
+        self.seen.append(("late", *arguments))
+
     async def get(self, topic: str, timeout_s: float) -> Route:  # type: ignore[override]
         return super().get(topic, timeout_s)
 

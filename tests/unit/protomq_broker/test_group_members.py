@@ -118,4 +118,6 @@ def test_what_is_remembered_is_bounded(monkeypatch) -> None:
     assert len(members._queues) == 3
     for number in range(100):
         members.pulled(Q0, f"m{number}")
-    assert len(members._queues[Q0].until_ms) == MEMBERS_MAX
+    several = members._queues[Q0]
+    assert not isinstance(several, tuple)
+    assert len(several.until_ms) == MEMBERS_MAX
