@@ -196,6 +196,8 @@ def test_a_planted_bug_of_a_broker_that_is_killed_is_caught(
     monkeypatch.setattr(delivery_rounds, "DELAY_MAX_S", 6.0)
     monkeypatch.setattr(delivery_rounds, "RETRIES", 3)
     monkeypatch.setattr(delivery_rounds, "RETRY_DELAYS_S", (3.0, 3.0, 3.0))
+    # With few retries there is room for more messages: more are in hand when a consumer is killed.
+    monkeypatch.setattr(delivery_rounds, "SEND_PAUSE_S", 0.01)
     monkeypatch.setattr(pop_rounds, "PATIENCE_S", 20.0)
     monkeypatch.setattr(pop_rounds, "INVISIBLE_S", bug.invisible_s)
     with pytest.raises(CampaignFailed, match=rf"\b{bug.rule}\b"):
