@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from ._byte_streams import set_socket_options
-from ._methods import PULL, WATCHED
+from ._methods import WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -49,9 +49,6 @@ _READ_BUFFER_SIZE_BYTES: Final = 128 << 10
 _WRITE_BUFFER_HIGH_BYTES: Final = 4 << 20
 """Callers wait while the kernel and this many bytes before it are full."""
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
-
-_SILENT_S: Final = 5.0
-"""After that long without a word a pull that times out speaks for the others. Less is left of one for which nothing was read meanwhile."""
 
 
 _SLICE_S: Final = 0.1
@@ -283,9 +280,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
         now_s = self._clock()
         expired = [item for item in self._pending.items() if item[1][1] <= now_s]
-        if any(method is PULL and self._read_at_s < sent_at_s <= now_s - _SILENT_S for _, (_, _, sent_at_s, method) in expired):
-            # The pull with the short hold tells for those that may be held for longer.
-            expired = [item for item in self._pending.items() if item[1][1] <= now_s or item[1][3] is PULL]
         for request_id, (future, _, sent_at_s, method) in expired:
             del self._pending[request_id]
             if self._read_at_s < sent_at_s:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protomq._async_transport import AsyncTransport
-from protomq._methods import COMMIT_OFFSETS, POP, PULL
+from protomq._methods import POP, PULL
 from protomq._remoting_async import AsyncConnection, ended_in
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, RequestTimeoutError
@@ -161,27 +161,6 @@ async def test_the_time_does_not_count_while_nothing_is_read(
     with pytest.raises(RequestTimeoutError):
         await late
     assert not connection.usable  # Nothing came all the time that it was read.
-
-
-@pytest.mark.parametrize("is_silent", [True, False])
-async def test_a_pull_that_times_out_in_silence_ends_those_that_are_held_for_longer(
-    made: tuple[Loop, Stream, AsyncConnection], is_silent: bool
-) -> None:
-    loop, _, connection = made
-    loop.advance(1.0)
-    _, short = connection.request(PULL, (b"",), 20.0)
-    _, long = connection.request(PULL, (b"",), 65.0)
-    _, other = connection.request(COMMIT_OFFSETS, (b"",), 65.0)
-    if not is_silent:
-        connection._read_at_s = loop.clock()
-    loop.advance(20.1)
-    with pytest.raises(RequestTimeoutError):
-        await short
-    assert (long.done(), other.done()) == (is_silent, False)
-    assert connection.usable is not is_silent
-    if is_silent:
-        with pytest.raises(RequestTimeoutError):
-            await long
 
 
 async def test_holding_twice_is_holding_once(made: tuple[Loop, Stream, AsyncConnection]) -> None:

@@ -166,15 +166,6 @@ def test_a_master_holds_a_quiet_pull_for_longer(fields: dict[str, int], role: Br
     assert response_of(call).status == NO_NEW_MSG
 
 
-def test_a_held_pull_is_answered_by_its_filter_of_tags() -> None:
-    broker = FakeBroker()
-    filtered = hold(broker, filter_type=FilterType.FILTER_TYPE_TAG, filter="red || blue")
-    broker.fill([b"other"], tag="green")
-    assert filtered.is_held
-    broker.fill([b"wanted"], tag="blue")
-    assert bodies(response_of(filtered)) == [b"wanted"]
-
-
 def test_a_pull_without_a_hold_is_not_held_as_a_quiet_one() -> None:
     assert response_of(FakeBroker().call(PULL, pull(quiet_hold_ms=4_000))).status == NO_NEW_MSG
 
