@@ -480,7 +480,7 @@ class AsyncPullConsumer(ConsumerBase):
             try:
                 request = self._state.encode_request(ticket)
                 answer = await self._transport.call(
-                    address, _methods.PULL, (request,), ticket.timeout_s
+                    address, _methods.PULL, (request,), self.options.pull_timeout_s
                 )
             except ProtomqError as error:
                 await self._run(steps.take_error(ticket, error))

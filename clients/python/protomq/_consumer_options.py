@@ -19,6 +19,8 @@ AUTO_COMMIT_INTERVAL_S: Final = 5.0
 """RocketMQ's persistConsumerOffsetInterval."""
 NAME_MAX_BYTES: Final = 128
 REQUEST_TIMEOUT_S: Final = 3.0
+PULL_TIMEOUT_EXTRA_S: Final = 5.0
+"""What a pull may take beyond its hold: a cold disk, a slow network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,7 @@ class ConsumerOptions:
     - `auto_commit`: positions are committed inside `poll`, every `auto_commit_interval_s` seconds, and on `close`.
     - `offset_reset`: what to do when the position is outside the queue (its messages expired). Go to the "nearest" valid offset,
       "earliest" or "latest", or raise an "error".
-    - `hold_ms`: how long a broker holds a pull of an empty queue, 0 to 60,000. Of several pulls at a broker one is held that
-      long, the others four times as long, 60 s at most.
+    - `hold_ms`: how long a broker holds a pull of an empty queue, 0 to 60,000.
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer. Over the remoting port the consumer stops reading while 8 MiB
       wait to be handed out. Over gRPC up to two answers per queue are in memory.
     - `request_timeout_s`: of each call besides pulls, all its tries together.
@@ -106,6 +107,10 @@ class ConsumerOptions:
         """Whether what it subscribes to is shared with the other members of its group."""
         return bool(self.group) and not self.broadcasting
 
+    @property
+    def pull_timeout_s(self) -> float:
+        """How long a pull may take, its hold and all."""
+        return self.hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
 
 
 class ConsumerSettings(TypedDict, total=False):

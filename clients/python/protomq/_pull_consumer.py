@@ -571,7 +571,7 @@ class PullConsumer(ConsumerBase):
             ticket = state.begin(queue)
             address = self._known_address(queue) or self._run(self._steps.address_for(ticket))
             if address is not None:
-                pulls.send(address, ticket, state.encode_request(ticket), ticket.timeout_s)
+                pulls.send(address, ticket, state.encode_request(ticket), self.options.pull_timeout_s)
 
     def _seek_to_range_end(self, queues: Iterable[MessageQueue] | None, which: int) -> None:
         wanted = None if queues is None else checked_queues(queues)

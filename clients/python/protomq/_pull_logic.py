@@ -86,11 +86,6 @@ SLAVE_PAUSE_S: Final = 60.0
 READ_PAUSE_MAX_S: Final = 15.0
 """After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""
 
-PULL_TIMEOUT_EXTRA_S: Final = 5.0
-"""What a pull may take beyond its hold: a cold disk, a slow network."""
-QUIET_HOLD_FACTOR: Final = 4
-QUIET_HOLD_MAX_MS: Final = 60_000
-
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
@@ -102,11 +97,6 @@ class PullOptions:
     size_max_bytes: int = 4 << 20
     offset_reset: OffsetReset = "nearest"
     broadcasting: bool = False
-
-    @property
-    def quiet_hold_ms(self) -> int:
-        """How long a pull is held while another one tells that the broker is there."""
-        return max(self.hold_ms, min(self.hold_ms * QUIET_HOLD_FACTOR, QUIET_HOLD_MAX_MS))
 
     def __post_init__(self) -> None:
         if self.offset_reset not in ("nearest", "earliest", "latest", "error"):
@@ -135,13 +125,6 @@ class Ticket(NamedTuple):
     queue: MessageQueue
     generation: int
     queue_offset: int
-    hold_ms: int = 0
-    """How long the broker is asked to hold it."""
-
-    @property
-    def timeout_s(self) -> float:
-        """How long it may take, its hold and all."""
-        return self.hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
 
 
 @dataclass(slots=True)
@@ -197,8 +180,6 @@ class PullState:
         self.alike_brokers: set[str] = set()
         """Names of brokers that take messages that failed alike as runs."""
         self._generations = itertools.count()
-        self._watches: dict[str, Ticket] = {}
-        """Of each broker the last pull with the short hold."""
         self._parked: dict[MessageQueue, _Queue] = {}
         # Queues with answers to hand out; the first is next.
         self._line: deque[MessageQueue] = deque()
@@ -460,23 +441,11 @@ class PullState:
         return max(room_bytes, 0)
 
     def begin(self, queue: MessageQueue) -> Ticket:
-        """A pull of the queue is being sent.
-
-        At each broker one pull has the short hold, and so tells whether the broker is there. The others are held for longer: else a
-        thousand idle consumers of 16 queues would make a thousand pulls a second.
-        """
+        """A pull of the queue is being sent."""
         state = self._state(queue)
         assert _wants_pull(state)
-        watch = self._watches.get(queue.broker_name)
-        is_watched = watch is not None and self.is_under_way(watch)
         state.in_flight = True
-        ticket = Ticket(queue, state.generation, state.pull_offset, self.options.hold_ms)
-        if state.suggested_broker_id:
-            return ticket
-        if is_watched:
-            return ticket._replace(hold_ms=self.options.quiet_hold_ms)
-        self._watches[queue.broker_name] = ticket
-        return ticket
+        return Ticket(queue, state.generation, state.pull_offset)
 
     def suggested_broker_id(self, queue: MessageQueue) -> int:
         """From which broker of its name the queue is to be pulled; 0: the master."""
@@ -516,7 +485,6 @@ class PullState:
             record_count_max=options.record_count_max,
             size_max_bytes=options.size_max_bytes,
             hold_ms=options.hold_ms,
-            quiet_hold_ms=ticket.hold_ms if ticket.hold_ms > options.hold_ms else 0,
             tags=state.tags,
             filter_type=cast(Any, state.filter.type_number),
             filter=state.filter.expression,

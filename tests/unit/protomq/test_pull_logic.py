@@ -78,36 +78,6 @@ def test_a_queue_has_one_pull_in_flight() -> None:
     assert made.due(0.0) == [Q1]
 
 
-def request(made: PullState, ticket: Ticket) -> pull_service_pb2.PullRequest:
-    return pull_service_pb2.PullRequest.FromString(made.encode_request(ticket))
-
-
-def test_one_pull_of_each_broker_has_the_short_hold_and_tells_that_the_broker_is_there() -> None:
-    other = MessageQueue("t", "b", 0)
-    made = state(Q0, Q1, other)
-    tickets = [pull(made, queue) for queue in (Q0, Q1, other)]
-    holds = [(one.hold_ms, one.quiet_hold_ms) for one in (request(made, ticket) for ticket in tickets)]
-    assert holds == [(15_000, 0), (15_000, 60_000), (15_000, 0)]
-    assert [ticket.timeout_s for ticket in tickets] == [20.0, 65.0, 20.0]
-
-
-def test_the_next_pull_has_the_short_hold_when_the_one_that_had_it_has_ended() -> None:
-    made = state(Q0, Q1)
-    first, second = pull(made, Q0), pull(made, Q1)
-    made.answered(second, found(0, 1), 0.0)
-    assert pull(made, Q1).hold_ms == 60_000
-    made.answered(first, found(0, 1), 0.0)
-    assert pull(made, Q0).hold_ms == 15_000
-    made.seek(Q0, 5)
-    assert pull(made, Q0).hold_ms == 15_000
-
-
-@pytest.mark.parametrize(("hold_ms", "longer_ms"), [(0, 0), (200, 800), (60_000, 60_000)])
-def test_the_others_are_held_four_times_as_long_and_a_minute_at_most(hold_ms: int, longer_ms: int) -> None:
-    made = state(Q0, Q1, hold_ms=hold_ms)
-    assert [pull(made, queue).hold_ms for queue in (Q0, Q1)] == [hold_ms, longer_ms]
-
-
 def test_the_next_pull_starts_when_an_answer_is_there_and_two_answers_wait_at_most() -> None:
     made = state()
     made.answered(pull(made), found(0, 3), 0.0)
