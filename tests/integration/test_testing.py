@@ -176,6 +176,16 @@ def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() 
         os.kill(process_id, 0)
 
 
+def test_a_broker_that_died_by_itself_starts_again_and_nobody_watches_the_dead_one() -> None:
+    with Broker() as broker:
+        watch = broker._watch
+        assert watch is not None
+        os.kill(broker.process_id, signal.SIGKILL)
+        wait_for(lambda: not broker.running)
+        assert broker.start().running
+        assert watch._shell.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_brokers_whose_test_program_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     program = """

@@ -322,7 +322,7 @@ class AsyncProducer(AsyncLineSender):
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         check_seconds("timeout_s", timeout_s, zero=True)
-        if self._loop is not None and not self._loop.is_closed() and threading.get_ident() != self._loop_thread:
+        if self._loop is not None and not self._loop.is_closed() and asyncio._get_running_loop() not in (None, self._loop):
             raise ConfigurationError("this producer belongs to another event loop, which is still open: close it there")
         self._closed = True
         tasks = [line.task for line in self._lines.values() if line.task is not None]

@@ -11,8 +11,8 @@ A store whose log has failed (a full or broken disk) takes nothing more until it
 leaves the in-sync set, and opens its store again as soon as that works. A member that has won the election gives the lead back if its disk
 does not take the new epoch. It stays a slave, and runs again when the disk has taken the file of epochs.
 
-A start may skip damaged parts of a log. Then this member follows nobody, and leads only if nobody else can. When a replica has healed them,
-the store is opened again, with what follows from them.
+A start may skip damaged parts of a log. Then this member follows nobody, and leads only as the last member of the in-sync set. When a
+replica has healed them, the store is opened again, with what follows from them.
 
 A full disk breaks no log. A master whose disk stays full gives the lead to a member in sync whose disk has room, if there is one.
 """
@@ -143,7 +143,7 @@ class ElectedBroker:
             store.epochs.highest_epoch,
             end_position=store.appended_position,
             tail_may_be_lost=tail_may_be_lost,
-            is_damaged=bool(store.skipped_ranges),
+            is_damaged=_has_skipped(store),
         )
         self._worker = asyncio.create_task(self._work())
         self._watcher = asyncio.create_task(self._watch_log())
@@ -220,17 +220,22 @@ class ElectedBroker:
             if has_failed and process is failed:
                 self._do_soon(LogFailed(process))
             failed = process if has_failed else None
-            if self._is_healed(process.broker.store):
+            if await self._is_healed(process.broker.store):
                 self._do_soon(process)
             if self.leadership.is_unable and self.leadership.role is Role.FOLLOWING:
                 self._do_soon(TryRoom())
             if self._todo.empty():  # a change of role goes first
                 self._do_soon(LookForRoom())
 
-    def _is_healed(self, store: Store) -> bool:
+    async def _is_healed(self, store: Store) -> bool:
         """Whether a slave has all of its log again, and would know it after another start."""
-        leadership = self.leadership
-        return leadership.is_damaged and leadership.role is Role.FOLLOWING and store.has_healed_what_was_skipped
+        if not self.leadership.is_damaged or self.leadership.role is not Role.FOLLOWING:
+            return False
+        try:
+            return await asyncio.to_thread(lambda: store.has_healed_what_was_skipped)
+        except (OSError, ValueError) as error:  # It cannot be read now, or is being closed.
+            log.warning("whether the log of %s is whole again is not known: %s", self._config.broker_name, error)
+            return False
 
     async def _leave_failed_log(self, process: BrokerProcess) -> None:
         log.error("the log of %s has failed: %s", self._config.broker_name, process.broker.store.log_failure)
@@ -327,7 +332,7 @@ class ElectedBroker:
     def _give_back(self, epoch: int, why: str) -> None:
         log.critical(
             "this broker was elected to lead %s in epoch %d, and cannot: %s. It gives the lead back and stays a slave. It runs again when"
-            " its disk has room",
+            " it can open its log",
             self._config.broker_name, epoch, why,
         )  # fmt: skip
         self.leadership.unable(epoch, why)
@@ -383,10 +388,20 @@ class ElectedBroker:
     async def _open(self) -> None:
         """Opens the store to follow, and serves. Raises OSError if that cannot be done now; then nothing is open."""
         self.process = await asyncio.to_thread(self._make, self._config, None)
+        # At once: the task that looks for healed logs must not take this store for the last one's.
+        self.leadership.damaged(_has_skipped(self.process.broker.store))
         if self.process.broker.store.has_lost_its_end:
             await self._doubt_tail()
-        self.leadership.damaged(bool(self.process.broker.store.skipped_ranges))
         await self.process.start()
+
+
+def _has_skipped(store: Store) -> bool:
+    """Whether the start has skipped parts of the log that are still wanted; one that cannot be read counts as that."""
+    try:
+        return bool(store.skipped_ranges)
+    except OSError as error:
+        log.warning("parts of the log were skipped, and cannot be read: %s", error)
+        return True
 
 
 def _lack_of_room(store: Store, *, is_known: bool) -> str:

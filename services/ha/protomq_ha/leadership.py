@@ -208,8 +208,9 @@ class Leadership:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         if self.is_damaged:
             found.append(
-                "the start has skipped damaged parts of the log here: this member follows nobody, and does not lead while others can, until"
-                " they are healed from a replica"
+                "the start has skipped damaged parts of the log here: this member follows nobody, and leads only as the last of the in-sync"
+                " set, until a replica has healed them. If none has them any more, give this member an empty folder. If no other member"
+                " comes back, order an unclean promotion"
             )
         view = self.view
         if self._fullness and self.role is Role.LEADING:

@@ -447,5 +447,11 @@ def test_a_loop_after_another_that_is_closed_has_it_and_then_no_third_one(transp
             await asyncio.to_thread(lambda: asyncio.run(producer.close()))
         await producer.send("T", b"y")
 
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(producer.send("T", b"x"))
+        with pytest.raises(ConfigurationError, match="close it there"):
+            second.run(producer.close())
+        first.run(producer.send("T", b"x"))
+
     asyncio.run(send())
     asyncio.run(producer.close())

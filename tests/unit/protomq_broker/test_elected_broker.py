@@ -233,6 +233,26 @@ def test_a_slave_whose_log_is_healed_is_opened_again(monkeypatch: pytest.MonkeyP
     assert asked_at == 3, "not before it is healed"
 
 
+class Unreadable:
+    """The store of a member on a disk that cannot be read."""
+
+    log_failure = ""
+
+    @property
+    def skipped_ranges(self) -> list[object]:
+        raise OSError(errno.EIO, "cannot be read")
+
+    has_healed_what_was_skipped = skipped_ranges
+
+
+def test_a_log_that_cannot_be_read_is_not_healed_and_may_be_damaged() -> None:
+    failing = Failing(Role.FOLLOWING, "", is_damaged=True)
+    failing._broker.leadership.is_damaged = True  # type: ignore[misc]
+    unreadable: Any = Unreadable()
+    assert not asyncio.run(failing._broker._is_healed(unreadable))
+    assert elected_broker._has_skipped(unreadable)
+
+
 def test_a_member_whose_disk_does_not_take_the_epoch_gives_the_lead_back_and_serves_as_a_slave() -> None:
     full = Failing(Role.OPENING, "", leads_after=1)
     assert not asyncio.run(full._broker._lead(2))

@@ -128,6 +128,7 @@ class Broker:
             return self
         if self._given_data_dir is None and self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="protomq-test-"))
+        self._end(signal.SIGKILL)  # Of one that died by itself.
         self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline_s = time.monotonic() + self._start_timeout_s
         while True:
