@@ -186,7 +186,7 @@ class LeadershipDriver:
             self._begun.tail_may_be_lost()
 
     def damaged(self, is_damaged: bool) -> None:
-        """Notes whether the store was opened without some parts of its log. Then it follows nobody, and leads only as the last of its set."""
+        """Notes whether the store opened without some parts of its log. Then it follows nobody, and leads only as the last of its set."""
         with self._lock:
             self._begun.is_damaged = is_damaged
 
