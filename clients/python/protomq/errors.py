@@ -62,6 +62,7 @@
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
         ├── NotMasterError              NOT_MASTER: a slave was asked to change something
         ├── OrderPendingError           ORDER_PENDING: another order about who leads has not been taken yet
+        ├── CallCancelledError          CANCELLED: this call was held, and its caller has given it up
         ├── StaleRegistrationError      STALE_REGISTRATION
         ├── NameTakenError              NAME_TAKEN: the broker's name belongs to another one
         └── InternalError               INTERNAL, and any reason that this version does not know
@@ -121,6 +122,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "TopicRecreatedError",
     "TransactionEndedError",
+    "CallCancelledError",
     "CallerGoneError",
     "TransactionNotFoundError",
     "StaleReceiptError",
@@ -603,6 +605,13 @@ class NotMasterError(ServerError):
     stale_route = True
 
 
+class CallCancelledError(ServerError):
+    """This call was held, and its caller has given it up. Over the remoting port only."""
+
+    reason = "CANCELLED"
+    code = _CANCELLED
+
+
 class OrderPendingError(ServerError):
     """The order was not left, because nobody has taken an earlier order yet."""
 
@@ -721,7 +730,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
         TransactionNotFoundError, TransactionEndedError, NotMasterError, ReplicaBehindError, NotEnoughReplicasError,
-        CallerGoneError, OrderPendingError,
+        CallerGoneError, CallCancelledError, OrderPendingError,
     )
 }  # fmt: skip
 
