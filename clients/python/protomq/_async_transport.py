@@ -95,11 +95,7 @@ class AsyncTransport:
         try:
             return await future
         except asyncio.CancelledError:
-            if method.method_id in GIVEN_UP:
-                late = partial(self.came_late, address, method, payload) if self.on_late is not None else None
-                connection.give_up(request_id, future, late)
-            else:
-                connection.forget(request_id)
+            self._give_up(connection, request_id, future, address, method, payload)
             raise
         except ConnectionLostError as error:
             lost = error
@@ -118,8 +114,23 @@ class AsyncTransport:
         try:
             return await future
         except asyncio.CancelledError:
-            connection.forget(request_id)
+            self._give_up(connection, request_id, future, address, method, payload)
             raise
+
+    def _give_up(
+        self,
+        connection: AsyncConnection,
+        request_id: int,
+        future: asyncio.Future[bytes],
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+    ) -> None:
+        if method.method_id in GIVEN_UP:
+            late = partial(self.came_late, address, method, payload) if self.on_late is not None else None
+            connection.give_up(request_id, future, late)
+        else:
+            connection.forget(request_id)
 
     def came_late(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], answer: bytes) -> None:
         """An answer has come that nobody takes."""

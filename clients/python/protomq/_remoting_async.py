@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from ._byte_streams import set_socket_options
-from ._methods import WATCHED
+from ._methods import GIVEN_UP, WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -101,6 +101,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
         self._request_id = 0
         self._pending: dict[int, tuple[asyncio.Future[bytes], float, float, MethodInfo]] = {}
+        self._unclaimed: dict[int, bytes] = {}
+        """Answers that came between the cancelling of their future and the turn of the loop in which its task gives the call up."""
         self._out: list[bytes] = []
         self._flush_due = False
         self._writable: asyncio.Future[None] | None = None
@@ -179,15 +181,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def forget(self, request_id: int) -> None:
         """The caller is gone."""
         self._pending.pop(request_id, None)
+        self._unclaimed.pop(request_id, None)
 
     def give_up(
         self, request_id: int, future: asyncio.Future[bytes], late: Callable[[bytes], None] | None
     ) -> None:
         """The caller is gone, and the server is to hold its call no longer. `late` gets the answer if it was on its way by then."""
-        pending = self._pending.get(request_id)
+        pending, unclaimed = self._pending.get(request_id), self._unclaimed.pop(request_id, None)
         if pending is None:
-            # It came in the turn of the loop in which the caller went.
-            if late is not None and future.done() and not future.cancelled() and future.exception() is None:
+            # It came in the turn of the loop in which the caller went, before that or behind it.
+            if late is not None and unclaimed is not None:
+                late(unclaimed)
+            elif late is not None and future.done() and not future.cancelled() and future.exception() is None:
                 late(future.result())
             return
 
@@ -387,6 +392,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 future = waiting[0]
                 if not future.done():
                     future.set_result(bytes(view[start + HEADER_SIZE_BYTES : end]))
+                elif waiting[3].method_id in GIVEN_UP and future.cancelled():
+                    self._unclaimed[request_id] = bytes(view[start + HEADER_SIZE_BYTES : end])
             elif waiting is not None:
                 pending[request_id] = waiting
                 self._resolve(
@@ -416,6 +423,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 waiting[0].set_exception(error_of_answer(status, payload))
             else:
                 waiting[0].set_result(payload)
+        elif waiting is not None and not status and waiting[3].method_id in GIVEN_UP and waiting[0].cancelled():
+            self._unclaimed[request_id] = payload
 
     def _take_welcome(self) -> int:
         """Where the frames behind the welcome start; 0 while it is not there."""

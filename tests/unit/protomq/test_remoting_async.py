@@ -124,6 +124,27 @@ async def test_an_answer_that_came_in_the_turn_in_which_its_caller_went_has_a_ta
     assert (late, len(stream.written)) == ([b"messages"], written)
 
 
+@pytest.mark.parametrize("size_bytes", [8, 200_000])
+async def test_an_answer_that_came_before_the_cancelled_task_ran_has_a_taker(
+    size_bytes: int, made: tuple[Loop, Stream, AsyncConnection]
+) -> None:
+    _, stream, connection = made
+    late: list[bytes] = []
+    request_id, future = connection.request(POP, (b"",), 20.0)
+    future.cancel()
+    answer = frame(request_id, bytes(size_bytes))
+    connection._welcome = None
+    while answer:
+        room = connection.get_buffer(-1)
+        part, answer = answer[: len(room)], answer[len(room) :]
+        room[: len(part)] = part
+        connection.buffer_updated(len(part))
+    written = len(stream.written)
+    connection.give_up(request_id, future, late.append)
+    assert ([len(one) for one in late], len(stream.written)) == ([size_bytes], written)
+    assert not connection._unclaimed
+
+
 async def test_time_in_which_the_loop_is_busy_does_not_count_for_a_connect() -> None:
     async def connects() -> None:
         for _ in range(3):
