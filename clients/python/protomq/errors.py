@@ -610,6 +610,7 @@ class CallCancelledError(ServerError):
 
     reason = "CANCELLED"
     code = _CANCELLED
+    definite = False
 
 
 class OrderPendingError(ServerError):
