@@ -412,8 +412,19 @@ class PopSteps:
             yield from self._give_back(messages)
 
     def _give_back(self, messages: list[Message]) -> Steps[None]:
+        """Nobody has seen them: the delivery does not count."""
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
+
         try:
-            yield from self.change_invisible(messages, 0.0, retries=CALL)
+            yield from self._settle(
+                messages,
+                _methods.CHANGE_INVISIBLE,
+                lambda: pb.ChangeInvisibleRequest(unseen=True),
+                pb.ChangeInvisibleResponse,
+                repeat_is_stale=True,
+                retries=CALL,
+            )
         except ProtomqError as error:
             logger.info("%d messages of a call that was given up come again when their time is up: %r", len(messages), error)
 

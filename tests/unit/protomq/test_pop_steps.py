@@ -251,7 +251,7 @@ def test_what_several_bring_at_one_moment_is_given_as_far_as_it_was_asked_for() 
         "T", 2, invisible_s=60.0, hold_s=15.0, queue=None, tags=(), sql=None, cel=None, module=None, fifo=False, start="earliest"
     )
     assert [message.body for message in brokers.run(brokers.steps.receive(wish))] == [b"x", b"y"]
-    assert [request.invisible_ms for request in brokers.given_back] == [0]
+    assert [(request.unseen, request.invisible_ms) for request in brokers.given_back] == [(True, 0)]
 
 
 def test_a_silent_broker_holds_no_other_back() -> None:
