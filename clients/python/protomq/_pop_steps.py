@@ -238,7 +238,8 @@ class PopSteps:
                 messages = yield from self._receive_from_several(wish, route, turn, deadline_s, failed)
             if messages:
                 return messages
-            failures = list(failed.values())
+            # Others have left the route meanwhile; of none it is known who failed.
+            failures = [error for name, error in failed.items() if not names or name in names]
             left_s = deadline_s - self._clock()
             if len(failures) < len(names):
                 if left_s <= 0:
