@@ -107,7 +107,10 @@ class AsyncSimpleConsumer:
         fifo: bool = False,
         start: Start = "earliest",
     ) -> list[Message]:
-        """See SimpleConsumer.receive. A call that is cancelled takes no messages; those that were on their way are given back."""
+        """See SimpleConsumer.receive. A call that is cancelled takes no messages. Those that were on their way are given back.
+
+        Over gRPC, those that had left the broker come again when their time is up.
+        """
         self._check_open()
         wish = self._steps.wish(
             topic,

@@ -106,7 +106,9 @@ class PopRace:
         return max(min([self._end_s(), *moments]) - now_s, 0.0)
 
     def _end_s(self) -> float:
-        return max([self._limit_s, *(asked_s + CALL_EXTRA_S for asked_s in self._asked_s.values())])
+        # Another race asks again those that failed: who is silent has only the time after which the next one is asked.
+        extra_s = APART_S if self.failures else CALL_EXTRA_S
+        return max([self._limit_s, *(asked_s + extra_s for asked_s in self._asked_s.values())])
 
     def _go_on(self) -> list[Start]:
         now_s = self._clock()

@@ -238,7 +238,8 @@ class PopSteps:
                 messages = yield from self._receive_from_several(wish, route, turn, deadline_s, failed)
             if messages:
                 return messages
-            failures = list(failed.values())
+            # Others have left the route meanwhile; of none it is known who failed.
+            failures = [error for name, error in failed.items() if not names or name in names]
             left_s = deadline_s - self._clock()
             if len(failures) < len(names):
                 if left_s <= 0:
@@ -412,8 +413,19 @@ class PopSteps:
             yield from self._give_back(messages)
 
     def _give_back(self, messages: list[Message]) -> Steps[None]:
+        """Nobody has seen them: the delivery does not count."""
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
+
         try:
-            yield from self.change_invisible(messages, 0.0, retries=CALL)
+            yield from self._settle(
+                messages,
+                _methods.CHANGE_INVISIBLE,
+                lambda: pb.ChangeInvisibleRequest(unseen=True),
+                pb.ChangeInvisibleResponse,
+                repeat_is_stale=True,
+                retries=CALL,
+            )
         except ProtomqError as error:
             logger.info("%d messages of a call that was given up come again when their time is up: %r", len(messages), error)
 

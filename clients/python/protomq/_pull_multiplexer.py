@@ -125,6 +125,7 @@ class PullMultiplexer:
                 if request.ticket == ticket:
                     requests.remove(request)
                     self._reports.put(Outcome(ticket, ConnectionLostError(f"{self._method.path} was given up")))
+                    self.wake()
                     return
 
     def drop(self, ticket: Any) -> None:
@@ -139,6 +140,7 @@ class PullMultiplexer:
         self._lose(address, item.connection, ConnectionLostError(f"{self._method.path} was given up"), lost)
         for outcome in lost:
             self._reports.put(outcome)
+        self.wake()
 
     def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
         """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up.

@@ -80,8 +80,10 @@ class Races:
                 awaited.discard(ticket)
                 if ticket in names:
                     race.ended(names.pop(ticket), result)
-        for ticket in names:
-            calls.drop(ticket)
+        if names:
+            for ticket in names:
+                calls.drop(ticket)
+            calls.wait(0.0, SIZE_MAX_BYTES)  # Hooks are told how they ended.
 
     def close(self) -> None:
         """Ends all races with ClosedError."""

@@ -5,6 +5,7 @@ Rules:
 - It is looked at and appended on the one thread that applies records, so nothing comes in between. The pop lane is not asked; a plan of
   its own that holds no more is void (`pop_pipeline.py`).
 - Long work is done in parts, in the order in which it came. Each part has its own turn of the lane, so a send waits for one part.
+- A delivery that nobody has seen is taken back in a record of its own, for it opens messages, and other calls may acknowledge them.
 - An answer waits for what SEND_OK waits for: a stale receipt is known by a record, too, that may not be stored yet.
 """
 
@@ -24,7 +25,7 @@ from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
 from .pop_receipts import stale_receipt
 from .store.log.transit import cut_error
-from .store.state.popped_queue import QueueOfGroup, count_in, runs_of
+from .store.state.popped_queue import QueueOfGroup, count_in, runs_of, take_back
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class PopSettler:
             self._settle_part(lane)
 
     def post_give_back(self, answer: PopAnswer) -> None:
-        """Makes the send lane give back what was handed out to a caller who is not there any more. Any thread."""
+        """Makes the send lane take back what was handed out to a caller who is not there any more: it does not count. Any thread."""
         self._writer.post(partial(self._give_back, answer))
 
     def _give_back(self, answer: PopAnswer) -> None:
@@ -117,7 +118,8 @@ class PopSettler:
                 known = self._state.find(key, incarnation)
                 held = known.held_and_lost(runs_of(part.offsets), part.number, answer.time_ms)[0] if known is not None else ()
             if held:
-                turn.queue(key, incarnation).changes.add(deadline_ms=turn.record.time_ms, runs=held)
+                told = turn.queue(key, incarnation)
+                take_back(told, part.number, answer.time_ms, part.attempt, turn.record.time_ms, held)
                 turn.freed[key.group, key.topic] = None
         # If that cannot be stored, they come again when their time is up.
         self._store_and_answer(turn, ())
@@ -145,11 +147,19 @@ class PopSettler:
                     request = request_class.FromString(bytes(call.payload))
                 except DecodeError:
                     raise unparsable(request_class.DESCRIPTOR.full_name) from None
+                is_unseen = isinstance(request, ChangeInvisibleRequest) and request.unseen
+                if is_unseen and turn.told:
+                    # It would open again what this turn's record says is acknowledged.
+                    self._store_and_answer(turn, settled)
+                    turn, settled = _Turn(turn.record.time_ms, turn.cost), []
                 outcome = self._look_at(turn, request, response_class)
             except Exception as error:
                 call.fail(to_service_error(error))
                 continue
             settled.append(_Settled(call, outcome))
+            if is_unseen and turn.told:
+                self._store_and_answer(turn, settled)
+                turn, settled = _Turn(turn.record.time_ms, turn.cost), []
         if settled:
             self._store_and_answer(turn, settled)
 
@@ -177,10 +187,12 @@ class PopSettler:
         """Adds the messages of a request that its receipts still hold to the turn's record. Returns the outcome. Raises ServiceError."""
         invisible_times_ms: Sequence[int] | None = None
         error = ""
+        is_unseen = False
         messages = self._requests.receipts(request)
         if isinstance(request, ChangeInvisibleRequest):
             invisible_times_ms = self._requests.invisible_times_ms(request, [receipt.attempt for receipt, _ in messages])
             error = cut_error(request.error)
+            is_unseen = request.unseen
         group, topic = request.consumer_group, request.topic
         is_any_held = False
         stale: list[tuple[int, Sequence[int]]] = []
@@ -196,7 +208,10 @@ class PopSettler:
                     holds_back = known.holds_back
             if held:
                 told = turn.queue(key, receipt.incarnation)
-                if invisible_times_ms is None:
+                if is_unseen:
+                    # By the receipt's attempt: said twice, it is the same.
+                    take_back(told, receipt.number, receipt.time_ms, receipt.attempt, turn.record.time_ms, held)
+                elif invisible_times_ms is None:
                     told.acked_runs.extend(held)
                 else:
                     deadline_ms = turn.record.time_ms + invisible_times_ms[index]
@@ -231,9 +246,9 @@ class _Turn:
 
     __slots__ = ("cost", "freed", "record", "told")
 
-    def __init__(self, time_ms: int) -> None:
+    def __init__(self, time_ms: int, cost: int = 0) -> None:
         self.record = PopRecord(time_ms=time_ms)
-        self.cost = 0
+        self.cost = cost
         self.told: dict[QueueOfGroup, PoppedQueue] = {}
         self.freed: dict[tuple[str, str], None] = {}
 

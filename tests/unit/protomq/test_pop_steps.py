@@ -9,7 +9,7 @@ import pytest
 from protomq import _methods
 from protomq._hook_points import HookPoints
 from protomq._message import Message
-from protomq._pop_race import CALL_EXTRA_S
+from protomq._pop_race import APART_S, CALL_EXTRA_S, FAILED_S, PopRace
 from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallRace, CallServer, Each, ForgetRoute, GetRoute, Pause, Race
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
@@ -251,7 +251,20 @@ def test_what_several_bring_at_one_moment_is_given_as_far_as_it_was_asked_for() 
         "T", 2, invisible_s=60.0, hold_s=15.0, queue=None, tags=(), sql=None, cel=None, module=None, fifo=False, start="earliest"
     )
     assert [message.body for message in brokers.run(brokers.steps.receive(wish))] == [b"x", b"y"]
-    assert [request.invisible_ms for request in brokers.given_back] == [0]
+    assert [(request.unseen, request.invisible_ms) for request in brokers.given_back] == [(True, 0)]
+
+
+def test_a_race_with_a_failed_and_a_silent_broker_is_over_soon_after_the_failure() -> None:
+    clock = Clock()
+    race = PopRace(["a", "b"], lambda name, hold_ms: CallServer(None, None, (), 0.0), lambda name, data: [], 15.0, clock)  # type: ignore[arg-type]
+    race.begin()
+    clock.now_s = APART_S
+    assert [start.name for start in race.due()] == ["b"]
+    race.ended("b", RequestTimeoutError("it fails"))
+    clock.now_s += race.wait_s()
+    race.due()
+    assert race.is_over
+    assert clock.now_s == pytest.approx(APART_S + FAILED_S)
 
 
 def test_a_silent_broker_holds_no_other_back() -> None:

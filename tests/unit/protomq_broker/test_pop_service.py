@@ -489,8 +489,107 @@ def test_what_is_handed_out_to_nobody_is_given_back_at_once(is_held: bool) -> No
     flush()
     flush()
     assert call.answer_payload is None or not messages_of(call)
-    assert [(message.body, message.attempt) for message in messages_of(other)] == [(b"0", 2), (b"1", 2), (b"2", 2)]
+    assert [(message.body, message.attempt) for message in messages_of(other)] == [(b"0", 1), (b"1", 1), (b"2", 1)]
     assert broker.server.lanes["pop"].holds == 0
+
+
+@pytest.mark.parametrize("seen_before", [0, 1, 2])
+def test_deliveries_that_nobody_has_seen_make_no_dead_letter(seen_before: int) -> None:
+    broker = FakeBroker(sync_flush=True)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=2))
+    group = Group(broker)
+
+    def flush() -> None:
+        broker.server.run()
+        broker.store.flush()
+        broker.server.run()
+
+    def pop() -> list[Popped]:
+        call = group.begin()
+        flush()
+        return messages_of(call)
+
+    broker.server.call(SEND, _send(2))
+    flush()
+    for _ in range(seen_before):
+        pop()
+        broker.advance(MINUTE_MS)
+    for _ in range(20):
+        group.begin().hang_up()
+        flush()
+        flush()
+        broker.advance(1_000)
+    broker.advance(2_000)
+    flush()
+    assert broker.store.appended_end_offset("%DLQ%group", 0) == 0
+    assert broker.store.popped.dead_count == 0
+    assert [(message.body, message.attempt) for message in pop()] == [(b"0", seen_before + 1), (b"1", seen_before + 1)]
+    broker.advance(MINUTE_MS)
+    assert [message.attempt for message in pop()] == ([seen_before + 2] * 2 if seen_before < 2 else [])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("seen_before", [0, 1, 2])
+def test_a_member_that_has_not_seen_its_messages_gives_their_delivery_back(seen_before: int, restarts: bool) -> None:
+    broker = filled(3)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=2))
+    group = Group(broker)
+    for _ in range(seen_before):
+        group.pop()
+        broker.advance(MINUTE_MS)
+    handed_out_count = broker.store.popped.handed_out_count
+    for _ in range(20):
+        messages = group.pop(invisible_ms=10 * MINUTE_MS)
+        assert [(message.offset, message.attempt) for message in messages] == [(n, seen_before + 1) for n in range(3)]
+        assert _give_back_unseen(group, messages).error is None
+    assert broker.store.popped.handed_out_count == handed_out_count + 60
+    if seen_before:  # It is said twice, as when an answer was lost.
+        assert _give_back_unseen(group, messages).error is None
+    if restarts:
+        broker = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+        group = Group(broker)
+    assert [message.attempt for message in group.pop(invisible_ms=MINUTE_MS)] == [seen_before + 1] * 3
+    assert group.pop() == []
+    broker.advance(MINUTE_MS - 1)
+    assert group.pop() == []
+    assert broker.store.appended_end_offset("%DLQ%group", 0) == 0
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_is_acknowledged_together_with_a_give_back_does_not_come_again(is_first: bool) -> None:
+    broker = filled(3)
+    group = Group(broker)
+    messages = group.pop()
+    ack: Any = AckRequest(consumer_group="group", topic="topic")
+    unseen: Any = ChangeInvisibleRequest(consumer_group="group", topic="topic", unseen=True)
+    requests = [(POP + "Ack", ack, messages[:2]), (POP + "ChangeInvisible", unseen, messages[1:])]
+    if is_first:
+        requests.reverse()
+    calls = []
+    for method, request, some in requests:
+        for message in some:
+            request.messages.add(receipt=message.receipt, offset_runs=[message.offset, 1])
+        calls.append(broker.server.call(method, request))
+    broker.server.run()
+    assert [call.error for call in calls] == [None, None]
+    assert group.bodies() == ([b"1", b"2"] if is_first else [b"2"])
+
+
+def test_in_order_what_nobody_has_seen_is_still_the_first_of_its_key() -> None:
+    broker = FakeBroker()
+    fill_groups(broker, "aa")
+    group = Group(broker)
+    for _ in range(3):
+        messages = group.pop(fifo=True)
+        assert [(message.body, message.attempt) for message in messages] == [(b"a0", 1)]
+        _give_back_unseen(group, messages)
+    messages = group.pop(fifo=True)
+    group.ack(messages)
+    assert group.bodies(fifo=True) == [b"a1"]
+
+
+def _give_back_unseen(group: Group, messages: Sequence[Popped]) -> FakeCall:
+    return group.settle("ChangeInvisible", ChangeInvisibleRequest(consumer_group="group", topic="topic", unseen=True), messages)
 
 
 def test_a_pop_of_any_queue_fills_itself_from_several() -> None:

@@ -345,6 +345,7 @@ class ChangeInvisibleRequest(_message.Message):
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RETRY_LEVEL_FIELD_NUMBER: _builtins.int
+    UNSEEN_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
@@ -360,6 +361,10 @@ class ChangeInvisibleRequest(_message.Message):
     say of each message's attempt if it is 0, else for this level of the broker's delay levels, or its last one; 12 h at most. Brokers of earlier
     versions obey `invisible_ms`.
     """
+    unseen: _builtins.bool
+    """Nobody has seen the messages: they came for a caller who is not there any more. This delivery does not count, and anybody may have them at
+    once: `invisible_ms`, `error` and `retry_level` say nothing then. Brokers of earlier versions obey these, and count the delivery.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessages]:
         """The messages: 10,000 at most. Their receipts stay good until somebody else gets them."""
@@ -373,10 +378,11 @@ class ChangeInvisibleRequest(_message.Message):
         invisible_ms: _builtins.int = ...,
         error: _builtins.str = ...,
         retry_level: _builtins.int | None = ...,
+        unseen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level", "retry_level", b"retry_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level", "consumer_group", b"consumer_group", "error", b"error", "invisible_ms", b"invisible_ms", "messages", b"messages", "retry_level", b"retry_level", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level", "consumer_group", b"consumer_group", "error", b"error", "invisible_ms", b"invisible_ms", "messages", b"messages", "retry_level", b"retry_level", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_level: _TypeAlias = _typing.Literal["retry_level"]  # noqa: Y015
     _WhichOneofArgType__retry_level: _TypeAlias = _typing.Literal["_retry_level", b"_retry_level"]  # noqa: Y015

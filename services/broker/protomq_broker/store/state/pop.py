@@ -94,10 +94,12 @@ class PopState:
             or (told.whole and position >= known.until)
         ):
             known = self._queues[key] = OpenMessages(key, told.topic_incarnation, position)
+        newest_number = known.hand_out_count
         known.take(told, position)
         if not told.whole:
             for hand_out in told.hand_outs:
-                self.handed_out_count += count_in(hand_out.runs)
+                if hand_out.number > newest_number:  # Not one that is said again, since nobody has seen the delivery.
+                    self.handed_out_count += count_in(hand_out.runs)
             if told.acked_runs:
                 self.acked_count += count_in(told.acked_runs)
             if told.dead_runs:

@@ -8,6 +8,8 @@ Rules:
 - Below `next_offset` a message is open, or it is done: acknowledged, dead, lost, or skipped. Only the open ones are known one by one.
 - An open message is held by a hand-out until its deadline. Behind that it is due: the next pop may have it, and the receipt of the
   hand-out is good until then. A message that waits for its message group is open, too, and was never handed out (attempt 0).
+- A delivery that nobody has seen is taken back. The hand-out is said again with the attempt before, or the message
+  waits as before the first.
 - Of each message group (sharding hash) only the first open message may be handed out by pops in order.
 - There is no clock here. A message that was due is taken from its holder by the record that hands it out again, or by a reset.
 - A reset is a statement with another `next_offset` and nothing open: what was open is forgotten. Numbers of hand-outs go on, so no
@@ -178,6 +180,9 @@ class OpenMessages:
     def _wait(self, runs: Sequence[int]) -> None:
         holding = Holding(0, 0, 0, 0, runs)
         for offset in offsets_in(runs):
+            known = self.open.get(offset)
+            if known is not None:  # It was handed out to somebody who never saw it.
+                known.left -= 1
             self.open[offset] = holding
             holding.left += 1
             sharding_hash = self._hashes.get(offset)
@@ -360,6 +365,14 @@ class OpenMessages:
         for error, same in groupby(self.errors.items(), key=itemgetter(1)):  # in the order in which they were said
             told.errors.append(PopError(error=error, runs=runs_of(offset for offset, _ in same)))
         return told
+
+
+def take_back(told: PoppedQueue, number: int, time_ms: int, attempt: int, deadline_ms: int, runs: Sequence[int]) -> None:
+    """Says in a record that nobody has seen this delivery, so it does not count. The record must settle none of the messages."""
+    if attempt > 1:
+        told.hand_outs.add(number=number, time_ms=time_ms, deadline_ms=deadline_ms, attempt=attempt - 1, runs=runs)
+    else:
+        told.waiting_runs.extend(runs)
 
 
 def runs_of(offsets: Iterable[int]) -> list[int]:
