@@ -77,7 +77,7 @@ class AsyncSimpleConsumer:
         self._hooks.named_by(client_name(connection.client_id))
         if check_flag("trace", trace):
             self._tracer = traced(self._hooks, connection, connection.namesrv)
-        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
+        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks, kind_of=self._transport.kind)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._transport.is_replaced = self._routes.is_replaced
         self._transport.on_late = self._give_back_late

@@ -131,6 +131,10 @@ class AsyncDriver:
         try:
             start(race.begin())
             while not race.is_over:
+                if not tasks:  # It pauses.
+                    await asyncio.sleep(race.wait_s())
+                    start(race.due())
+                    continue
                 done, _ = await asyncio.wait(tasks, timeout=race.wait_s(), return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     error = task.exception()

@@ -95,7 +95,7 @@ class SimpleConsumer:
         self._hooks.named_by(client_name(connection.client_id))
         if check_flag("trace", trace):
             self._tracer = traced(self._hooks, connection, connection.namesrv)
-        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
+        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks, kind_of=self._transport.kind)
         self._routes = Routes(self._transport, connection.namesrv)
         self._transport.is_replaced = self._routes.is_replaced
         self._races = Races(self._transport, _methods.POP)

@@ -7,6 +7,8 @@ Rules:
   time, and one that is silent holds nobody up.
 - It is over when messages have come, all have failed, or the time is up. It is over FAILED_S after one has failed, too: another race asks
   that one again. The driver gives up what is under way.
+- Over gRPC what is on its way when a hold ends is lost for its invisible time. So nobody is held there: those that have nothing are asked
+  again, one after the other, each AGAIN_S.
 - A broker that is silent has CALL_EXTRA_S to answer, also beyond the hold. The others go on holding for as long.
 """
 
@@ -25,6 +27,7 @@ CALL_EXTRA_S: Final = 5.0
 """What a pop may take beyond its hold: a cold disk, a slow network."""
 APART_S: Final = 0.1
 FAILED_S: Final = 0.1
+AGAIN_S: Final = 0.1
 
 
 class PopRace:
@@ -43,8 +46,12 @@ class PopRace:
         decode: Callable[[str, bytes], list[Message]],
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,
+        may_hold: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """`make`: the call to a broker, with its hold in milliseconds; `decode`: its answer; `limit_s`: when it is over, by the clock."""
+        """`make`: the call to a broker, with its hold in milliseconds; `decode`: its answer; `limit_s`: when it is over, by the clock.
+
+        `may_hold`: whether a broker that has answered gives back what it has sent when its hold ends.
+        """
         self.found: list[tuple[str, list[Message]]] = []
         self.failures: dict[str, ProtomqError] = {}
         self.answered: set[str] = set()
@@ -59,6 +66,9 @@ class PopRace:
         self._idle: list[str] = []
         """Those that have nothing, and hold no call."""
         self._is_up = False
+        self._may_hold = may_hold
+        self._again_s = clock() + AGAIN_S
+        """When those that nobody may hold are asked again."""
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +113,12 @@ class PopRace:
         """Until `due` is to be called, if nothing ends before."""
         now_s = self._clock()
         moments = [asked_s + APART_S for asked_s in self._asked_s.values() if asked_s + APART_S > now_s]
+        if not self._may_be_held():
+            moments.append(self._again_s)
         return max(min([self._end_s(), *moments]) - now_s, 0.0)
+
+    def _may_be_held(self) -> bool:
+        return all(map(self._may_hold, self._idle))
 
     def _end_s(self) -> float:
         # Another race asks again those that failed: who is silent has only the time after which the next one is asked.
@@ -122,5 +137,12 @@ class PopRace:
         if left_s <= 0:
             self._is_up = True
             return []
+        if not self._may_be_held():
+            if now_s < self._again_s:
+                return []
+            self._again_s = now_s + AGAIN_S
+            self._unasked.extend(self._idle)
+            self._idle.clear()
+            return self._go_on()
         names, self._idle = self._idle, []
         return [Start(name, self._make(name, max(round(left_s * 1000), 1))) for name in names]

@@ -49,7 +49,7 @@ from ._route_looks import LOOK_S
 from ._routes import NAME_SERVERS
 from ._send_back import attempt_fields, error_text, send_back_steps
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, Race, Steps
-from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
+from ._types import Body, BrokerAddress, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
     BusyError,
     ClosedError,
@@ -143,12 +143,15 @@ class PopSteps:
         request_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         hooks: HookPoints | None = None,
+        kind_of: Callable[[BrokerAddress], str] = lambda address: "",
     ) -> None:
+        """`kind_of`: the transport that a broker was reached by last."""
         if not check_group(group):
             raise ConfigurationError("a simple consumer has a group: what it gets, no other member gets")
         self.group = group
         self._request_timeout_s = check_seconds("request_timeout_s", request_timeout_s)
         self._clock = clock
+        self._kind_of = kind_of
         self._turns = count()
         self._hooks = hooks or HookPoints(group)
         self._held = HeldMessages(self._hooks) if self._hooks.consume else None
@@ -288,7 +291,10 @@ class PopSteps:
 
         rest_ends_s = [self._rests[name][0] for name in names if name not in awake]
         limit_s = min([deadline_s, *rest_ends_s])
-        race = PopRace(awake, make, lambda name, data: decode_pop_answer(data, wish.topic, name), limit_s, self._clock)
+        def may_hold(name: str) -> bool:
+            return self._kind_of(broker_of(route, name)) != "grpc"
+
+        race = PopRace(awake, make, lambda name, data: decode_pop_answer(data, wish.topic, name), limit_s, self._clock, may_hold)
         yield Race(race)
         for name in race.answered:
             self._answered(name, wish.topic)

@@ -9,7 +9,7 @@ import pytest
 from protomq import _methods
 from protomq._hook_points import HookPoints
 from protomq._message import Message
-from protomq._pop_race import APART_S, CALL_EXTRA_S, FAILED_S, PopRace
+from protomq._pop_race import AGAIN_S, APART_S, CALL_EXTRA_S, FAILED_S, PopRace
 from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallRace, CallServer, Each, ForgetRoute, GetRoute, Pause, Race
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
@@ -265,6 +265,28 @@ def test_a_race_with_a_failed_and_a_silent_broker_is_over_soon_after_the_failure
     race.due()
     assert race.is_over
     assert clock.now_s == pytest.approx(APART_S + FAILED_S)
+
+
+def test_brokers_over_grpc_are_asked_in_turn_and_never_held_since_what_is_on_its_way_would_be_lost() -> None:
+    clock = Clock()
+    asked: list[tuple[str, int]] = []
+
+    def make(name: str, hold_ms: int) -> CallServer:
+        asked.append((name, hold_ms))
+        return CallServer(None, None, (), 0.0)  # type: ignore[arg-type]
+
+    race = PopRace(["a", "b"], make, lambda name, data: [], 1.0, clock, may_hold=lambda name: name == "a")
+    starts = race.begin()
+    while not race.is_over:
+        assert len(starts) <= 1
+        starts = race.ended(starts[0].name, b"") if starts else race.due()
+        if not starts and not race.is_over:
+            assert 0 < race.wait_s() <= AGAIN_S + 1e-9
+            clock.now_s += race.wait_s()
+    assert {hold_ms for _, hold_ms in asked} == {0}
+    assert [name for name, _ in asked[:4]] == ["a", "b", "a", "b"]
+    assert 2 * 9 <= len(asked) <= 2 * 11
+    assert clock.now_s == pytest.approx(1.0)
 
 
 def test_a_silent_broker_holds_no_other_back() -> None:

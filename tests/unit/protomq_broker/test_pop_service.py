@@ -538,6 +538,7 @@ def test_a_member_that_has_not_seen_its_messages_gives_their_delivery_back(seen_
         group.pop()
         broker.advance(MINUTE_MS)
     handed_out_count = broker.store.popped.handed_out_count
+    messages = []
     for _ in range(20):
         messages = group.pop(invisible_ms=10 * MINUTE_MS)
         assert [(message.offset, message.attempt) for message in messages] == [(n, seen_before + 1) for n in range(3)]
