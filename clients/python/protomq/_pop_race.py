@@ -113,7 +113,7 @@ class PopRace:
         """Until `due` is to be called, if nothing ends before."""
         now_s = self._clock()
         moments = [asked_s + APART_S for asked_s in self._asked_s.values() if asked_s + APART_S > now_s]
-        if not self._may_be_held():
+        if not moments and not self._may_be_held():
             moments.append(self._again_s)
         return max(min([self._end_s(), *moments]) - now_s, 0.0)
 

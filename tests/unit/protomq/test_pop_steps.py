@@ -289,6 +289,23 @@ def test_brokers_over_grpc_are_asked_in_turn_and_never_held_since_what_is_on_its
     assert clock.now_s == pytest.approx(1.0)
 
 
+def test_over_grpc_a_slow_broker_is_waited_for_and_nothing_spins_when_others_may_be_asked_again() -> None:
+    clock = Clock()
+
+    def make(name: str, hold_ms: int) -> CallServer:
+        return CallServer(None, None, (), 0.0)  # type: ignore[arg-type]
+
+    race = PopRace(["a", "b"], make, lambda name, data: [], 1.0, clock, may_hold=lambda name: False)
+    race.begin()
+    clock.now_s = 0.9 * AGAIN_S
+    assert [start.name for start in race.ended("a", b"")] == ["b"]
+    clock.now_s = AGAIN_S + 0.001
+    assert race.due() == []
+    assert race.wait_s() == pytest.approx(0.9 * AGAIN_S + APART_S - clock.now_s)
+    clock.now_s += race.wait_s() + 1e-9
+    assert [start.name for start in race.due()] == ["a"]
+
+
 def test_a_silent_broker_holds_no_other_back() -> None:
     brokers = Brokers("a", "b")
     brokers.silent = {"a"}
