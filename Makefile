@@ -86,9 +86,9 @@ cluster: etcd $(ENV) ## 2 masters, 2 slaves, etcd, 2 name servers on this machin
 	@$(BIN)/python tools/cluster.py $(or $(LAYOUT),deploy/2m-2s-etcd)
 
 .PHONY: demo-failover
-demo-failover: etcd $(ENV) ## the flights through three brokers, whose master is killed with -9 on the way: the count, the time without service
+demo-failover: etcd $(ENV) ## the flights through the cluster above, a master of which is killed with -9 on the way: the count, the time without service
 	@$(BIN)/python tools/fetch_flights.py
-	@$(BIN)/python tools/demo_failover.py
+	@$(BIN)/python tools/demo_failover.py --layout $(or $(LAYOUT),deploy/2m-2s-etcd)
 
 .PHONY: demo-spark
 demo-spark: jdk $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)

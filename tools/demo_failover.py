@@ -1,8 +1,8 @@
-"""`make demo-failover`: the flights through three brokers, whose master is killed with -9 on the way.
+"""`make demo-failover`: the flights through the cluster of `make cluster`, one of whose masters is killed with -9 on the way.
 
-    demo_failover.py [--count N] [--flights FILE] [--folder DIR]
+    demo_failover.py [--layout DIR] [--count N] [--flights FILE] [--folder DIR]
 
-deploy/3r-etcd is started at free ports, the flights are sent, a third of them before the kill, and read again: every one once, in order.
+The layout is started at free ports, the flights are sent, a third of them before the kill, and read again: every one once, in order.
 Prints the count and the longest time for which no send was acknowledged. Exit code 0 only if nothing is lost and nothing there twice.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from protomq import Admin
+from protomq import Admin, BrokerRole
 from protomq.errors import ProtomqError
 from protomq_cli.demo import consume, produce
 from protomq_cli.exits import CliError
@@ -41,9 +41,9 @@ class Cluster(NamedTuple):
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    """deploy/3r-etcd; ended as by Ctrl-C."""
-    command = [sys.executable, str(ROOT / "tools/cluster.py"), str(ROOT / "deploy/3r-etcd")]
+def running(layout: Path, folder: Path) -> Iterator[Cluster]:
+    """The cluster of a folder of deploy/; ended as by Ctrl-C."""
+    command = [sys.executable, str(ROOT / "tools/cluster.py"), str(layout)]
     command += ["--free-ports", "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -65,19 +65,18 @@ def running(folder: Path) -> Iterator[Cluster]:
             process.wait()
 
 
-def wait_for_master(admin: Admin, copies: int) -> str:
-    """gRPC address of the broker that leads, as soon as so many copies are in sync."""
+def wait_for_masters(admin: Admin, brokers: int) -> dict[str, str]:
+    """gRPC addresses of the masters by name, as soon as so many brokers lead or are in sync with who leads."""
     give_up = time.monotonic() + WAIT_S
     while time.monotonic() < give_up:
         try:
-            states = admin.ha_status()
-            if any(each.in_sync_count >= copies for each in states):
-                brokers = admin.cluster_info()
-                return next(str(each.address.grpc_address) for each in brokers if each.broker_id == 0)
-        except (ProtomqError, StopIteration):
+            in_sync = sum(each.in_sync_count for each in admin.ha_status() if each.role is not BrokerRole.SLAVE)
+            if in_sync >= brokers:
+                return {each.broker_name: str(each.address.grpc_address) for each in admin.cluster_info() if each.broker_id == 0}
+        except ProtomqError:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"no master with {copies} copies in sync within {WAIT_S:.0f} s")
+    raise RuntimeError(f"not {brokers} brokers in sync within {WAIT_S:.0f} s")
 
 
 def killing(flights: Iterator[Flight], at: int, cluster: Cluster, master: str) -> Iterator[Flight]:
@@ -91,6 +90,7 @@ def killing(flights: Iterator[Flight], at: int, cluster: Cluster, master: str) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The flights, and the master killed on the way.")
+    parser.add_argument("--layout", type=Path, default=ROOT / "deploy/2m-2s-etcd", metavar="DIR", help="a folder of deploy/ with etcd")
     parser.add_argument("--count", type=int, default=None, metavar="N", help="the first N flights only")
     parser.add_argument("--flights", type=Path, default=ROOT / "build/flights/flights.csv", metavar="FILE")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/demo-failover", metavar="DIR")
@@ -99,20 +99,19 @@ def main() -> int:
     shutil.rmtree(arguments.folder, ignore_errors=True)
     check = RoundTripCheck()
     try:
-        with running(arguments.folder) as cluster, Admin(namesrv=cluster.namesrv) as admin:
-            master = wait_for_master(admin, 3)
-            print(f"three brokers in sync, the master at {master}", flush=True)
+        with running(arguments.layout, arguments.folder) as cluster, Admin(namesrv=cluster.namesrv) as admin:
+            before = wait_for_masters(admin, len(cluster.pids))
+            name, master = min(before.items())
+            print(f"{len(cluster.pids)} brokers in sync, the masters at {', '.join(before.values())}", flush=True)
             flights = killing(read_flights(arguments.flights, count), count // 3, cluster, master)
-            sent = produce(
-                cluster.namesrv, flights, check, lambda _: None, send_timeout_s=SEND_TIMEOUT_S
-            )
-            new = wait_for_master(admin, 2)
+            sent = produce(cluster.namesrv, flights, check, lambda _: None, send_timeout_s=SEND_TIMEOUT_S)
+            after = wait_for_masters(admin, len(cluster.pids) - 1)
             received, _ = consume(cluster.namesrv, sent.messages, check, lambda _: None)
     except (RuntimeError, CliError) as error:
         print(f"demo-failover: {error}", file=sys.stderr)
         return 1
     problems = check.problems()
-    print(f"the new master is at {new}, with two copies in sync")
+    print(f"the new master of {name} is at {after[name]}, and {len(cluster.pids) - 1} brokers are in sync")
     print(f"sent {sent.messages:,}, received {received.messages:,}: {'; '.join(problems) or 'each once, in order'}")
     longest_s, usual_ms = max(sent.latencies_s), 1e3 * median(sent.latencies_s)
     print(f"time without service: {longest_s:.2f} s (the longest send; the median of a send is {usual_ms:.1f} ms)")

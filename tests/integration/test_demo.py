@@ -16,7 +16,9 @@ import pytest
 from protomq_cli import demo
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.flights import RoundTripCheck
+from tests.support.waiting import PATIENCE_S
 
+ROOT = Path(__file__).resolve().parents[2]
 COUNT = 3000
 
 
@@ -171,3 +173,23 @@ def test_a_message_that_comes_back_changed_fails_the_check() -> None:
     check.sent("a", 1)
     check.received("a", 2)
     assert check.problems()
+
+
+def test_a_master_killed_on_the_way_costs_no_flight(flights: Path, tmp_path: Path) -> None:
+    # `make demo-failover`, on few flights.
+    tool = ROOT / "tools/demo_failover.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--flights", str(flights), "--count", str(COUNT), "--folder", str(tmp_path / "cluster")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    begin, killed, leads, count, without_service = done.stdout.splitlines()
+    assert begin.startswith("4 brokers in sync, the masters at ")
+    assert killed.startswith("1,000 flights are on their way: kill -9 of the master at ")
+    assert leads.startswith("the new master of broker-a is at ")
+    assert killed.rpartition(" ")[2] not in leads
+    assert count == "sent 3,000, received 3,000: each once, in order"
+    assert re.match(r"time without service: \d+\.\d\d s ", without_service)
