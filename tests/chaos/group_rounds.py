@@ -29,7 +29,7 @@ from tests.support.namesrv import running_namesrv
 
 from .broker_places import ELECTION, ElectedName, is_acknowledged
 from .checker import Violation
-from .checker.groups import GroupHistory, Span, check_group, take_overs_s
+from .checker.groups import WORLD, GroupHistory, check_group, take_overs_s
 from .group_member import COMMIT_INTERVAL_S, KINDS, TOPIC
 from .pace import measured_pace
 
@@ -144,8 +144,7 @@ class Member:
 
     def kill(self) -> None:
         """SIGKILL."""
-        with self._world.lock:
-            self._world.history.killed_s[self.name] = time.monotonic()
+        self._world.tell("killed", time.monotonic(), self.name)
         self.process.kill()
         self._end()
 
@@ -202,11 +201,15 @@ class GroupWorld:
         self._member_number = 0
         self._stopping = threading.Event()
 
-    def note(self, member: str, line: str) -> None:
-        """A member says something."""
+    def note(self, who: str, line: str) -> None:
+        """A member says something, or the world around them. `events` has it, so that a red run can be judged again."""
         with self.lock:
-            self.history.note(member, line)
-            self.events.write(f"{member} {line}")
+            self.history.note(who, line)
+            self.events.write(f"{who} {line}")
+
+    def tell(self, *words: object) -> None:
+        """Something happens to members or brokers."""
+        self.note(WORLD, " ".join(map(str, words)) + "\n")
 
     def say(self, rule: str, text: str) -> None:
         """Something is wrong."""
@@ -301,8 +304,7 @@ class GroupWorld:
         between()
         self._stopping.wait(self.rng.choice((0.0, 0.3, 1.0)))
         broker.start()
-        with self.lock:
-            self.history.downs[broker.name].append(Span(begin_s, time.monotonic()))
+        self.tell("down", time.monotonic(), broker.name, begin_s)
 
     def _broker_and_member(self) -> None:
         self._broker(between=self._kill)
@@ -335,8 +337,7 @@ class GroupWorld:
         # Others take its queues once it counts as gone.
         self._stopping.wait(1.6 * self.history.gap_s + 0.5 - (time.monotonic() - begin_s))
         self.settle(besides=name)
-        with self.lock:
-            self.history.stops[name].append(Span(begin_s, time.monotonic()))
+        self.tell("stopped", time.monotonic(), name, begin_s)
         self.counts["stopped in a commit" if in_commit else "stopped anywhere"] += 1
         member.process.send_signal(signal.SIGCONT)
 
@@ -380,8 +381,7 @@ class GroupWorld:
             self.wait(lambda: len(admin.cluster_info()) == len(BROKERS))
 
     def _note_pace(self, time_s: float, pace: float) -> None:
-        with self.lock:
-            self.history.paces.append((time_s, pace))
+        self.tell("pace", time_s, pace)
 
     def _is_all_done(self) -> bool:
         with self.lock:
@@ -405,10 +405,7 @@ class GroupWorld:
                     continue
                 if not is_acknowledged(result):
                     continue
-                with self.lock:
-                    place = f"{broker_name}/{queue.queue_id}", result.queue_offset
-                    self.history.sent_s[place] = sent_s
-                    self.history.acked_s[place] = time.monotonic()
+                self.tell("acked", time.monotonic(), f"{broker_name}/{queue.queue_id}", result.queue_offset, sent_s)
 
 
 class ElectedGroupWorld(GroupWorld):
@@ -443,6 +440,7 @@ def group_rounds(
         for _ in range(undisturbed_kills):
             world.kill_undisturbed()
     world.found += check_group(world.history, counts)
+    (folder / "found").write_text("".join(f"{each}\n" for each in world.found))
     return world.found, take_overs_s(world.history)
 
 

@@ -122,6 +122,15 @@ def test_who_leaves_before_a_broker_that_was_away_has_heard_of_it_may_leave_its_
         assert broken(made) == rules
 
 
+def test_what_was_ended_behind_a_message_that_took_too_long_may_come_again() -> None:
+    again = (
+        "x fetched 1.1 a/0 -1 1.0", "x got 1.2 a/0 0", "x got 1.25 a/0 1", "x done 1.3 a/0 1", "x done {} a/0 0",
+        "y fetched 2.5 a/0 -1 2.45", "y got 2.6 a/0 0", "y done 2.65 a/0 0", "y got 2.7 a/0 1", "y done 2.75 a/0 1",
+    )  # fmt: skip
+    for done_s, rules in ((2.4, []), (2.2, ["C2", "C2"])):
+        assert broken(history(*(line.format(done_s) for line in again), locked=False, acked=2)) == rules
+
+
 def test_one_message_that_is_begun_on_waking_is_no_second_owner_and_no_lost_commit() -> None:
     taken = tuple(line.replace(" 2.", " 6.") for line in SECOND)
     begun = ("z fetched 9.0 a/0 3 8.95", "z got 9.1 a/0 3", "x got 9.2 a/0 1", "x done 9.3 a/0 1", "z done 9.4 a/0 3")

@@ -35,6 +35,8 @@ RETURN_S: Final = 2.0
 """Longest pause between two tries of a member to reach a broker that was away. The broker takes its commits when it has heard of it."""
 COMMIT_S: Final = 5.0
 """How often a consumer commits by default: what a crash takes back at most."""
+WORLD: Final = "world"
+"""Who tells what is done to members and brokers, and what producers were told."""
 LATE_S: Final = 3.0
 """How much later a busy machine may be."""
 
@@ -115,10 +117,28 @@ class GroupHistory:
         found = [pace for time_s, pace in self.paces if begin_s - 1.0 <= time_s <= end_s + 1.0]
         return sum(found) / len(found) if found else 1.0
 
-    def note(self, member: str, line: str) -> str:
-        """Takes a line of a member; the step that it tells."""
+    def note(self, who: str, line: str) -> str:
+        """Takes a line of a member, or of the world around them; the step that it tells."""
         step, time_text, *rest = line.split()
-        time_s = float(time_text)
+        (self._note_world if who == WORLD else self._note_member)(who, step, float(time_text), rest)
+        return step
+
+    def _note_world(self, who: str, step: str, time_s: float, rest: list[str]) -> None:
+        match step, rest:
+            case "acked", (queue, offset, sent_s):
+                self.sent_s[queue, int(offset)], self.acked_s[queue, int(offset)] = float(sent_s), time_s
+            case "killed", (member,):
+                self.killed_s[member] = time_s
+            case "stopped", (member, begin_s):
+                self.stops[member].append(Span(float(begin_s), time_s))
+            case "down", (broker, begin_s):
+                self.downs[broker].append(Span(float(begin_s), time_s))
+            case "pace", (pace,):
+                self.paces.append((time_s, float(pace)))
+            case _:
+                raise ValueError(f"{who} said {step!r} {rest}")
+
+    def _note_member(self, member: str, step: str, time_s: float, rest: list[str]) -> None:
         match step, rest:
             case "got", (queue, offset):
                 self.got[queue].append(Got(time_s, member, int(offset)))
@@ -146,8 +166,7 @@ class GroupHistory:
             case "left", ():
                 self.left_s[member] = time_s
             case _:
-                raise ValueError(f"{member} said {line!r}")
-        return step
+                raise ValueError(f"{member} said {step!r} {rest}")
 
     def was_stopped(self, member: str, begin_s: float, end_s: float) -> bool:
         return any(stop.meets(begin_s, end_s) for stop in self.stops[member])
@@ -394,11 +413,11 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
                 continue
             member, span = before.member, (before.time_s - REVOKE_S, got.time_s)
             uncommitted = (before.time_s - REVOKE_S - RETURN_S, got.time_s)
-            ended_s = [time_s for time_s, who in history.done[queue].get(got.offset, ()) if who == member]
-            # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again.
+            # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again. So
+            # does what was ended behind a message that took too long.
             is_excused = (
                 before.time_s <= history.killed_s.get(member, float("inf")) <= got.time_s
-                or any(time_s > before.time_s + REVOKE_S for time_s in ended_s)
+                or _ends_late(history, queue, several, before)
                 or history.was_stopped(member, before.time_s - history.gap_s, got.time_s)
                 or any(down.meets(*uncommitted) for down in downs)
                 or any(span[0] <= time_s <= span[1] for time_s in history.refused_s[member])
@@ -407,6 +426,16 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             if not is_excused:
                 text = f"{queue} {got.offset} came to {member}, and again to {got.member}, and nobody was killed or stopped"
                 yield Violation("C2", text)
+
+
+def _ends_late(history: GroupHistory, queue: str, several: Iterable[Got], got: Got) -> bool:
+    """Whether a member that had a message had one in front of it, or this one, for longer than a queue that goes waits."""
+    in_hand = (each for each in several if each.member == got.member and each.offset <= got.offset and each.time_s <= got.time_s)
+    for offset, begun_s in {each.offset: each.time_s for each in in_hand}.items():
+        ends_s = [time_s for time_s, who in history.done[queue].get(offset, ()) if who == got.member and time_s >= begun_s]
+        if ends_s and min(ends_s) > got.time_s + REVOKE_S:
+            return True
+    return False
 
 
 def _overtaken(history: GroupHistory, counts: Counter[str]) -> Iterable[Violation]:
