@@ -416,7 +416,7 @@ def _handed_over(history: GroupHistory, counts: Counter[str]) -> Iterable[Violat
             # Its commit may be lost with a kill, a stop, or a broker, or a busy machine lets it work for too long; then it comes again. So
             # does what was ended behind a message that took too long.
             is_excused = (
-                before.time_s <= history.killed_s.get(member, float("inf")) <= got.time_s
+                history.killed_s.get(member, float("inf")) <= got.time_s
                 or _ends_late(history, queue, several, before)
                 or history.was_stopped(member, before.time_s - history.gap_s, got.time_s)
                 or any(down.meets(*uncommitted) for down in downs)
