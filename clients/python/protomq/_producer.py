@@ -39,7 +39,7 @@ from ._show_settings import show_settings
 from ._steps import Driver
 from ._trace import Tracer, traced
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -394,20 +394,22 @@ class Producer(LineSender):
         return self._core.sequences.producer_id
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The writable queues of a topic. If the topic does not exist yet: the queues that the first send will create.
+        """The writable queues of a topic. If the topic does not exist yet: the queues that the first send would create.
 
         RocketMQ: fetchPublishMessageQueues. Raises TopicNotFoundError, NoRouteError.
         """
-        check_topic(topic)
-        return self._route(topic, self._deadline(None)).write_queues
+        return self._looked_at(topic).write_queues
 
     def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        return {name: self._transport.kind(address) for name, address in self._looked_at(topic).brokers.items()}
+
+    def _looked_at(self, topic: str) -> Route:
+        """A route that nothing is sent by."""
         check_topic(topic)
-        return {
-            name: self._transport.kind(address)
-            for name, address in self._route(topic, self._deadline(None)).brokers.items()
-        }
+        route = self._route(topic, self._deadline(None))
+        self._routes.forget_unmade(topic)
+        return route
 
     def close(self, timeout_s: float | None = None) -> None:
         """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).
