@@ -12,6 +12,7 @@ has failed may pass, too: another master is elected. If nobody takes over within
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -264,7 +265,8 @@ class PopSteps:
     def _receive_from_one(
         self, wish: PopWish, name: str, deadline_s: float, failed: dict[str, ProtomqError]
     ) -> Steps[list[Message]]:
-        left_s = max(deadline_s - self._clock(), 0.0)
+        asked_s = self._clock()
+        left_s = max(deadline_s - asked_s, 0.0)
         try:
             messages = yield from self._pop(wish, name, max(round(left_s * 1000), 1) if left_s else 0)
         except ProtomqError as error:
@@ -275,7 +277,7 @@ class PopSteps:
                 yield ForgetRoute(wish.topic)
             failed[name] = error
             return []
-        self._answered(name, wish.topic)
+        self._answered(name, wish.topic, asked_s)
         return messages
 
     def _receive_from_several(
@@ -340,9 +342,9 @@ class PopSteps:
             self._outages.failed(f"broker {name}", topic, error)
         self._rest(name)
 
-    def _answered(self, name: str, topic: str) -> None:
+    def _answered(self, name: str, topic: str, asked_s: float = math.inf) -> None:
         self._rests.pop(name, None)
-        self._outages.answered(f"broker {name}", topic)
+        self._outages.answered(f"broker {name}", topic, asked_s)
 
     def _rest(self, name: str) -> None:
         rest_s = min(self._rests.get(name, (0.0, REST_MIN_S / 2))[1] * 2, REST_MAX_S)

@@ -353,6 +353,13 @@ PASSING = [
 ]  # fmt: skip
 
 
+def test_a_broker_that_held_a_pop_was_not_silent_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers("a")
+    brokers.failures["a"] = [ConnectionLostError("restarts")]
+    assert brokers.receive(hold_s=15.0) == []
+    assert caplog.messages[1] == "broker a answers again, after 0.1 s"
+
+
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
 def test_what_passes_is_waited_for_within_the_hold_and_said_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     brokers = Brokers("a")
