@@ -19,6 +19,7 @@ from ._delays import when_of
 from ._forks import call_after_fork
 from ._hook_points import HookPoints
 from ._hooked_calls import transport_with
+from ._interrupts import is_interrupt
 from ._lines import Entry, Line, Room, resolve_batch
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
@@ -229,7 +230,7 @@ class Producer(LineSender):
             elif entry.batch is not None and not self._submit(line, entry.batch):
                 self._lead(line, entry.batch)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 self._interrupted(line, entry, entry)
             raise
         return future
