@@ -160,6 +160,8 @@ class PopSteps:
         """When the route of each topic is looked up again: nobody says that a broker came new, or came back."""
         self._known_names: tuple[Route | None, list[str]] = None, []
         self._outages = Outages(clock)
+        self.on_abandoned: Callable[[list[Message]], None] | None = None
+        """Gets what a `receive` has found that is cancelled before it returns: nobody has seen it."""
         self._rests: dict[str, tuple[float, float]] = {}
         """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
@@ -312,12 +314,13 @@ class PopSteps:
         for name in race.silent:
             self._rest(name)
         messages: list[Message] = []
+        surplus: list[Message] = []
         for _, found in race.found:
             if messages and len(messages) + len(found) > wish.count:
-                yield from self._give_back(found)
+                surplus += found
             else:
                 messages += found
-        return (yield from self._kept(wish, messages)) if messages else []
+        return (yield from self._kept(wish, messages, surplus)) if messages else []
 
     def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
         """The route, and the brokers that are to be asked."""
@@ -368,7 +371,20 @@ class PopSteps:
         )
         return (yield from self._kept(wish, decode_pop_answer(data, wish.topic, broker_name)))
 
-    def _kept(self, wish: PopWish, messages: list[Message]) -> Steps[list[Message]]:
+    def _kept(self, wish: PopWish, messages: list[Message], surplus: Sequence[Message] = ()) -> Steps[list[Message]]:
+        """Those that are wanted. `surplus` is given back before."""
+        try:
+            if surplus:
+                yield from self.give_back(surplus)
+            return (yield from self._wanted(wish, messages))
+        except GeneratorExit:
+            raise
+        except BaseException:  # A cancelled task: nobody gets any of them.
+            if self.on_abandoned is not None:
+                self.on_abandoned([*messages, *surplus])
+            raise
+
+    def _wanted(self, wish: PopWish, messages: list[Message]) -> Steps[list[Message]]:
         """Those that are wanted; the others are acknowledged."""
         kept = messages
         if wish.tags:  # the broker compares hashes
@@ -418,10 +434,10 @@ class PopSteps:
             logger.warning("the answer to a call that was given up cannot be read: %r", error)
             return
         if messages:
-            yield from self._give_back(messages)
+            yield from self.give_back(messages)
 
-    def _give_back(self, messages: list[Message]) -> Steps[None]:
-        """Nobody has seen them: the delivery does not count."""
+    def give_back(self, messages: Sequence[Message]) -> Steps[None]:
+        """Nobody has seen them: the delivery does not count, and others may have them at once."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
@@ -434,8 +450,10 @@ class PopSteps:
                 repeat_is_stale=True,
                 retries=CALL,
             )
+        except StaleReceiptError:
+            return  # They are not held any more.
         except ProtomqError as error:
-            logger.info("%d messages of a call that was given up come again when their time is up: %r", len(messages), error)
+            logger.info("%d messages that nobody has seen come again when their time is up: %r", len(messages), error)
 
     def _hooked(
         self, operation: str, messages: list[Message], steps: Steps[list[Message]]

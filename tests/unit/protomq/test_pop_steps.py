@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ class Brokers:
             while True:
                 try:
                     outcome = self._do(effect)
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
                     effect = steps.throw(error)
                 else:
                     effect = steps.send(outcome)
@@ -252,6 +254,30 @@ def test_what_several_bring_at_one_moment_is_given_as_far_as_it_was_asked_for() 
     )
     assert [message.body for message in brokers.run(brokers.steps.receive(wish))] == [b"x", b"y"]
     assert [(request.unseen, request.invisible_ms) for request in brokers.given_back] == [(True, 0)]
+
+
+@pytest.mark.parametrize(("tags", "method"), [((), _methods.CHANGE_INVISIBLE), (("wanted",), _methods.ACK)], ids=["surplus", "unwanted"])
+def test_of_a_receive_that_is_cancelled_while_it_tells_brokers_all_that_it_has_found_is_abandoned(tags: Any, method: Any) -> None:
+    brokers = Brokers("a", "b")
+    brokers.arrivals = {1.0: [("b", b"x"), ("a", b"y")]}
+    abandoned: list[list[Message]] = []
+    brokers.steps.on_abandoned = abandoned.append
+    do = brokers._do
+
+    def cancelled(effect: Any) -> Any:
+        if isinstance(effect, CallServer) and effect.method is method:
+            raise asyncio.CancelledError
+        return do(effect)
+
+    brokers._do = cancelled  # type: ignore[method-assign]
+    wish = brokers.steps.wish(
+        "T", 1, invisible_s=60.0, hold_s=15.0, queue=None, tags=tags, sql=None, cel=None, module=None, fifo=False, start="earliest"
+    )
+    if tags:
+        wish = replace(wish, count=2)
+    with pytest.raises(asyncio.CancelledError):
+        brokers.run(brokers.steps.receive(wish))
+    assert [[message.body for message in messages] for messages in abandoned] == [[b"x", b"y"]]
 
 
 def test_a_race_with_a_failed_and_a_silent_broker_is_over_soon_after_the_failure() -> None:
