@@ -280,6 +280,26 @@ def test_of_a_receive_that_is_cancelled_while_it_tells_brokers_all_that_it_has_f
     assert [[message.body for message in messages] for messages in abandoned] == [[b"x", b"y"]]
 
 
+def test_the_failure_of_a_broker_that_has_left_the_route_says_nothing_of_those_that_are_there() -> None:
+    brokers = Brokers("a", "b", "c")
+    of_all, do = brokers.route, brokers._do
+    a_and_b, b_and_c = (
+        replace(of_all, read_queues=tuple(queue for queue in of_all.read_queues if queue.broker_name in names)) for names in ("ab", "bc")
+    )
+    brokers.failures = {"a": [StoreFailedError("disk")], "b": [StoreFailedError("disk")] * 99, "c": []}
+    seen: list[Route] = []
+
+    def noted(effect: Any) -> Any:
+        if not isinstance(effect, GetRoute):
+            return do(effect)
+        seen.append(b_and_c if seen else a_and_b)
+        return seen[-1]
+
+    brokers._do = noted  # type: ignore[method-assign]
+    assert brokers.receive(hold_s=3.0) == [], "c has nothing, and has not failed"
+    assert ("c", 0) in brokers.asked
+
+
 def test_a_race_with_a_failed_and_a_silent_broker_is_over_soon_after_the_failure() -> None:
     clock = Clock()
     race = PopRace(["a", "b"], lambda name, hold_ms: CallServer(None, None, (), 0.0), lambda name, data: [], 15.0, clock)  # type: ignore[arg-type]
