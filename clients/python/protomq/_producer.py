@@ -308,7 +308,10 @@ class Producer(LineSender):
         Returns True if this call took it back: nobody will get it. False: the message is delivered already, or was recalled by an earlier
         call. Tried again until the time-out, `send_timeout_s`. If an answer is lost, the broker tells at the next try whether that recall
         has won. If it does not know, the error of the lost one is raised, which is not `definite`. After such an error, the False of a new
-        call may be the first one's work. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
+        call may be the first one's work.
+
+        The broker knows that a message was recalled, not by whom. So two callers that recall one message at once may both be told True, if
+        the answer to one of them is lost. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)
