@@ -183,7 +183,7 @@ class RetriesWorld:
         world = self.world
         request = ReplayDeadLettersRequest(consumer_group=GROUP, end_offset=self.rng.choice((0, 1, 3)))
         call = Call(request.SerializeToString(), world.lane)
-        service = DeadLetterService(world.store, world.writer, world.permit)
+        service = DeadLetterService(world.store, world.writer, world.permit, world.clock)
         service.replay_dead_letters(call)  # type: ignore[arg-type]
         if not isinstance(call.outcome, bytes):
             raise_if_disk_failed(call.outcome)

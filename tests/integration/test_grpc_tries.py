@@ -29,6 +29,7 @@ from protomq.errors import (
     ProtomqError,
     RequestTimeoutError,
 )
+from protomq.testing import FaultProxy, Faults
 from tests.support.waiting import PATIENCE_S
 
 
@@ -140,6 +141,21 @@ async def test_a_machine_that_is_cut_off_is_silent() -> None:
 async def test_a_server_that_does_not_answer_is_silent() -> None:
     with held_server() as (_, address):
         assert_silent(await errors_of(address, 0.1), RequestTimeoutError)
+
+
+async def test_a_server_behind_a_slow_link_is_connected_at_the_first_try() -> None:
+    """Before it can be used, HTTP/2 takes a round trip of 0.3 s here."""
+    with held_server() as (held, address), FaultProxy(address, faults=Faults(delay_s=0.15)) as link:
+        held.ends.set()
+        for _ in range(3):
+            sync_link, aio_link = GrpcLink(link.address), AioGrpcLink(link.address)
+            try:
+                assert sync_link.call(_methods.COMMIT_OFFSETS, (b"",), PATIENCE_S, False) == b""
+                assert await aio_link.call(_methods.COMMIT_OFFSETS, (b"",), PATIENCE_S, False) == b""
+            finally:
+                sync_link.close()
+                await aio_link.close()
+        assert link.connections_accepted == 6, "no try was given up"
 
 
 async def test_a_port_that_refuses_is_not_silent() -> None:

@@ -23,6 +23,7 @@ from protomq import (
     Producer,
     PullConsumer,
     SimpleConsumer,
+    _methods,
 )
 from protomq.errors import (
     ClosedError,
@@ -33,6 +34,7 @@ from protomq.errors import (
     TopicNotFoundError,
     WrongTypeError,
 )
+from protomq.hooks import Hook
 from protomq.testing import Broker
 from tests.chaos.pop_rounds import pop_rounds
 from tests.support.cli import run
@@ -77,6 +79,39 @@ async def test_a_receive_that_is_cancelled_takes_nothing_that_comes_later(broker
             while len(messages) < 128:
                 messages += await consumer.receive(topic, 100)
         assert len({message.message_id for message in messages}) == 128
+
+
+class _NotTheFirst(Hook):
+    def keeps(self, message: Message) -> bool:
+        return message.body != b"0"
+
+
+async def test_what_a_receive_has_found_that_is_cancelled_while_it_acknowledges_comes_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = "cancelled-late"
+    fill(broker, topic, 3)
+    acknowledges = asyncio.Event()
+    async with AsyncSimpleConsumer("late", namesrv=broker.namesrv, hooks=[_NotTheFirst()]) as consumer:
+        call = consumer._transport.call
+
+        async def hang_at_ack(address: Any, method: Any, *rest: Any, **options: Any) -> bytes:
+            if method is _methods.ACK:
+                acknowledges.set()
+                await asyncio.sleep(PATIENCE_S)
+            return await call(address, method, *rest, **options)
+
+        monkeypatch.setattr(consumer._transport, "call", hang_at_ack)
+        task = asyncio.create_task(consumer.receive(topic, hold_s=15))
+        await asyncio.wait_for(acknowledges.wait(), PATIENCE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with AsyncSimpleConsumer("late", namesrv=broker.namesrv) as consumer:
+        found: list[tuple[bytes, int]] = []
+        while len(found) < 3:
+            found += [(message.body, attempt_of(message)) for message in await consumer.receive(topic, hold_s=PATIENCE_S)]
+    assert sorted(found) == [(b"0", 1), (b"1", 1), (b"2", 1)]
 
 
 async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once(broker: Broker) -> None:

@@ -189,8 +189,13 @@ def test_dead_letters_are_shown_and_replayed_once(protomq_server: Broker, group:
             assert (done.replayed, done.known) == (3, 1)
             assert (told[-1].looked_at, told[-1].total) == (4, 4)
             assert admin.replay_dead_letters(group).replayed == 0
-            later = datetime.now(UTC) + timedelta(hours=1)
-            assert admin.replay_dead_letters(group, begin=later).known == 0
+            now = datetime.now(UTC)
+            assert admin.replay_dead_letters(group, end=now - timedelta(hours=1)).known == 0
+            later = now + timedelta(hours=1)
+            with pytest.raises(ConfigurationError, match=r"begin is .* lies ahead: nothing has died then"):
+                admin.replay_dead_letters(group, begin=later)
+            with pytest.raises(ConfigurationError, match=r"end is .* not after begin"):
+                admin.replay_dead_letters(group, begin=now, end=now)
             with pytest.raises(TopicNotFoundError, match="no dead letters"):
                 admin.replay_dead_letters("nobody")
             with pytest.raises(ConfigurationError, match="one of the two"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protomq import AsyncPullConsumer, MessageQueue, PullConsumer, _methods
+from protomq import AsyncProducer, AsyncPullConsumer, MessageQueue, Producer, PullConsumer, _methods
 from protomq.errors import QueueNotFoundError, TopicNotFoundError, TopicRecreatedError
 from protomq.testing import Broker
 from protomq.v1 import route_service_pb2
@@ -99,6 +99,23 @@ def test_a_topic_that_a_broker_has_is_not_told_though_the_name_server_does_not_k
     with consumer(server) as source:
         source.subscribe("new")
         assert len(source.assignment()) == 2
+
+
+async def test_a_topic_that_is_made_after_a_producer_has_looked_at_its_queues_is_sent_to_where_it_is(
+    server: FakeServer,
+) -> None:
+    """Before, the producer created it at the brokers that it had seen."""
+    with Producer(namesrv=server.address) as producer:
+        assert len(producer.queues("new")) == 2
+        assert producer.transports("new") == {"broker-a": ""}
+        server.topics["new"] = 1
+        sent = [producer.send("new", b"x").queue.queue_id for _ in range(4)]
+    assert sent == [0] * 4
+    async with AsyncProducer(namesrv=server.address) as other:
+        assert len(await other.queues("newer")) == 2
+        assert await other.transports("newer") == {"broker-a": ""}
+        server.topics["newer"] = 1
+        assert [(await other.send("newer", b"x")).queue.queue_id for _ in range(4)] == [0] * 4
 
 
 async def test_where_no_broker_creates_topics_an_unknown_topic_is_an_error(

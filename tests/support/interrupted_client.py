@@ -1,10 +1,13 @@
-"""A program whose main thread uses all kinds of clients while Ctrl-C comes all the time; then each of them has to work, and at once.
+"""A program whose main thread uses all kinds of clients while signals come all the time; then each of them has to work, and at once.
 
-    python -m tests.support.interrupted_client NAMESRV TOPIC SECONDS        prints how often it was interrupted, and where it hangs
+    python -m tests.support.interrupted_client NAMESRV TOPIC SECONDS ERROR    prints how often it was interrupted, and where it hangs
+
+ERROR is what the signal handler raises: KeyboardInterrupt, as Ctrl-C does, or TimeoutError, as many alarms do.
 """
 
 from __future__ import annotations
 
+import builtins
 import random
 import signal
 import sys
@@ -20,9 +23,10 @@ SOON_S = 5.0
 
 
 class Interrupts:
-    """Of the main thread: SIGINT comes at any moment, and is a KeyboardInterrupt once each time that `run` is called."""
+    """Of the main thread: SIGINT comes at any moment, and raises the error once each time that `run` is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
         self.count = 0
         self._is_armed = False
         self._ends = threading.Event()
@@ -32,7 +36,7 @@ class Interrupts:
     def _interrupt(self, _: int, __: FrameType | None) -> None:
         if self._is_armed:
             self._is_armed = False
-            raise KeyboardInterrupt
+            raise self._error
 
     def _storm(self) -> None:
         rng, main = random.Random(14), threading.main_thread().ident
@@ -55,13 +59,13 @@ class Interrupts:
             self._is_armed = True
             while time.monotonic() < until_s:
                 work()
-        except KeyboardInterrupt:
+        except self._error:
             self.count += 1
         finally:
             self._is_armed = False
 
 
-def main(namesrv: str, topic: str, seconds: float) -> int:
+def main(namesrv: str, topic: str, seconds: float, error: type[BaseException]) -> int:
     """Returns how many kinds of calls do not work in time after all that."""
     producer = Producer(namesrv=namesrv)
     transactions = TransactionProducer("interrupted", lambda _: TransactionDecision.COMMIT, namesrv=namesrv)
@@ -92,7 +96,7 @@ def main(namesrv: str, topic: str, seconds: float) -> int:
         thread.start()
     until_s = time.monotonic() + seconds
     rng = random.Random(14)
-    with Interrupts() as interrupts:
+    with Interrupts(error) as interrupts:
         while time.monotonic() < until_s:
             interrupts.run(rng.choice(list(works.values())), until_s)
     hung = []
@@ -116,4 +120,4 @@ def main(namesrv: str, topic: str, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
+    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), getattr(builtins, sys.argv[4])))

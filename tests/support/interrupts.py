@@ -11,10 +11,11 @@ PLACES_MAX: Final = 2_000
 
 
 class _InterruptAt:
-    """A profiler that raises KeyboardInterrupt at one of these places, in the SDK's code of this thread."""
+    """A profiler that raises an error at one of these places, in the SDK's code of this thread, as a signal handler does."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, error: type[BaseException]) -> None:
         self._left = number
+        self._error = error
         self.place = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
@@ -24,22 +25,25 @@ class _InterruptAt:
         if not self._left:
             self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno} {event}"
             sys.setprofile(None)
-            raise KeyboardInterrupt
+            raise self._error
 
 
-def interrupted_everywhere(make: Callable[[], Any], work: Callable[[Any], object]) -> Iterator[tuple[str, Any]]:
+def interrupted_everywhere(
+    make: Callable[[], Any], work: Callable[[Any], object], error: type[BaseException] = KeyboardInterrupt
+) -> Iterator[tuple[str, Any]]:
     """What `make` made, after `work` on it was interrupted: at its first place, at its second, and so on to its last; and the place."""
     for number in range(1, PLACES_MAX):
         made = make()
-        interrupt = _InterruptAt(number)
+        interrupt = _InterruptAt(number, error)
         sys.setprofile(interrupt)
         try:
             work(made)
-        except KeyboardInterrupt:
-            pass
+        except error:
+            assert interrupt.place
+        else:
+            assert not interrupt.place, f"nobody heard of it: {interrupt.place}"
+            return
         finally:
             sys.setprofile(None)
-        if not interrupt.place:
-            return
         yield interrupt.place, made
     raise AssertionError("the work has no end")

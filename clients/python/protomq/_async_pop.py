@@ -39,6 +39,7 @@ from ._pop_steps import (
 )
 from ._pop_tasks import HandlerTasks
 from ._push_results import Listener
+from ._steps import Steps
 from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue
 from .errors import ClosedError
@@ -81,6 +82,7 @@ class AsyncSimpleConsumer:
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._transport.is_replaced = self._routes.is_replaced
         self._transport.on_late = self._give_back_late
+        self._steps.on_abandoned = self._give_back
         self._giving_back: set[asyncio.Task[None]] = set()
         self._driver = AsyncDriver(self._transport, self._routes)
         self._acks = AckGatherer(self._steps, self._driver.run)
@@ -218,11 +220,15 @@ class AsyncSimpleConsumer:
         await self._transport.close()
 
     def _give_back_late(self, address: BrokerAddress, request: Sequence[bytes], answer: bytes) -> None:
-        if self._closed:
-            return
-        task = asyncio.get_running_loop().create_task(
-            self._driver.run(self._steps.give_back_late(request, address.broker_name, answer))
-        )
+        if not self._closed:
+            self._begin_to_give_back(self._steps.give_back_late(request, address.broker_name, answer))
+
+    def _give_back(self, messages: list[Message]) -> None:
+        if not self._closed:
+            self._begin_to_give_back(self._steps.give_back(messages))
+
+    def _begin_to_give_back(self, steps: Steps[None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._driver.run(steps))
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 

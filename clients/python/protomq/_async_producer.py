@@ -37,7 +37,7 @@ from ._send_core import SendCore
 from ._send_steps import recall, send_batch, send_one_way
 from ._show_settings import show_settings
 from ._trace import Tracer, close_steps, traced
-from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route
 from .errors import (
     ClosedError,
     ConfigurationError,
@@ -304,16 +304,18 @@ class AsyncProducer(AsyncLineSender):
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """See Producer.queues."""
-        check_topic(topic)
-        return (await self._route(topic, self._deadline(None))).write_queues
+        return (await self._looked_at(topic)).write_queues
 
     async def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        return {name: self._transport.kind(address) for name, address in (await self._looked_at(topic)).brokers.items()}
+
+    async def _looked_at(self, topic: str) -> Route:
+        """As in Producer."""
         check_topic(topic)
-        return {
-            name: self._transport.kind(address)
-            for name, address in (await self._route(topic, self._deadline(None))).brokers.items()
-        }
+        route = await self._route(topic, self._deadline(None))
+        self._routes.forget_unmade(topic)
+        return route
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Waits until what is on its way has its answer. See Producer.close."""

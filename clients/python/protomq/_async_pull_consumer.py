@@ -458,8 +458,9 @@ class AsyncPullConsumer(ConsumerBase):
         """Begins the pulls that are due; while enough waits to be handed out none is, and nothing is read."""
         if self._closed or not self._has_room():
             return
-        for queue in self._state.due(time.monotonic()):
-            task = asyncio.get_running_loop().create_task(self._pull(self._state.begin(queue)))
+        now_s = time.monotonic()
+        for queue in self._state.due(now_s):
+            task = asyncio.get_running_loop().create_task(self._pull(self._state.begin(queue, now_s)))
             self._pulls.add(task)
             task.add_done_callback(self._pulls.discard)
 

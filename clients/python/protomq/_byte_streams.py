@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from ._interrupts import comes_of_signal
 from ._remoting_hello import split_address
 from .errors import ConnectFailedError
 
@@ -116,8 +117,9 @@ class TcpStream:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
-        except OSError:
-            pass
+        except OSError as error:
+            if comes_of_signal(error):
+                raise
         return False  # Closed, or bytes that nobody asked for.
 
     def interrupt(self) -> None:
@@ -134,6 +136,8 @@ def open_stream(address: str, timeout_s: float, peer_timeout_s: float) -> Blocki
     try:
         sock = _connected(host, port, timeout_s)
     except OSError as error:
+        if comes_of_signal(error):
+            raise
         # The message has all that there is to say.
         raise ConnectFailedError(f"{address}: {error}") from None
     set_socket_options(sock, peer_timeout_s)
@@ -152,10 +156,10 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
             sock.settimeout(max((deadline_s - time.monotonic()) / left, 0.001))
             sock.connect(place)
             return sock
-        except OSError:
+        except OSError as error:
             if sock is not None:
                 sock.close()
-            if left == 1:
+            if left == 1 or comes_of_signal(error):
                 raise
     raise OSError("the name has no address")
 

@@ -302,6 +302,19 @@ def check_past(name: str, when: object, end: str) -> datetime:
     return checked
 
 
+def check_span(begin_name: str, begin: datetime | None, end_name: str, end: datetime | None, what: str) -> None:
+    """A span of time in which something may have happened. `what`: that could have, "has died" for instance."""
+    for name, time_ in ((begin_name, begin), (end_name, end)):
+        if time_ is not None:
+            check_time(name, time_)
+    if begin is not None and begin.timestamp() > time.time() + AHEAD_MAX_S:
+        raise ConfigurationError(f"{begin_name} is {begin.isoformat()}, which lies ahead: nothing {what} then")
+    if begin is not None and end is not None and end <= begin:
+        raise ConfigurationError(
+            f"{end_name} is {end.isoformat()}, which is not after {begin_name}, {begin.isoformat()}: nothing {what} between"
+        )
+
+
 def loop_runs() -> bool:
     """Whether this thread runs an event loop, which nothing here may block."""
     try:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
+from ._interrupts import comes_of_signal
 from .errors import CompressionError, ConfigurationError
 from .wire import codecs
 from .wire.codecs import CodecError, unpack_body
@@ -91,6 +92,8 @@ def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
         try:
             compress(b"", _go_on)
         except Exception as error:  # Each library has its own class.
+            if comes_of_signal(error):
+                raise
             raise ConfigurationError(
                 f"compression_level {level} is no level of {name}: {error}"
             ) from error

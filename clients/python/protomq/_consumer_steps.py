@@ -106,7 +106,7 @@ class ConsumerSteps:
         self._tags: dict[str, tuple[str, ...]] = {}
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
-        self._outages = Outages()
+        self._outages = Outages(clock)
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
         self._route_looks = RouteLooks(clock())
@@ -494,7 +494,7 @@ class ConsumerSteps:
     def take_answer(self, ticket: Ticket, answer: bytes) -> None:
         """What came of a pull."""
         queue = ticket.queue
-        self._outages.answered(f"broker {queue.broker_name}", queue.topic)
+        self._outages.answered(f"broker {queue.broker_name}", queue.topic, ticket.asked_s)
         try:
             self.state.answered(ticket, answer, self.clock())
         except ProtomqError as error:

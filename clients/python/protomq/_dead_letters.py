@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
-from ._checks import check_flag, check_time, checked_texts
+from ._checks import check_flag, check_span, checked_texts
 from ._group_admin import check_wanted_group
 from ._late_imports import fork_waits
 from .errors import ConfigurationError, ProtomqError, TopicNotFoundError, WrongTypeError
@@ -90,11 +90,8 @@ def replay_dead_letters(
         raise ConfigurationError("dead letters are replayed by id or by time: give one of the two")
     if on_progress is not None and not callable(on_progress):
         raise WrongTypeError(f"on_progress is a function, not {on_progress!r}")
-    times: dict[str, Any] = {}
-    for name, time in (("begin_time", begin), ("end_time", end)):
-        if time is not None:
-            check_time(name.removesuffix("_time"), time)
-            times[name] = time
+    check_span("begin", begin, "end", end, "has died")
+    times: dict[str, Any] = {name: time for name, time in (("begin_time", begin), ("end_time", end)) if time is not None}
     progress = ReplayProgress(group, total=len(ids))
     unknown = set(ids)
     has_any = False

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ._company import Company
+from ._interrupts import is_interrupt
 from ._lines import CHAINS, wake
 from ._transactions import ENDS_MAX, PAUSE_S, End
 from .errors import ClosedError, ConnectionLostError, ProtomqError, RequestTimeoutError
@@ -83,7 +84,7 @@ class EndLine:
             else:
                 self._follow(entry, timeout_s)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 self._interrupted(entry)
             raise
         if isinstance(entry.outcome, BaseException):
@@ -156,12 +157,13 @@ class EndLine:
                 del self._waiting[: ENDS_MAX - 1]
             timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
             outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
-        except Exception as error:
-            # Threads that raise one exception object would write into each other's traceback.
-            outcomes = [error, *(copy.copy(error) for _ in entries[1:])]
         except BaseException as error:
-            stopped = f"the thread that told the decision was stopped by {error!r}"
-            outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
+            if is_interrupt(error):
+                stopped = f"the thread that told the decision was stopped by {error!r}"
+                outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
+            else:
+                # Threads that raise one exception object would write into each other's traceback.
+                outcomes = [error, *(copy.copy(error) for _ in entries[1:])]
         next_ = self._hand_over()
         try:
             self._on_told(len(entries))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from ._environment import namesrv_addresses
+from ._interrupts import comes_of_signal
 from ._late_imports import fork_waits
 from ._remoting_hello import split_address
 from ._steps import Block, CallServer, Steps
@@ -78,6 +79,9 @@ class NameServerList:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
             addresses = parse_addresses(text)
         except (OSError, ValueError, http.client.HTTPException) as error:
+            cause = getattr(error, "reason", None)
+            if comes_of_signal(cause if isinstance(cause, BaseException) else error):
+                raise
             # `reason` of ours is a name for programs.
             why = error if isinstance(error, ProtomqError) else getattr(error, "reason", None) or error
             if isinstance(error, http.client.BadStatusLine):

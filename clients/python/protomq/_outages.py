@@ -6,6 +6,7 @@ A consumer asks each broker for each queue again and again; without this a broke
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -44,14 +45,15 @@ class Outages:
                 what = "does not answer"
             logger.warning("%s %s, trying again: %s", peer, what, error)
 
-    def answered(self, peer: str, topic: str) -> None:
-        """A call went well."""
+    def answered(self, peer: str, topic: str, asked_s: float = math.inf) -> None:
+        """A call went well. `asked_s`: when it was sent. A held one may be answered long after the peer was back."""
         if not self._since_s:  # Nearly always.
             return
         for name in (peer, _about(peer, topic)):
             since_s = self._since_s.pop(name, None)
             if since_s is not None:
-                logger.warning("%s answers again, after %.1f s", name, self._clock() - since_s)
+                over_s = min(self._clock(), asked_s)
+                logger.warning("%s answers again, after %.1f s", name, max(over_s - since_s, 0.0))
 
     def queues_changed(self, topic: str, count: int) -> None:
         """A subscribed topic has `count` queues to read now. Warns once if it has none, unless a broker has said why."""

@@ -105,14 +105,15 @@ class Hold:
     Attributes:
         is_lost: the broker refused to renew: somebody else has the message, or it is a dead letter. What the handler says counts no more.
         is_being_renewed: the broker is asked, and has not answered yet.
+        is_begun: its handler was called.
         renewed_count: how often its time was renewed.
     """
 
-    __slots__ = ("_began_s", "_next_s", "is_being_renewed", "is_lost", "message", "renewed_count")
+    __slots__ = ("_began_s", "_next_s", "is_begun", "is_being_renewed", "is_lost", "message", "renewed_count")
 
     def __init__(self, message: Message, began_s: float, next_s: float) -> None:
         self.message = message
-        self.is_lost = self.is_being_renewed = False
+        self.is_lost = self.is_being_renewed = self.is_begun = False
         self.renewed_count = 0
         self._began_s = began_s
         self._next_s = next_s
@@ -234,9 +235,9 @@ class Ahead:
             ahead = 0  # There is enough for now: the next call is to bring many.
         return min(max(free_count + ahead - len(self._waiting), 0), COUNT_MAX)
 
-    def begins(self, hold: Hold) -> bool:
+    def begins(self, hold: Hold, *, stops: bool) -> bool:
         """Whether a handler is free for what was received; else it waits."""
-        if self.busy_count < self._options.concurrency:
+        if self.busy_count < self._options.concurrency and not stops:
             self.busy_count += 1
             return True
         self._waiting.append(hold)
@@ -393,12 +394,21 @@ class Handling:
             self._count(failed=1)
 
     def give_back(self, holds: Sequence[Hold]) -> Steps[None]:
-        """What was received, and is not handled: the consumer stops. Somebody else may have it at once."""
+        """What was received, and is not handled: the consumer stops. Somebody else may have it at once.
+
+        That of which no handler has seen anything counts as no delivery.
+        """
+        unseen = [hold.message for hold in holds if not hold.is_begun]
+        if unseen:
+            yield from self._steps.give_back(unseen)
+        begun = [hold.message for hold in holds if hold.is_begun]
+        if not begun:
+            return
         text = "the consumer has stopped"
         try:
-            yield from self._steps.change_invisible([hold.message for hold in holds], 0.0, text, retries=CALL)
+            yield from self._steps.change_invisible(begun, 0.0, text, retries=CALL)
         except ProtomqError as error:
-            logger.info("%d messages that nobody has handled come again when their time is up: %r", len(holds), error)
+            logger.info("%d messages that nobody has handled come again when their time is up: %r", len(begun), error)
 
     def lost(self, hold: Hold) -> None:
         """Its handler has ended, and it was lost before."""

@@ -12,6 +12,7 @@ has failed may pass, too: another master is elected. If nobody takes over within
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,6 +160,8 @@ class PopSteps:
         """When the route of each topic is looked up again: nobody says that a broker came new, or came back."""
         self._known_names: tuple[Route | None, list[str]] = None, []
         self._outages = Outages(clock)
+        self.on_abandoned: Callable[[list[Message]], None] | None = None
+        """Gets what a `receive` has found that is cancelled before it returns: nobody has seen it."""
         self._rests: dict[str, tuple[float, float]] = {}
         """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
@@ -264,7 +267,8 @@ class PopSteps:
     def _receive_from_one(
         self, wish: PopWish, name: str, deadline_s: float, failed: dict[str, ProtomqError]
     ) -> Steps[list[Message]]:
-        left_s = max(deadline_s - self._clock(), 0.0)
+        asked_s = self._clock()
+        left_s = max(deadline_s - asked_s, 0.0)
         try:
             messages = yield from self._pop(wish, name, max(round(left_s * 1000), 1) if left_s else 0)
         except ProtomqError as error:
@@ -275,7 +279,7 @@ class PopSteps:
                 yield ForgetRoute(wish.topic)
             failed[name] = error
             return []
-        self._answered(name, wish.topic)
+        self._answered(name, wish.topic, asked_s)
         return messages
 
     def _receive_from_several(
@@ -310,12 +314,13 @@ class PopSteps:
         for name in race.silent:
             self._rest(name)
         messages: list[Message] = []
+        surplus: list[Message] = []
         for _, found in race.found:
             if messages and len(messages) + len(found) > wish.count:
-                yield from self._give_back(found)
+                surplus += found
             else:
                 messages += found
-        return (yield from self._kept(wish, messages)) if messages else []
+        return (yield from self._kept(wish, messages, surplus)) if messages else []
 
     def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
         """The route, and the brokers that are to be asked."""
@@ -340,9 +345,9 @@ class PopSteps:
             self._outages.failed(f"broker {name}", topic, error)
         self._rest(name)
 
-    def _answered(self, name: str, topic: str) -> None:
+    def _answered(self, name: str, topic: str, asked_s: float = math.inf) -> None:
         self._rests.pop(name, None)
-        self._outages.answered(f"broker {name}", topic)
+        self._outages.answered(f"broker {name}", topic, asked_s)
 
     def _rest(self, name: str) -> None:
         rest_s = min(self._rests.get(name, (0.0, REST_MIN_S / 2))[1] * 2, REST_MAX_S)
@@ -366,7 +371,20 @@ class PopSteps:
         )
         return (yield from self._kept(wish, decode_pop_answer(data, wish.topic, broker_name)))
 
-    def _kept(self, wish: PopWish, messages: list[Message]) -> Steps[list[Message]]:
+    def _kept(self, wish: PopWish, messages: list[Message], surplus: Sequence[Message] = ()) -> Steps[list[Message]]:
+        """Those that are wanted. `surplus` is given back before."""
+        try:
+            if surplus:
+                yield from self.give_back(surplus)
+            return (yield from self._wanted(wish, messages))
+        except GeneratorExit:
+            raise
+        except BaseException:  # A cancelled task: nobody gets any of them.
+            if self.on_abandoned is not None:
+                self.on_abandoned([*messages, *surplus])
+            raise
+
+    def _wanted(self, wish: PopWish, messages: list[Message]) -> Steps[list[Message]]:
         """Those that are wanted; the others are acknowledged."""
         kept = messages
         if wish.tags:  # the broker compares hashes
@@ -416,10 +434,10 @@ class PopSteps:
             logger.warning("the answer to a call that was given up cannot be read: %r", error)
             return
         if messages:
-            yield from self._give_back(messages)
+            yield from self.give_back(messages)
 
-    def _give_back(self, messages: list[Message]) -> Steps[None]:
-        """Nobody has seen them: the delivery does not count."""
+    def give_back(self, messages: Sequence[Message]) -> Steps[None]:
+        """Nobody has seen them: the delivery does not count, and others may have them at once."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
@@ -432,8 +450,10 @@ class PopSteps:
                 repeat_is_stale=True,
                 retries=CALL,
             )
+        except StaleReceiptError:
+            return  # They are not held any more.
         except ProtomqError as error:
-            logger.info("%d messages of a call that was given up come again when their time is up: %r", len(messages), error)
+            logger.info("%d messages that nobody has seen come again when their time is up: %r", len(messages), error)
 
     def _hooked(
         self, operation: str, messages: list[Message], steps: Steps[list[Message]]

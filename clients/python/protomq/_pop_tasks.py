@@ -112,7 +112,7 @@ class HandlerTasks:
             broker_name = message.queue.broker_name
             if broker_name not in self._renewing:
                 self._renewing[broker_name] = asyncio.get_running_loop().create_task(self._renew_until_end(broker_name))
-            if self._ahead.begins(hold):
+            if self._ahead.begins(hold, stops=self._stops):
                 self._start(hold)
 
     def _start(self, hold: Hold) -> None:
@@ -135,7 +135,7 @@ class HandlerTasks:
     async def _handle(self, hold: Hold) -> None:
         handling = self.handling
         try:
-            failure = handling.judged(await self._call(hold.message))
+            failure = handling.judged(await self._call(hold))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -152,11 +152,12 @@ class HandlerTasks:
             await self._wait_for_renewals([hold])
             await self._run(handling.fail(hold, failure))
 
-    async def _call(self, message: Message) -> Any:
+    async def _call(self, hold: Hold) -> Any:
+        hold.is_begun = True
         if self._handler.is_coroutine:
-            return await self._handler.call(message)
+            return await self._handler.call(hold.message)
         results: list[Any] = []
-        await asyncio.wrap_future(self._threads.submit(lambda: results.append(self._handler.call(message))))
+        await asyncio.wrap_future(self._threads.submit(lambda: results.append(self._handler.call(hold.message))))
         return results[0]
 
     async def _acknowledge(self, hold: Hold) -> None:
@@ -201,9 +202,8 @@ class HandlerTasks:
             if holds.find(hold.message):  # Else its handler has returned, and the broker is being told.
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        left: list[Hold] = []
-        if self._handler.is_coroutine:  # A function goes on.
-            left = [hold for hold in holds.all() if not hold.is_lost]
+        goes_on = not self._handler.is_coroutine
+        left = [hold for hold in holds.all() if not (hold.is_lost or (goes_on and hold.is_begun))]
         left += await self._received_last()
         if left:
             for hold in left:

@@ -100,7 +100,7 @@ class HandlerThreads:
                 self._renewing.add(broker_name)
                 self._threads.submit(partial(self._renew_until_end, broker_name))
             with self._changed:
-                begins = self._ahead.begins(hold)
+                begins = self._ahead.begins(hold, stops=self._stops)
             if begins:
                 self._threads.submit(partial(self._handle_some, hold))
 
@@ -120,6 +120,7 @@ class HandlerThreads:
         call: Callable[[Message], Any] = self._handler.call
         try:
             try:
+                hold.is_begun = True
                 failure = handling.judged(call(hold.message))
             except BaseException as error:  # sys.exit() in a handler ends no thread of ours.
                 failure = handling.raised(error)

@@ -19,6 +19,7 @@ from ._delays import when_of
 from ._forks import call_after_fork
 from ._hook_points import HookPoints
 from ._hooked_calls import transport_with
+from ._interrupts import is_interrupt
 from ._lines import Entry, Line, Room, resolve_batch
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
@@ -39,7 +40,7 @@ from ._show_settings import show_settings
 from ._steps import Driver
 from ._trace import Tracer, traced
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -229,7 +230,7 @@ class Producer(LineSender):
             elif entry.batch is not None and not self._submit(line, entry.batch):
                 self._lead(line, entry.batch)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 self._interrupted(line, entry, entry)
             raise
         return future
@@ -307,7 +308,10 @@ class Producer(LineSender):
         Returns True if this call took it back: nobody will get it. False: the message is delivered already, or was recalled by an earlier
         call. Tried again until the time-out, `send_timeout_s`. If an answer is lost, the broker tells at the next try whether that recall
         has won. If it does not know, the error of the lost one is raised, which is not `definite`. After such an error, the False of a new
-        call may be the first one's work. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
+        call may be the first one's work.
+
+        The broker knows that a message was recalled, not by whom. So two callers that recall one message at once may both be told True, if
+        the answer to one of them is lost. Raises ConfigurationError for an invalid handle, NoRouteError if its broker is away.
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)
@@ -394,20 +398,22 @@ class Producer(LineSender):
         return self._core.sequences.producer_id
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The writable queues of a topic. If the topic does not exist yet: the queues that the first send will create.
+        """The writable queues of a topic. If the topic does not exist yet: the queues that the first send would create.
 
         RocketMQ: fetchPublishMessageQueues. Raises TopicNotFoundError, NoRouteError.
         """
-        check_topic(topic)
-        return self._route(topic, self._deadline(None)).write_queues
+        return self._looked_at(topic).write_queues
 
     def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        return {name: self._transport.kind(address) for name, address in self._looked_at(topic).brokers.items()}
+
+    def _looked_at(self, topic: str) -> Route:
+        """A route that nothing is sent by."""
         check_topic(topic)
-        return {
-            name: self._transport.kind(address)
-            for name, address in self._route(topic, self._deadline(None)).brokers.items()
-        }
+        route = self._route(topic, self._deadline(None))
+        self._routes.forget_unmade(topic)
+        return route
 
     def close(self, timeout_s: float | None = None) -> None:
         """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).

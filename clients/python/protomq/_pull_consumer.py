@@ -567,8 +567,9 @@ class PullConsumer(ConsumerBase):
 
     def _send_due(self, pulls: PullMultiplexer) -> None:
         state = self._state
-        for queue in state.due(time.monotonic()):
-            ticket = state.begin(queue)
+        now_s = time.monotonic()
+        for queue in state.due(now_s):
+            ticket = state.begin(queue, now_s)
             address = self._known_address(queue) or self._run(self._steps.address_for(ticket))
             if address is not None:
                 pulls.send(address, ticket, state.encode_request(ticket), self.options.pull_timeout_s)

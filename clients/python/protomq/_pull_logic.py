@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import random
 import secrets
@@ -125,6 +126,8 @@ class Ticket(NamedTuple):
     queue: MessageQueue
     generation: int
     queue_offset: int
+    asked_s: float = math.inf
+    """When it is sent; inf: nobody has said."""
 
 
 @dataclass(slots=True)
@@ -440,12 +443,12 @@ class PullState:
             return 1  # One more answer, whatever its size.
         return max(room_bytes, 0)
 
-    def begin(self, queue: MessageQueue) -> Ticket:
+    def begin(self, queue: MessageQueue, now_s: float = math.inf) -> Ticket:
         """A pull of the queue is being sent."""
         state = self._state(queue)
         assert _wants_pull(state)
         state.in_flight = True
-        return Ticket(queue, state.generation, state.pull_offset)
+        return Ticket(queue, state.generation, state.pull_offset, now_s)
 
     def suggested_broker_id(self, queue: MessageQueue) -> int:
         """From which broker of its name the queue is to be pulled; 0: the master."""

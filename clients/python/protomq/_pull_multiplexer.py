@@ -19,6 +19,7 @@ from collections.abc import Set
 from typing import Any, Final, NamedTuple
 
 from . import _methods
+from ._interrupts import comes_of_signal
 from ._late_imports import fork_waits
 from ._remoting_hello import error_of_answer
 from ._remoting_sync import PipelinedConnection
@@ -177,8 +178,10 @@ class PullMultiplexer:
         """Ends a wait."""
         try:
             self._wake_out.send(b"\0")
-        except OSError:
-            return  # Full, then it wakes anyway; or closed.
+        except OSError as error:
+            if comes_of_signal(error):
+                raise
+            # Full, then it wakes anyway; or closed.
 
     def close(self) -> None:
         """Closes all connections; the brokers drop what they hold for them. In a forked child it closes the child's copies."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
+from ._interrupts import comes_of_signal
 from ._methods import LOOKED_AT_FIRST, REPEATABLE, WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
@@ -93,6 +94,8 @@ def say_hello(
     except BlockingIOError as error:
         raise ConnectFailedError(f"{address}: no answer to the hello: timed out") from error
     except OSError as error:
+        if comes_of_signal(error):
+            raise
         raise ConnectFailedError(
             f"{address}: no answer to the hello: {str(error) or type(error).__name__}"
         ) from error
@@ -197,6 +200,8 @@ class Connection:
                 f"{self._address}: no answer to {method.path} within {timeout_s:.3f} s"
             ) from None
         except OSError as error:
+            if comes_of_signal(error):
+                raise
             raise ConnectionLostError(
                 f"{self._address}: connection lost during {method.path}: {error}"
             ) from error
@@ -538,6 +543,8 @@ class PipelinedConnection:
         try:
             self._stream.send((header, payload))
         except OSError as error:
+            if comes_of_signal(error):
+                raise
             raise ConnectionLostError(
                 f"{self._address}: connection lost during {method.path}: {error}"
             ) from error
@@ -547,6 +554,8 @@ class PipelinedConnection:
         try:
             self._stream.send((encode_cancel(request_id),))
         except OSError as error:
+            if comes_of_signal(error):
+                raise
             raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
 
     def receive(self, size_max_bytes: int) -> list[tuple[int, int, bytes]]:
@@ -575,6 +584,8 @@ class PipelinedConnection:
         except BlockingIOError:
             pass
         except OSError as error:
+            if comes_of_signal(error):
+                raise
             raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
         return answers
 

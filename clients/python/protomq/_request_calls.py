@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 
+from ._interrupts import comes_of_signal
 from ._outgoing import SendResult
 from ._requests import (
     Reply,
@@ -63,7 +64,9 @@ class RequestCalls:
             )
             try:
                 body, answered = future.result(seconds_left(deadline_s))
-            except FutureTimeoutError:
+            except FutureTimeoutError as error:
+                if comes_of_signal(error):
+                    raise
                 raise no_reply(sent, timeout_s) from None
             return Reply(body, answered, sent)
         finally:

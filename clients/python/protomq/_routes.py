@@ -2,7 +2,8 @@
 
 Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
-  that does not exist yet (auto_create) is trusted for 2 s only.
+  that does not exist yet (auto_create) is trusted for 2 s only. A producer then waits for the look-up, and trusts none that it has not
+  sent by: somebody may make the topic meanwhile, at other brokers.
 - No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
   while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
@@ -94,7 +95,8 @@ class RouteCache:
         entry = self._entries.get(topic)
         if entry is None or (entry.invalid and now_s - entry.fetched_at_s >= INVALIDATE_INTERVAL_S):
             return None
-        return entry.route
+        # By now the topic may be at some brokers: others would make it, too.
+        return None if entry.route.auto_create and self._sends else entry.route
 
     def last_known(self, topic: str) -> Route | None:
         """Whatever was known last: for the time while no name server answers."""
@@ -160,6 +162,12 @@ class RouteCache:
         if entry is not None:
             entry.invalid = entry.invalid or not may_be_old
             entry.fresh_until_s = 0.0
+
+    def forget_unmade(self, topic: str) -> None:
+        """The route was only looked at: if the topic does not exist yet, it is looked up again before anything is sent by it."""
+        entry = self._entries.get(topic)
+        if entry is not None and entry.route.auto_create:
+            del self._entries[topic]
 
     def release_refreshes(self) -> None:
         """After a fork: the threads that were refreshing are gone."""
@@ -284,6 +292,11 @@ class RouteBook:
         """
         with self._own_lock():
             self._cache.invalidate(topic, may_be_old=may_be_old)
+
+    def forget_unmade(self, topic: str) -> None:
+        """See RouteCache.forget_unmade."""
+        with self._own_lock():
+            self._cache.forget_unmade(topic)
 
     def look_up_behind(self, topic: str) -> None:
         """A known route is looked up again behind the caller's back, as new as it may be; `last_known` will tell."""

@@ -31,6 +31,7 @@ from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compr
 from ._delays import When, delay_flags, delayed
 from ._fault_tolerance import LatencyFaultTolerance
 from ._hook_points import HookPoints
+from ._interrupts import comes_of_signal
 from ._outgoing import OutgoingMessage, SendResult, SendStatus, Stored
 from ._permitted import nothing_to_write
 from ._producer_options import ProducerOptions
@@ -369,6 +370,8 @@ class SendCore:
         except (
             Exception
         ) as error:  # DecodeError and ValueError alike: the peer speaks something else.
+            if comes_of_signal(error):
+                raise
             raise ProtocolError(f"the answer to a send does not parse: {error}") from error
         count = len(request.records)
         if response.record_count != count:

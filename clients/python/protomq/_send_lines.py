@@ -18,6 +18,7 @@ from ._batching import PreparedRecord
 from ._checks import check_queue, check_topic
 from ._company import Company
 from ._delays import When
+from ._interrupts import is_interrupt
 from ._lines import LINES_MAX, Entry, Line, resolve_batch, wake
 from ._methods import SEND
 from ._outgoing import SendResult, Stored
@@ -67,7 +68,7 @@ class LineSender:
                 if line.try_to_lead(record):
                     return self._lead_alone(line, record, deadline_s)
             except BaseException as error:
-                if not isinstance(error, Exception):
+                if is_interrupt(error):
                     self._interrupted(line, Entry(record, deadline_s), record)
                 raise
         entry = Entry(record, deadline_s)
@@ -78,7 +79,7 @@ class LineSender:
             else:
                 self._follow(line, entry)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 self._interrupted(line, entry, entry)
             raise
         if entry.stored is None:
@@ -145,10 +146,10 @@ class LineSender:
         except BaseException as caught:
             error = caught
         following = self._hand_over(line)
-        if error is None or isinstance(error, Exception):
+        if error is None or not is_interrupt(error):
             resolve_batch(batch, stored, error)
             return following
-        # KeyboardInterrupt and the like are for this thread; nobody knows what became of a request without an answer.
+        # What a signal has raised is for this thread; nobody knows what became of a request without an answer.
         stopped = f"the thread that carried the message was stopped by {error!r}"
         resolve_batch([entry for entry in batch if not entry.resolved], stored, ConnectionLostError(stopped))
         if following:

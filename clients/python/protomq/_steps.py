@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from ._interrupts import comes_of_signal
 from ._types import BrokerAddress, MethodInfo, Route
 from .errors import ProtomqError
 
@@ -225,6 +226,8 @@ class Driver:
         try:
             return self.run(steps)
         except Exception as error:
+            if comes_of_signal(error):
+                raise
             return error
 
 

@@ -35,6 +35,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar, cast
 
+from ._interrupts import comes_of_signal
 from .errors import SchemaError, WrongTypeError
 
 __all__ = ["CONTENT_TYPE", "SCHEMA", "BodyCodec", "decode_body", "encode_body", "register_body_codec"]
@@ -117,6 +118,8 @@ def encode_body(value: Any, properties: Mapping[str, str] | None) -> tuple[bytes
     except MemoryError:
         raise
     except Exception as error:
+        if comes_of_signal(error):
+            raise
         raise WrongTypeError(f"a body of type {_name(type_)} cannot be encoded: {error}") from error
     said = {CONTENT_TYPE: codec.content_type}
     if schema := codec.schema(type_):
@@ -144,6 +147,8 @@ def decode_body(body: bytes, properties: Callable[[], Mapping[str, str]], type_:
     except MemoryError:
         raise
     except Exception as error:
+        if comes_of_signal(error):
+            raise
         raise SchemaError(f"{_name(type_)}: {error}") from error
 
 

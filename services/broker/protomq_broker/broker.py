@@ -288,7 +288,7 @@ class Broker:
             self._send_backs,
             self._came_beside,
         )
-        self._dead_letters = DeadLetterService(self.store, self._writer, self._permit)
+        self._dead_letters = DeadLetterService(self.store, self._writer, self._permit, clock)
         first_reply_id = secrets.randbits(62) | 1
         self._replies = ReplyService(
             clock, config.hold_max_ms, lambda: self._permit.refusal, first_reply_id

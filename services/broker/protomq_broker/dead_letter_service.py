@@ -52,6 +52,7 @@ from .topic_access import check_group_name
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
+    from protomq_runtime.clock import Clock
 
     from .store.state.topics import TopicConfig
     from .store.store import Store
@@ -63,6 +64,8 @@ SLICE_SIZE_MAX_BYTES: Final = 1 << 20
 """The most bytes of dead letters that one call reads. Copying them takes some 10 ms, appending them 1 ms."""
 IDS_MAX: Final = 256
 QUEUE_ID: Final = 0
+AHEAD_MAX_MS: Final = 60_000
+"""By so much the clocks of clients may differ."""
 
 
 class _Letter(NamedTuple):
@@ -77,8 +80,9 @@ class _Letter(NamedTuple):
 class DeadLetterService:
     """Implements protomq.v1.DeadLetterService."""
 
-    def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit) -> None:
+    def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._writer = writer
         self._permit = permit
         self.replayed_count = 0
@@ -179,12 +183,17 @@ class DeadLetterService:
         start, end = store.queue_range(topic.name, QUEUE_ID)
         if request.end_offset:
             end = min(end, request.end_offset)
+        begin_ms: int | None = None
         if request.HasField("begin_time"):
-            time_ms = time_ms_of("begin_time", request.begin_time)
-            start = max(start, store.offset_at_time(topic.name, QUEUE_ID, time_ms))
+            begin_ms = time_ms_of("begin_time", request.begin_time)
+            if begin_ms > self._clock.now_ms() + AHEAD_MAX_MS:
+                raise invalid_argument("begin_time", "lies ahead: nothing has died then")
+            start = max(start, store.offset_at_time(topic.name, QUEUE_ID, begin_ms))
         if request.HasField("end_time"):
-            time_ms = time_ms_of("end_time", request.end_time)
-            end = min(end, store.offset_at_time(topic.name, QUEUE_ID, time_ms))
+            end_ms = time_ms_of("end_time", request.end_time)
+            if begin_ms is not None and end_ms <= begin_ms:
+                raise invalid_argument("end_time", "is not after begin_time: nothing has died between")
+            end = min(end, store.offset_at_time(topic.name, QUEUE_ID, end_ms))
         first = max(start, request.begin_offset)
         response.end_offset = max(end, first)
         response.next_offset = first

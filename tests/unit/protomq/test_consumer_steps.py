@@ -186,6 +186,22 @@ def test_a_master_that_fails_is_no_slave_that_is_left(world: FakeWorld, brokers:
     assert (A0 in state.due(world.now_s())) == has_slave, "the master is pulled at once only if it was a slave that failed"
 
 
+def test_a_broker_that_held_a_pull_was_not_silent_meanwhile(
+    world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(world)
+    consumer.subscribe()
+    state = consumer.steps.state
+    ticket = state.begin(A0, world.now_s())
+    world.driver.run(consumer.steps.take_error(ticket, ConnectionLostError("restarts")))
+    world.advance(2.0)
+    ticket = state.begin(A0, world.now_s())
+    world.advance(60.0)
+    with caplog.at_level(logging.WARNING, "protomq"):
+        consumer.steps.take_answer(ticket, brokers._pull("a", state.encode_request(ticket)))
+    assert caplog.messages[-1] == "broker a answers again, after 2.0 s"
+
+
 def test_a_consumer_that_is_closed_leaves_no_slave(world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture) -> None:
     world.routes["T"] = replace(world.routes["T"], slaves={("a", 1): BrokerAddress("a", "slave:1", "slave:1")})
     consumer = Consumer(world)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from protomq import Producer
 from protomq._end_lines import EndLine
+from protomq._interrupts import comes_of_signal, is_interrupt
 from protomq._transactions import End
 from protomq.errors import ProtomqError
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
@@ -20,6 +24,43 @@ from tests.support.waiting import wait_for
 from .test_end_lines import end_of
 
 SOON_S = 5.0
+ERRORS = [KeyboardInterrupt, TimeoutError]
+"""What signal handlers raise: of Ctrl-C, and of many alarms."""
+
+
+class Alarm:
+    """A handler that is no function."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    def ring(self, *_: object) -> None:
+        raise OSError("rings")
+
+
+@pytest.mark.parametrize("handler", [Alarm(), Alarm().ring, functools.partial(Alarm()), lambda number, _: {}[number]])
+def test_what_a_signal_handler_raises_is_told_from_what_is_raised_where_it_comes(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises((OSError, KeyError)) as caught:
+            signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert comes_of_signal(caught.value)
+    assert is_interrupt(caught.value)
+
+
+def test_an_error_of_the_code_itself_is_no_interrupt() -> None:
+    def fail(depth: int) -> None:
+        if not depth:
+            raise TimeoutError
+        fail(depth - 1)
+
+    with pytest.raises(TimeoutError) as caught:
+        fail(3)
+    assert not is_interrupt(caught.value)
+    assert not is_interrupt(TimeoutError())
+    assert is_interrupt(SystemExit())
 
 
 def producer() -> Producer:
@@ -28,6 +69,7 @@ def producer() -> Producer:
     return made
 
 
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(
     "send",
     [
@@ -37,9 +79,11 @@ def producer() -> Producer:
     ],
     ids=["send", "send to a queue", "send_async"],
 )
-def test_a_send_that_is_interrupted_leaves_its_line_to_the_next(send: Callable[[Producer], object]) -> None:
+def test_a_send_that_is_interrupted_leaves_its_line_to_the_next(
+    send: Callable[[Producer], object], error: type[BaseException]
+) -> None:
     places = []
-    for place, made in interrupted_everywhere(producer, send):
+    for place, made in interrupted_everywhere(producer, send, error):
         places.append(place)
         with made:
             send(made)
@@ -48,7 +92,8 @@ def test_a_send_that_is_interrupted_leaves_its_line_to_the_next(send: Callable[[
     assert any("try_to_lead" in place or "enter" in place for place in places)
 
 
-def test_a_send_that_leads_others_and_is_interrupted_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_send_that_leads_others_and_is_interrupted_leaves_nobody_waiting(error: type[BaseException]) -> None:
     """Another message gathers while the interrupted one is on its way."""
 
     class Busy:
@@ -72,22 +117,24 @@ def test_a_send_that_leads_others_and_is_interrupted_leaves_nobody_waiting() -> 
                 self.producer.send("T", b"other", timeout_s=3 * SOON_S)
             self.ended.set()
 
-    for place, made in interrupted_everywhere(Busy, lambda made: made.producer.send("T", b"x", timeout_s=SOON_S)):
+    for place, made in interrupted_everywhere(Busy, lambda made: made.producer.send("T", b"x", timeout_s=SOON_S), error):
         if made.thread.ident is not None:
             assert made.ended.wait(SOON_S), place
         made.producer.send("T", b"y", timeout_s=SOON_S)
         made.producer.close()
 
 
-def test_a_decision_that_is_interrupted_leaves_its_line_to_the_next() -> None:
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_decision_that_is_interrupted_leaves_its_line_to_the_next(error: type[BaseException]) -> None:
     def made() -> EndLine:
         return EndLine(lambda ends, _: [False for _ in ends])
 
-    for place, line in interrupted_everywhere(made, lambda line: line.end(end_of("interrupted"), SOON_S)):
+    for place, line in interrupted_everywhere(made, lambda line: line.end(end_of("interrupted"), SOON_S), error):
         assert not line.end(end_of("later"), SOON_S), place
 
 
-def test_a_decision_that_leads_others_and_is_interrupted_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_decision_that_leads_others_and_is_interrupted_leaves_nobody_waiting(error: type[BaseException]) -> None:
     """Another decision gathers while the interrupted one is on its way."""
 
     class Busy:
@@ -107,7 +154,7 @@ def test_a_decision_that_leads_others_and_is_interrupted_leaves_nobody_waiting()
                 self.line.end(end_of("other"), 3 * SOON_S)
             self.ended.set()
 
-    for place, made in interrupted_everywhere(Busy, lambda made: made.line.end(end_of("interrupted"), SOON_S)):
+    for place, made in interrupted_everywhere(Busy, lambda made: made.line.end(end_of("interrupted"), SOON_S), error):
         if made.thread.ident is not None:
             assert made.ended.wait(SOON_S), place
         assert not made.line.end(end_of("later"), SOON_S), place
@@ -122,7 +169,8 @@ def test_no_thread_is_left_behind_that_waits_for_nothing() -> None:
     wait_for(lambda: not any(one.name == "protomq-interrupted" for one in threading.enumerate()), SOON_S, pause_s=0.001)
 
 
-def test_a_send_that_waits_in_line_and_is_interrupted_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_send_that_waits_in_line_and_is_interrupted_leaves_nobody_waiting(error: type[BaseException]) -> None:
     """Another thread leads, and comes back when the message waits, or when its caller was interrupted before."""
 
     class Busy:
@@ -145,7 +193,7 @@ def test_a_send_that_waits_in_line_and_is_interrupted_leaves_nobody_waiting() ->
         def lead(self) -> None:
             self.producer.send("T", b"leads", timeout_s=3 * SOON_S)
 
-    for place, made in interrupted_everywhere(Busy, lambda made: made.producer.send("T", b"x", timeout_s=SOON_S)):
+    for place, made in interrupted_everywhere(Busy, lambda made: made.producer.send("T", b"x", timeout_s=SOON_S), error):
         made.is_over = True
         made.thread.join(SOON_S)
         assert not made.thread.is_alive(), place

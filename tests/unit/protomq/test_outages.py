@@ -31,6 +31,17 @@ def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixt
     ]
 
 
+def test_an_outage_ends_when_the_call_was_sent_that_is_answered_however_long_that_was_held(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    outages = Outages(lambda: now_s)
+    for asked_s in (2.0, -1.0):
+        now_s = 0.0
+        outages.failed("broker a", "t", ConnectFailedError("refused"))
+        now_s = 62.0
+        outages.answered("broker a", "t", asked_s)
+    assert caplog.messages[1::2] == ["broker a answers again, after 2.0 s", "broker a answers again, after 0.0 s"]
+
+
 def test_what_one_topic_suffers_from_does_not_take_turns_with_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

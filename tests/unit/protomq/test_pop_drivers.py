@@ -22,7 +22,7 @@ from protomq._push_results import Listener
 from protomq._steps import CallRace, Driver
 from protomq._types import BrokerAddress, MethodInfo, Route
 from protomq.errors import RequestTimeoutError
-from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleResponse
+from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleRequest, ChangeInvisibleResponse
 from tests.support.fake_driver import route_of
 
 from .test_pop_steps import answer_of
@@ -210,6 +210,24 @@ def test_an_error_that_cannot_say_what_it_is_gives_its_message_back(world: World
     counts = world.handle(handler, invisible_s=60.0, concurrency=1, drain_timeout_s=1.0)
     assert counts == (1, 1, 0)
     assert world.handling.holds.all() == []
+
+
+def test_what_comes_when_the_consumer_stops_is_not_begun_and_counts_as_no_delivery(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[bytes] = []
+    told: list[tuple[bool, int]] = []
+
+    def call(address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], *_: object, **__: object) -> bytes:
+        if method is _methods.POP:
+            world.stop()
+            return answer_of([b"late"])
+        request = ChangeInvisibleRequest.FromString(b"".join(payload))
+        told.append((request.unseen, len(request.messages)))
+        data: bytes = ChangeInvisibleResponse().SerializeToString()
+        return data
+
+    monkeypatch.setattr(world.brokers, "call", call)
+    assert world.handle(lambda message: handled.append(message.body)) == (0, 0, 0)
+    assert (handled, told) == ([], [(True, 1)])
 
 
 def test_the_failure_of_a_message_is_told_behind_its_renewal(world: World) -> None:

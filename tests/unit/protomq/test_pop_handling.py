@@ -249,6 +249,17 @@ def test_a_message_that_is_rejected_is_a_dead_letter_unless_somebody_else_has_it
     assert brokers.handling.counts == (0, 2, 1)
 
 
+def test_of_what_is_given_back_at_a_stop_only_what_a_handler_was_called_for_counts_as_a_delivery() -> None:
+    brokers = Brokers()
+    holds = brokers.begin("a")
+    holds[1].is_begun = True
+    brokers.run(brokers.handling.give_back(holds))
+    assert [(told.unseen, told.invisible_ms, list(told.messages[0].offset_runs)) for _, told in brokers.told] == [
+        (True, 0, [40, 1]),
+        (False, 0, [41, 1]),
+    ]
+
+
 def test_nonsense_is_done_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     handling = Brokers().handling
     assert [handling.judged(42), handling.judged("?"), handling.judged(None)] == [None, None, None]
@@ -305,7 +316,7 @@ class Pool:
         count = self.ahead.room(now_s)
         for message in decode_pop_answer(answer_of([self.body] * count), "T", "a") if count else ():
             hold = Hold(message, now_s, now_s + 30)
-            (self.running if self.ahead.begins(hold) else self.waiting).append(hold)
+            (self.running if self.ahead.begins(hold, stops=False) else self.waiting).append(hold)
         return count
 
     def end(self, count: int, now_s: float, *, stops: bool = False) -> None:

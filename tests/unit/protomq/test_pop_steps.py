@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ class Brokers:
             while True:
                 try:
                     outcome = self._do(effect)
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
                     effect = steps.throw(error)
                 else:
                     effect = steps.send(outcome)
@@ -254,6 +256,50 @@ def test_what_several_bring_at_one_moment_is_given_as_far_as_it_was_asked_for() 
     assert [(request.unseen, request.invisible_ms) for request in brokers.given_back] == [(True, 0)]
 
 
+@pytest.mark.parametrize(("tags", "method"), [((), _methods.CHANGE_INVISIBLE), (("wanted",), _methods.ACK)], ids=["surplus", "unwanted"])
+def test_of_a_receive_that_is_cancelled_while_it_tells_brokers_all_that_it_has_found_is_abandoned(tags: Any, method: Any) -> None:
+    brokers = Brokers("a", "b")
+    brokers.arrivals = {1.0: [("b", b"x"), ("a", b"y")]}
+    abandoned: list[list[Message]] = []
+    brokers.steps.on_abandoned = abandoned.append
+    do = brokers._do
+
+    def cancelled(effect: Any) -> Any:
+        if isinstance(effect, CallServer) and effect.method is method:
+            raise asyncio.CancelledError
+        return do(effect)
+
+    brokers._do = cancelled  # type: ignore[method-assign]
+    wish = brokers.steps.wish(
+        "T", 1, invisible_s=60.0, hold_s=15.0, queue=None, tags=tags, sql=None, cel=None, module=None, fifo=False, start="earliest"
+    )
+    if tags:
+        wish = replace(wish, count=2)
+    with pytest.raises(asyncio.CancelledError):
+        brokers.run(brokers.steps.receive(wish))
+    assert [[message.body for message in messages] for messages in abandoned] == [[b"x", b"y"]]
+
+
+def test_the_failure_of_a_broker_that_has_left_the_route_says_nothing_of_those_that_are_there() -> None:
+    brokers = Brokers("a", "b", "c")
+    of_all, do = brokers.route, brokers._do
+    a_and_b, b_and_c = (
+        replace(of_all, read_queues=tuple(queue for queue in of_all.read_queues if queue.broker_name in names)) for names in ("ab", "bc")
+    )
+    brokers.failures = {"a": [StoreFailedError("disk")], "b": [StoreFailedError("disk")] * 99, "c": []}
+    seen: list[Route] = []
+
+    def noted(effect: Any) -> Any:
+        if not isinstance(effect, GetRoute):
+            return do(effect)
+        seen.append(b_and_c if seen else a_and_b)
+        return seen[-1]
+
+    brokers._do = noted  # type: ignore[method-assign]
+    assert brokers.receive(hold_s=3.0) == [], "c has nothing, and has not failed"
+    assert ("c", 0) in brokers.asked
+
+
 def test_a_race_with_a_failed_and_a_silent_broker_is_over_soon_after_the_failure() -> None:
     clock = Clock()
     race = PopRace(["a", "b"], lambda name, hold_ms: CallServer(None, None, (), 0.0), lambda name, data: [], 15.0, clock)  # type: ignore[arg-type]
@@ -351,6 +397,13 @@ PASSING = [
     ConnectFailedError("refused"), ConnectionLostError("lost"), RequestTimeoutError("silent"), NotMasterError("a slave"),
     ShuttingDownError("stops"), SystemBusyError("busy"),
 ]  # fmt: skip
+
+
+def test_a_broker_that_held_a_pop_was_not_silent_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers("a")
+    brokers.failures["a"] = [ConnectionLostError("restarts")]
+    assert brokers.receive(hold_s=15.0) == []
+    assert caplog.messages[1] == "broker a answers again, after 0.1 s"
 
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)

@@ -194,6 +194,24 @@ def test_a_topic_to_be_created_is_looked_up_soon() -> None:
     assert cache.fresh("t", 2.0) is None
 
 
+def test_a_producer_sends_by_no_old_route_of_a_topic_that_was_to_be_created() -> None:
+    for sends in (True, False):
+        cache = RouteCache(sends=sends)
+        cache.store(route(auto_create=True), 0.0)
+        assert (cache.known("t", 2.0) is None) is sends, "others may have made it meanwhile, elsewhere"
+        assert cache.failed("t", NoRouteError("silent"), 2.0) is not None, "while no name server answers it is used"
+
+
+def test_a_route_that_was_only_looked_at_is_forgotten_if_the_topic_does_not_exist() -> None:
+    cache = RouteCache(sends=True)
+    cache.store(route(auto_create=True), 0.0)
+    cache.forget_unmade("t")
+    assert cache.last_known("t") is None
+    cache.store(route(), 0.0)
+    cache.forget_unmade("t")
+    assert cache.last_known("t") == route()
+
+
 def test_a_producer_looks_for_a_closed_broker_each_second_as_long_as_others_can_be_written() -> None:
     closed = replace(route_at("a", "b"), writable_brokers=("b",), is_partly_closed=True)
     for sends, fresh_s in ((True, CLOSED_FRESH_S), (False, ROUTE_FRESH_S)):

@@ -16,7 +16,7 @@ from protomq.v1.dead_letter_service_pb2 import (
 )
 from protomq.wire.topics import dead_letter_topic
 from protomq_broker import dead_letter_service
-from protomq_broker.dead_letter_service import DeadLetterService
+from protomq_broker.dead_letter_service import AHEAD_MAX_MS, DeadLetterService
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -28,7 +28,7 @@ class ReplayWorld(RetryWorld):
 
     def start(self) -> None:
         super().start()
-        self.service = DeadLetterService(self.store, self.writer, self.permit)
+        self.service = DeadLetterService(self.store, self.writer, self.permit, self.clock)
 
     def die(self, *bodies: bytes, topic: str = TOPIC, queue_id: int = 0) -> None:
         before = len(self.read(topic, queue_id))
@@ -80,6 +80,21 @@ def test_a_replayed_message_is_the_message_and_says_where_it_comes_from() -> Non
     assert (transit.origin_topic, transit.origin_queue_offset) == (TOPIC, 0)
     assert world.send_back([copy]).results[0].attempt == 1, "its attempts begin anew"
     assert len(world.dead_letters()) == 1, "the dead letter stays"
+
+
+def test_a_time_at_which_nothing_can_have_died_is_refused() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    request = ReplayDeadLettersRequest()
+    now_ms = world.clock.now_ms()
+    request.begin_time.FromMilliseconds(now_ms + AHEAD_MAX_MS)
+    assert world.replay(begin_time=request.begin_time).replayed_count == 0, "clocks may differ"
+    request.end_time.FromMilliseconds(now_ms + AHEAD_MAX_MS)
+    span = {"begin_time": request.begin_time, "end_time": request.end_time}
+    assert "end_time: is not after begin_time" in str(refusal(lambda: world.replay(**span)))
+    request.begin_time.FromMilliseconds(now_ms + AHEAD_MAX_MS + 1)
+    assert "begin_time: lies ahead" in str(refusal(lambda: world.replay(begin_time=request.begin_time)))
+    assert world.replay(end_time=request.end_time).replayed_count == 1
 
 
 def test_each_is_replayed_once_unless_asked_for_again() -> None:

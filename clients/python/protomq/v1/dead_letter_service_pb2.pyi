@@ -140,11 +140,11 @@ class ReplayDeadLettersRequest(_message.Message):
 
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-        """Only those that became dead letters at this time or later."""
+        """Only those that became dead letters at this time or later. More than a minute ahead is refused."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """Only those that became dead letters before this time."""
+        """Only those that became dead letters before this time, which is after begin_time."""
 
     def __init__(
         self,
