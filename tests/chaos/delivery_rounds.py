@@ -69,8 +69,6 @@ PART_BY_LEVEL: Final = 0.3
 PART_LATER: Final = 0.02
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
-ROUNDING_S: Final = 0.002
-"""Due times are whole milliseconds; the sending and the checking end round."""
 
 
 @dataclass
@@ -234,7 +232,7 @@ def retry_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
             wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
             world.wait(lambda: wanted <= seen.ended and not consumer.counts.open)
         dead = _dead_letters(place, group, buried)
-        early_max_s = place.early_max_s() + ROUNDING_S
+        early_max_s = place.early_max_s()
     _judge_retries(world, seen, sent, wanted, dead, early_max_s)
     return world
 
@@ -401,7 +399,7 @@ def delay_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = s
                     continue
                 for message in messages:
                     early_s = sent[message.body].due_s - time.monotonic()
-                    if early_s > ROUNDING_S + place.early_max_s():
+                    if early_s > place.early_max_s():
                         world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
                     came[message.body] += 1
                     # When it came to its queue: a consumer may take seconds to find a broker that is back.

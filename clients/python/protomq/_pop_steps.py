@@ -198,7 +198,7 @@ class PopSteps:
         wanted = checked_tags(tags)
         filter_ = checked_filter(wanted, sql, cel, module)
         check_flag("fifo", fifo)
-        invisible_ms = round(invisible_s * 1000)
+        invisible_ms = math.ceil(invisible_s * 1000)
         return PopWish(
             self.group, topic, count, invisible_ms, hold_s, queue, wanted, filter_, fifo, start  # type: ignore[arg-type]
         )
@@ -506,7 +506,7 @@ class PopSteps:
             from .v1 import pop_service_pb2 as pb
 
         _check_hold("invisible_s", invisible_s)
-        invisible_ms, text = round(invisible_s * 1000), error_text(error)
+        invisible_ms, text = math.ceil(invisible_s * 1000), error_text(error)
         return (
             yield from self._settle(
                 checked_messages(messages),

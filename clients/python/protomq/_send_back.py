@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,7 +109,7 @@ def delay_fields(delay: object, *, dead_letter: object) -> dict[str, Any]:
         return {}
     if isinstance(delay, DelayLevel):
         return {"delay_level": check_count("the level of a delay", delay.level, 1, (1 << 31) - 1)}
-    return {"delay_ms": round(checked_delay_s(delay, DELAY_MAX_S, "40 days") * 1000)}
+    return {"delay_ms": math.ceil(checked_delay_s(delay, DELAY_MAX_S, "40 days") * 1000)}
 
 
 def attempt_fields(message: Message) -> dict[str, Any]:

@@ -9,7 +9,13 @@ import numpy as np
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
 
 from .store.log.kinds import MIXED
-from .store.timer.delay_levels import DelayError, check_due, due_of_delay, due_of_level
+from .store.timer.delay_levels import (
+    DelayError,
+    check_due,
+    checked_delay_ms,
+    delay_of_level,
+    due_behind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +50,14 @@ class Delays:
         delay = header.WhichOneof("delay")
         if delay is None:
             return None
-        now_ms = self._log_time.now_ms()
         try:
             if delay == "delay_level":
-                return due_of_level(self._levels_ms, header.delay_level, now_ms)
-            return due_of_delay(header.delay_ms, now_ms)
+                delay_ms = delay_of_level(self._levels_ms, header.delay_level)
+            else:
+                delay_ms = checked_delay_ms(header.delay_ms)
         except DelayError as error:
             raise illegal_delay(error) from error
+        return due_behind(delay_ms, self._log_time.now_ms())
 
     def check(self, region: RecordRegion) -> None:
         """Raises ServiceError if the broker never takes such messages. At least one of them has a due time."""

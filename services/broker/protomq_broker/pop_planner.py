@@ -27,6 +27,7 @@ from protomq_runtime.errors import too_many
 
 from .pop_orders import Part, PopAnswer, PopOrder
 from .pop_reading import SCAN_S, Limits, PopReader
+from .pop_time import deadline_ms
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
@@ -356,7 +357,7 @@ class PopPlanner:
                 hand_out = told.hand_outs.add(
                     number=number,
                     time_ms=plan.time_ms,
-                    deadline_ms=plan.time_ms + invisible_ms,
+                    deadline_ms=deadline_ms(plan.time_ms, invisible_ms),
                     attempt=part.attempt,
                 )
             part.number = number

@@ -24,6 +24,7 @@ from protomq.wire.topics import POP_TOPIC
 from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
 from .pop_receipts import stale_receipt
+from .pop_time import deadline_ms
 from .store.log.transit import cut_error
 from .store.state.popped_queue import QueueOfGroup, count_in, runs_of, take_back
 from .store_errors import to_service_error
@@ -214,8 +215,8 @@ class PopSettler:
                 elif invisible_times_ms is None:
                     told.acked_runs.extend(held)
                 else:
-                    deadline_ms = turn.record.time_ms + invisible_times_ms[index]
-                    told.changes.add(deadline_ms=deadline_ms, runs=held)
+                    due_ms = deadline_ms(turn.record.time_ms, invisible_times_ms[index])
+                    told.changes.add(deadline_ms=due_ms, runs=held)
                     if error:
                         told.errors.add(error=error, runs=held)
                 is_any_held = True

@@ -24,3 +24,11 @@ class PopTime:
     def now_ms(self) -> int:
         """Milliseconds of pop time, never less than before."""
         return self._base_ms + self._clock.monotonic_ms()
+
+
+def deadline_ms(now_ms: int, invisible_ms: int) -> int:
+    """Pop time at which messages are due that become invisible now; 0: at once.
+
+    The millisecond that has begun does not count: else they could be due that much too early.
+    """
+    return now_ms + invisible_ms + 1 if invisible_ms else now_ms

@@ -51,7 +51,7 @@ from .failed_messages import (
 )
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
-from .store.timer.delay_levels import DelayError, due_of_delay, due_of_level
+from .store.timer.delay_levels import DelayError, checked_delay_ms, delay_of_level, due_behind
 from .store_errors import to_service_error
 from .topic_access import check_group_name, check_incarnation, existing_topic
 
@@ -378,14 +378,14 @@ class SendBacks:
         if message.WhichOneof("delay") != "dead_letter" or not message.dead_letter:
             asked_ms = self._asked_delay_ms(message)
             delay_ms = plan_retry(settings, self._levels_ms, attempt + 1, asked_ms)
-        return RetryPlan(attempt + 1, None if delay_ms is None else now_ms + delay_ms)
+        return RetryPlan(attempt + 1, None if delay_ms is None else due_behind(delay_ms, now_ms))
 
     def _asked_delay_ms(self, message: FailedMessage) -> int | None:
         asked = message.WhichOneof("delay")
         try:
             if asked == "delay_level":
-                return due_of_level(self._levels_ms, message.delay_level, 0)
-            return due_of_delay(message.delay_ms, 0) if asked == "delay_ms" else None
+                return delay_of_level(self._levels_ms, message.delay_level)
+            return checked_delay_ms(message.delay_ms) if asked == "delay_ms" else None
         except DelayError as error:
             raise illegal_delay(error) from error
 

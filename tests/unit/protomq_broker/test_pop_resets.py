@@ -32,7 +32,7 @@ from tests.support.lost_files import lose
 from .fake_broker import CONSUMER, POP, FakeBroker
 from .store.store_helpers import SEGMENT, open_store
 from .store.test_following import follow
-from .test_pop_service import MINUTE_MS, Group, Popped, filled, messages_of
+from .test_pop_service import HELD_MS, MINUTE_MS, Group, Popped, filled, messages_of
 
 
 def reset_request(group: str = "group", **fields: Any) -> ResetOffsetsRequest:
@@ -103,7 +103,7 @@ def test_after_a_reset_back_all_comes_again_as_if_for_the_first_time() -> None:
     # The receipt from before is of the same message, which somebody else has.
     with pytest.raises(ServiceError, match="not held"):
         group.ack(first[3:])
-    broker.advance(MINUTE_MS)
+    broker.advance(HELD_MS)
     assert [(message.offset, message.attempt) for message in group.pop()] == [(1, 2), (2, 2), (3, 2)]
 
 
@@ -235,7 +235,7 @@ def test_a_pop_that_was_planned_before_a_reset_does_not_undo_it(was_popped: bool
 def test_a_reset_to_where_the_group_is_overtakes_a_pop_of_what_was_due() -> None:
     broker = filled(2)
     first = Group(broker).pop()
-    broker.clock.time_ms += MINUTE_MS
+    broker.clock.time_ms += HELD_MS
     broker.server.call(CONSUMER + "ResetOffsets", reset_request(end=True))
     pop = begin_pop(broker)
     broker.server.run()
@@ -248,7 +248,7 @@ def test_no_dead_letter_is_made_of_what_a_reset_has_skipped() -> None:
     broker = filled(2)
     broker.store.groups.put(GroupSettings("group", retry_count_max=0))
     Group(broker).pop()
-    broker.clock.time_ms += MINUTE_MS
+    broker.clock.time_ms += HELD_MS
     broker.server.call(CONSUMER + "ResetOffsets", reset_request(end=True))
     begin_pop(broker)
     broker.advance(1_000)

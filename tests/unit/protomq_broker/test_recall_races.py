@@ -98,7 +98,7 @@ class Runner:
     def run(self) -> None:
         world = self.world
         self.recall("before")
-        world.clock.time_ms += DUE_MS
+        world.clock.time_ms += DUE_MS + 1
         if self.race.crash_at:
             world.disk.fail_at(self.race.crash_at, Fault.CRASH)
         try:

@@ -46,8 +46,8 @@ def test_a_message_that_fails_comes_again_and_says_why() -> None:
     answer = world.send_back([second], error="ValueError: no such flight")
     (result,) = answer.results
     assert (result.attempt, result.dead_letter) == (1, False)
-    assert result.due_time_ms == world.log_time.now_ms() + 10_000
-    world.deliver(9_999)
+    assert result.due_time_ms == world.log_time.now_ms() + 10_001
+    world.deliver(10_000)
     assert world.retries() == []
     world.deliver(1)
     (copy,) = world.retries()
@@ -74,7 +74,7 @@ def test_after_exactly_the_configured_attempts_it_is_a_dead_letter(limit: int) -
         assert result.attempt == deliveries
         if result.dead_letter:
             break
-        assert result.due_time_ms - world.log_time.now_ms() == (5 if deliveries == 1 else 7)
+        assert result.due_time_ms - world.log_time.now_ms() == (6 if deliveries == 1 else 8)
         world.deliver(10)
         message = world.retries()[-1]
         assert message.transit.attempt == deliveries
@@ -97,7 +97,7 @@ def test_the_consumer_may_choose_the_delay_but_not_the_limit() -> None:
     (later,) = world.send_back(messages[1:2], delay_ms=123).results
     (at_once,) = world.send_back(messages[2:3], delay_ms=0).results
     (never,) = world.send_back(messages[3:], dead_letter=True).results
-    assert (level.due_time_ms, later.due_time_ms) == (now_ms + 5_000, now_ms + 123)
+    assert (level.due_time_ms, later.due_time_ms) == (now_ms + 5_001, now_ms + 124)
     assert not at_once.dead_letter
     assert [copy.body for copy in world.retries()] == [b"c"], "without a delay it comes at once"
     assert never.dead_letter
@@ -133,7 +133,7 @@ def test_messages_of_many_queues_go_back_together_or_not_at_all() -> None:
     assert world.store.appended_position == before
     results = world.send_back(reversed(messages)).results
     assert [result.attempt for result in results] == [1, 1, 1]
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
 
 
@@ -163,7 +163,7 @@ def test_requests_of_one_turn_are_one_append_and_each_has_its_answer() -> None:
     world.send(*(b"%d" % number for number in range(300)))
     calls = requests_of(world, list(range(300)), list(range(1, 301)))
     assert all(answer_of(call).results[0].attempt == 1 for call in calls)
-    world.deliver(10_000)
+    world.deliver(10_001)
     copies = sorted(world.retries(), key=lambda copy: copy.transit.origin_queue_offset)
     assert [(copy.body, copy.transit.last_error) for copy in copies] == [
         (b"%d" % number, f"of {number}") for number in range(300)
@@ -191,7 +191,7 @@ def sent_back_in_runs(world: RetryWorld) -> tuple[list[SendBackResponse], list[b
         world.send_backs.send_back(calls[1::2])  # type: ignore[arg-type]
         world.store.flush()
         answers += [answer_of(call) for call in calls[1::2]]
-        world.deliver(5)
+        world.deliver(6)
     copies = world.retries() + world.dead_letters()
     return answers, [copy.SerializeToString(deterministic=True) for copy in copies]
 
@@ -242,7 +242,7 @@ def failed_until_dead(*, is_named: bool) -> tuple[list[bytes], list[SendBackResp
             call = world.call(request)
             world.store.flush()
             answers.append(answer_of(call))
-        world.deliver(5)
+        world.deliver(6)
         messages = world.retries()[-40:]
     return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())], answers
 
@@ -273,12 +273,12 @@ def failed_unlike_often(*, is_named: bool) -> tuple[list[bytes], list[SendBackRe
     world.send(*(b"%03d" % number for number in range(30)))
     messages = world.read(TOPIC)
     assert not isinstance(world.call(SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[:20]))).outcome, ServiceError)
-    world.deliver(5)
+    world.deliver(6)
     again = SendBackRequest(consumer_group=GROUP, alike=named_runs(world.retries()[:10]))
     assert not isinstance(world.call(again).outcome, ServiceError)
     rest = SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[20:]))
     assert not isinstance(world.call(rest).outcome, ServiceError)
-    world.deliver(5)
+    world.deliver(6)
     retries = world.retries()[10:]
     assert {each.transit.attempt for each in retries} == {1, 2}
     request = SendBackRequest(consumer_group=GROUP, request_id=7)
@@ -291,7 +291,7 @@ def failed_unlike_often(*, is_named: bool) -> tuple[list[bytes], list[SendBackRe
         call = world.call(request)
         world.store.flush()
         answers.append(answer_of(call))
-    world.deliver(5)
+    world.deliver(6)
     return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())], answers
 
 
@@ -315,7 +315,7 @@ def test_a_request_that_names_runs_has_more_messages_than_one_that_names_each() 
         request = SendBackRequest(consumer_group=GROUP, alike=named_runs(messages[first : first + count], delay_ms=5))
         outcome = world.call(request).outcome
         assert isinstance(outcome, ServiceError) == (count > 1024)
-    world.deliver(5)
+    world.deliver(6)
     assert [copy.body for copy in world.retries()] == [b"%04d" % number for number in range(1024)]
     each = SendBackRequest(consumer_group=GROUP, messages=[failed(message) for message in messages[:257]])
     assert isinstance(world.call(each).outcome, ServiceError)
@@ -344,7 +344,7 @@ def test_runs_that_are_wrong_are_refused_and_change_nothing() -> None:
     twice = refused(lambda alike: alike.CopyFrom(with_third))
     assert "names a message twice" in twice.message
     assert refused(lambda alike: setattr(alike.common, "delay_level", 99)).reason == "ILLEGAL_DELAY"
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert world.retries() == []
 
 
@@ -360,7 +360,7 @@ def sent_back_here_and_there(world: RetryWorld, errors: Callable[[int], str]) ->
         messages = [failed(each, error=errors(number)) for number, each in enumerate(chosen)]
         results = world.send_back(messages, request_id=turn + 1).results
         assert [(result.attempt, result.dead_letter) for result in results] == [(turn + 1, bool(turn))] * len(chosen)
-        world.deliver(5)
+        world.deliver(6)
         chosen = world.retries()[2::3]
     return [copy.SerializeToString() for copy in (*world.retries(), *world.dead_letters())]
 
@@ -394,7 +394,7 @@ def test_an_entry_that_leads_to_another_message_is_not_believed(error: str | Non
     with mock.patch.object(world.store, "entries_at", side_effect=misled) as asked:
         assert len(world.send_back(backs).results) == 6
     assert asked.called
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert [(copy.body, copy.transit.origin_queue_id) for copy in world.retries()] == [(each.body, 0) for each in chosen]
 
 
@@ -435,7 +435,7 @@ def test_a_run_that_is_refused_is_told_why_and_harms_no_other(fields: dict[str, 
     assert len(answer_of(good).results) == 10
     assert isinstance(bad.outcome, ServiceError)
     assert bad.outcome.reason == reason
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert len(world.retries()) == 10
 
 
@@ -448,7 +448,7 @@ def test_in_one_turn_a_request_that_is_refused_harms_no_other() -> None:
     assert gone.outcome.message.startswith("messages[0]:")
     assert not answer_of(first).repeated_request
     assert not answer_of(last).repeated_request
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert [copy.body for copy in world.retries()] == [b"a", b"c"]
 
 
@@ -461,7 +461,7 @@ def test_in_one_turn_a_request_that_comes_twice_is_done_once(is_known_before: bo
     calls = requests_of(world, [0, 1, 1, 2], [1, 2, 2, 3])
     repeated = [answer_of(call).repeated_request for call in calls]
     assert repeated == [False, is_known_before, True, False]
-    world.deliver(10_000)
+    world.deliver(10_001)
     assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
     assert world.send_backs.counts.retried == 3
 
@@ -683,7 +683,7 @@ def test_copies_are_their_messages_whatever_was_sent_back(
     results = world.send_back(
         [failed(stored[row], error=messages[row][1], attempt=messages[row][2]) for row in rows]
     ).results
-    world.deliver(1)
+    world.deliver(2)
     copies = {id_of(copy): copy for copy in [*world.retries(), *world.dead_letters()]}
     dead = {id_of(copy) for copy in world.dead_letters()}
     for row, result in zip(rows, results, strict=True):
@@ -708,10 +708,10 @@ def work(world: RetryWorld, told: dict[str, int]) -> None:
     messages = world.read(TOPIC)
     send_back(messages[:2], 1, delay_ms=5)
     world.store.checkpoint()
-    world.deliver(5)
+    world.deliver(6)
     send_back(world.retries()[:1], 2, delay_ms=5)
     send_back(messages[2:], 3, dead_letter=True)
-    world.deliver(5)
+    world.deliver(6)
     send_back(world.retries()[2:], 4, dead_letter=True)
 
 

@@ -123,7 +123,7 @@ def test_a_delay_goes_on_while_the_message_waits_for_its_commit(world: World) ->
     world.clock.time_ms += 2_000
     world.end((late, COMMIT), (early, COMMIT))
     assert world.delivered() == [b"early"]
-    world.clock.time_ms += 2_999
+    world.clock.time_ms += 3_000
     world.mover.deliver()
     assert world.delivered() == [b"early"]
     world.clock.time_ms += 1

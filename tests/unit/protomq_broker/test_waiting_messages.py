@@ -66,9 +66,9 @@ def test_a_delayed_message_waits_until_its_time_and_is_delivered_then(world: Wor
     (place,) = track(world).places
     assert place == MessagePlace(
         kind=PlaceKind.PLACE_KIND_WAITING, topic="topic", queue_offset=-1,
-        store_time_ms=place.store_time_ms, due_time_ms=world.log_time.now_ms() + 5_000,
+        store_time_ms=place.store_time_ms, due_time_ms=world.log_time.now_ms() + 5_001,
     )  # fmt: skip
-    world.deliver(5_000)
+    world.deliver(5_001)
     assert places(world) == [("DELAYED", "topic", 0)]
 
 
@@ -89,7 +89,7 @@ def test_retries_of_several_groups_wait_with_their_attempts_and_errors(world: Wo
     wait_for_retry(world, "soon", 1_000, "no account")
     told = [(place.consumer_group, place.attempt, place.last_error) for place in track(world).places]
     assert told == [("soon", 1, "no account"), ("late", 1, "no stock")]
-    world.deliver(2_000)
+    world.deliver(2_001)
     assert places(world)[-1] == ("WAITING", "%RETRY%late", -1)
 
 
@@ -120,7 +120,7 @@ def test_a_message_that_is_delivered_during_the_search_is_told_of_once(world: Wo
     everywhere = world.store.find_everywhere
 
     def delivered_before(identity: tuple[int, int, int], count_max: int) -> object:
-        world.deliver(5_000)
+        world.deliver(5_001)
         return everywhere(identity, count_max)
 
     with mock.patch.object(world.store, "find_everywhere", delivered_before):

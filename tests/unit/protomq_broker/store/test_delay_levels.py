@@ -10,7 +10,8 @@ from protomq_broker.store.timer.delay_levels import (
     ROCKETMQ_LEVELS,
     DelayError,
     check_due,
-    due_of_level,
+    delay_of_level,
+    due_behind,
     parse_duration_ms,
     parse_levels,
 )
@@ -21,8 +22,8 @@ def test_the_levels_are_rocketmqs() -> None:
     assert len(levels) == 18
     assert levels[:4] == (1_000, 5_000, 10_000, 30_000)
     assert levels[-1] == 7_200_000
-    assert due_of_level(levels, 1, 50) == 1_050
-    assert due_of_level(levels, 18, 0) == 7_200_000
+    assert delay_of_level(levels, 1) == 1_000
+    assert delay_of_level(levels, 18) == 7_200_000
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_levels_that_nobody_can_mean_are_refused(text: str) -> None:
 @pytest.mark.parametrize("level", [-1, 0, 19])
 def test_a_level_that_is_none_says_which_there_are(level: int) -> None:
     with pytest.raises(DelayError) as caught:
-        due_of_level(parse_levels(ROCKETMQ_LEVELS), level, 0)
+        delay_of_level(parse_levels(ROCKETMQ_LEVELS), level)
     assert (caught.value.field, caught.value.value, caught.value.limit) == (
         "delay_level",
         level,
@@ -58,9 +59,16 @@ def test_a_level_that_is_none_says_which_there_are(level: int) -> None:
     )
 
 
+def test_a_delay_is_over_when_the_last_of_its_milliseconds_is() -> None:
+    asked_ms = 50.9  # the clock says 50
+    assert due_behind(1_000, int(asked_ms)) >= asked_ms + 1_000
+    assert due_behind(0, 50) == 50
+
+
 def test_forty_days_and_no_more() -> None:
-    check_due("due_time_ms", 7 + DELAY_MAX_MS, 7)
+    latest_ms = due_behind(DELAY_MAX_MS, 7)
+    check_due("due_time_ms", latest_ms, 7)
     check_due("due_time_ms", 0, 7)
     with pytest.raises(DelayError) as caught:
-        check_due("due_time_ms", 8 + DELAY_MAX_MS, 7)
-    assert caught.value.limit == 7 + DELAY_MAX_MS
+        check_due("due_time_ms", latest_ms + 1, 7)
+    assert caught.value.limit == latest_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.timer.log_time import SLEW_RATIO, KeptTime, LogClock
+from protomq_broker.store.timer.log_time import SLEW_RATIO, UNEQUAL_MIN_MS, KeptTime, LogClock
 
 
 def test_it_is_the_wall_clock_where_nobody_sets_it() -> None:
@@ -32,7 +32,16 @@ def test_a_second_is_made_good_in_ten() -> None:
     clock = LogClock(0, 0)
     for now_ms in range(0, 11_000, 10):
         clock.now_ms(now_ms + 1_000, now_ms)
-    assert clock.offset_ms == 0
+    assert abs(clock.offset_ms) < UNEQUAL_MIN_MS
+
+
+def test_two_clocks_that_count_whole_milliseconds_never_make_it_early() -> None:
+    """Their milliseconds begin at different moments, so that they are now equally far apart, now a millisecond farther."""
+    clock = LogClock(1_000_000, 0)
+    begun_ms = clock.now_ms(1_000_000, 0)
+    for passed_ms in range(1, 100):
+        now_ms = clock.now_ms(1_000_001 + passed_ms, passed_ms)
+        assert now_ms - begun_ms == passed_ms
 
 
 def test_a_start_does_not_go_behind_what_the_log_has_seen() -> None:

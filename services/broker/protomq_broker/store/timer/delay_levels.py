@@ -55,31 +55,40 @@ def parse_levels(text: str) -> tuple[int, ...]:
     return levels
 
 
-def due_of_level(levels: Sequence[int], level: int, now_ms: int) -> int:
-    """When a message of this level falls due. Raises DelayError if there is no such level."""
+def delay_of_level(levels: Sequence[int], level: int) -> int:
+    """Milliseconds of this level. Raises DelayError if there is no such level."""
     if not 1 <= level <= len(levels):
         raise DelayError(
             "delay_level", level, len(levels), f"there is no delay level {level}: levels are 1 to {len(levels)}"
         )  # fmt: skip
-    return now_ms + levels[level - 1]
+    return levels[level - 1]
 
 
-def due_of_delay(delay_ms: int, now_ms: int) -> int:
-    """When a message with this delay falls due. Raises DelayError for one below zero, or above 40 days."""
+def checked_delay_ms(delay_ms: int) -> int:
+    """The delay. Raises DelayError for one below zero, or above 40 days."""
     if delay_ms < 0:
         raise DelayError("delay_ms", delay_ms, 0, f"a delay below zero is none: {delay_ms} ms; 0 is at once")
     if delay_ms > DELAY_MAX_MS:
         raise DelayError("delay_ms", delay_ms, DELAY_MAX_MS, _too_long(delay_ms))
-    return now_ms + delay_ms
+    return delay_ms
+
+
+def due_behind(delay_ms: int, now_ms: int) -> int:
+    """When this delay is over that begins now; 0: at once.
+
+    The millisecond that has begun does not count: else a message could come that much too early.
+    """
+    return now_ms + delay_ms + 1 if delay_ms else now_ms
 
 
 def check_due(field: str, due_time_ms: int, now_ms: int) -> None:
     """Raises DelayError for a due time more than 40 days away; one that is past is due at once."""
-    if due_time_ms - now_ms > DELAY_MAX_MS:
+    limit_ms = due_behind(DELAY_MAX_MS, now_ms)
+    if due_time_ms > limit_ms:
         raise DelayError(
             field,
             due_time_ms,
-            now_ms + DELAY_MAX_MS,
+            limit_ms,
             _too_long(due_time_ms - now_ms),
         )
 

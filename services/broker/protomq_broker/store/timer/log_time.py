@@ -5,6 +5,7 @@
 Rules:
 - A step of the wall clock, forward or back, is followed at SLEW_RATIO: one second off is made good in ten. So a clock that somebody sets an
   hour ahead delivers nothing an hour early, and one that is set back stops nothing.
+- Both clocks count whole milliseconds, each from a moment of its own. So one between them is no difference, and is not followed.
 - How far the two are apart is known (`offset_ms`); beyond OFF_MIN_MS it is to be said.
 - A start goes on where log time was, plus the time that has passed since, if the machine was not started again (`log_time_file.py`).
   Where the wall clock is behind that, log time lost a tenth meanwhile, as if the broker had run. Else a start would be a jump.
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 
 SLEW_RATIO: Final = 0.1
 """Milliseconds that log time gains or loses on the monotonic clock, for each one that passes."""
+UNEQUAL_MIN_MS: Final = 2
 OFF_MIN_MS: Final = 1_000
 """NTP keeps a clock within milliseconds; a second is a fault that somebody should hear of."""
 
@@ -52,7 +54,10 @@ class LogClock:
         self._monotonic_ms = max(monotonic_ms, self._monotonic_ms)
         ahead_ms = self._log_ms + passed_ms
         slew_max_ms = passed_ms * SLEW_RATIO
-        self._log_ms = ahead_ms + min(max(wall_ms - ahead_ms, -slew_max_ms), slew_max_ms)
+        apart_ms = wall_ms - ahead_ms
+        if abs(apart_ms) < UNEQUAL_MIN_MS:
+            apart_ms = 0.0
+        self._log_ms = ahead_ms + min(max(apart_ms, -slew_max_ms), slew_max_ms)
         now_ms = int(self._log_ms)
         self.offset_ms = wall_ms - now_ms
         return now_ms
