@@ -1,4 +1,4 @@
-"""A group of push consumers in processes of their own: they share; one is killed, or stopped past its time and woken; the other has its messages."""
+"""A group of push consumers in processes of their own: one is killed, or stopped past its time and woken; the other has its messages."""
 
 from __future__ import annotations
 
