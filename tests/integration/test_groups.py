@@ -18,7 +18,7 @@ from protomq.allocation import Circle
 from protomq.testing import Broker
 from tests.support.cli import jsonl, run
 from tests.support.member_processes import member_process, read_until
-from tests.support.waiting import PATIENCE_S, async_wait_for
+from tests.support.waiting import PATIENCE_S, async_wait_for, fastest_s
 
 MEMBER = """
 import sys
@@ -317,14 +317,55 @@ def test_two_with_one_client_id_each_get_a_share_and_are_listed(broker: Broker) 
         ] * 2
 
 
-def test_new_queues_get_owners(broker: Broker) -> None:
+REBALANCE_S = 1.0
+"""From a join, a leave, a crash, or the answer to who made new queues, until all queues are shared again."""
+
+
+def test_a_join_a_leave_and_a_crash_are_balanced_within_a_second(broker: Broker) -> None:
+    with PullConsumer("g", namesrv=broker.namesrv) as first:
+        first.subscribe("t")
+
+        def join() -> float:
+            with PullConsumer("g", namesrv=broker.namesrv) as second:
+                began_s = time.monotonic()
+                second.subscribe("t")
+                poll_until(lambda: counts(first, second) == [2, 2], first, second)
+                took_s = time.monotonic() - began_s
+            poll_until(lambda: counts(first) == [4], first)
+            return took_s
+
+        def leave() -> float:
+            with PullConsumer("g", namesrv=broker.namesrv) as second:
+                second.subscribe("t")
+                poll_until(lambda: counts(first, second) == [2, 2], first, second)
+            return poll_until(lambda: counts(first) == [4], first)
+
+        def crash() -> float:
+            with member_process(MEMBER, broker) as victim:
+                poll_until(lambda: counts(first) == [2], first)
+                read_until(victim, "has 2")
+                victim.kill()
+                return poll_until(lambda: counts(first) == [4], first)
+
+        for change in (join, leave, crash):
+            assert fastest_s(change, REBALANCE_S) < REBALANCE_S, change.__name__
+
+
+def test_new_queues_get_owners_within_a_second(broker: Broker) -> None:
     with ExitStack() as stack:
         members = [stack.enter_context(PullConsumer("g", namesrv=broker.namesrv)) for _ in range(2)]
         for member in members:
             member.subscribe("t")
         poll_until(lambda: counts(*members) == [2, 2], *members)
-        make_topic(broker, 8, update=True)
-        poll_until(lambda: counts(*members) == [4, 4], *members)
+        queues = 4
+
+        def grow() -> float:
+            nonlocal queues
+            queues += 4
+            make_topic(broker, queues, update=True)
+            return poll_until(lambda: counts(*members) == [queues // 2, queues // 2], *members)
+
+        assert fastest_s(grow, REBALANCE_S) < REBALANCE_S
 
 
 def test_members_that_are_not_alike_are_told_the_difference(

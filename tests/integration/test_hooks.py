@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from protomq import (
     Admin,
+    AsyncProducer,
+    AsyncPullConsumer,
     AsyncPushConsumer,
     AsyncSimpleConsumer,
     AsyncTransactionProducer,
@@ -361,3 +364,46 @@ def test_spans_traces_and_groups_call_a_client_the_same(protomq_server: Broker, 
     assert members == [clients["CONSUMED"]] == [names[f"process {topic}"]]
     assert clients["SENT"] == names[f"send {topic}"]
     assert names[f"send {topic}-other"] != clients["SENT"], "two clients of a process are told apart"
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_spans_of_every_client_say_where_the_broker_is(protomq_server: Broker, protomq_topic: str, transport: Any) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    settings: dict[str, Any] = {"namesrv": protomq_server.namesrv, "hooks": [Spans(tracer_provider=provider)], "transport": transport}
+    done = [threading.Event(), threading.Event()]
+
+    async def in_a_loop() -> None:
+        async with AsyncProducer(**settings) as producer:
+            await producer.send(protomq_topic, b"y")
+        push = AsyncPushConsumer(f"async-push-{protomq_topic}", **settings)
+        push.subscribe(protomq_topic, lambda _: done[1].set())
+        async with (
+            push,
+            AsyncSimpleConsumer(f"async-pop-{protomq_topic}", **settings) as simple,
+            AsyncPullConsumer(f"async-pull-{protomq_topic}", **settings) as pull,
+        ):
+            await simple.ack(await simple.receive(protomq_topic, hold_s=PATIENCE_S))
+            await pull.subscribe(protomq_topic)
+            assert await pull.poll(PATIENCE_S)
+            await async_wait_for(done[1].is_set, PATIENCE_S)
+
+    with Producer(**settings) as producer:
+        producer.send(protomq_topic, b"x")
+    push = PushConsumer(f"push-{protomq_topic}", **settings)
+    push.subscribe(protomq_topic, lambda _: done[0].set())
+    with push, SimpleConsumer(f"pop-{protomq_topic}", **settings) as simple, PullConsumer(f"pull-{protomq_topic}", **settings) as pull:
+        simple.ack(simple.receive(protomq_topic, hold_s=PATIENCE_S))
+        pull.subscribe(protomq_topic)
+        assert pull.poll(PATIENCE_S)
+        assert done[0].wait(PATIENCE_S)
+    asyncio.run(asyncio.wait_for(in_a_loop(), 3 * PATIENCE_S))
+    address = protomq_server.remoting_address if transport == "remoting" else protomq_server.grpc_address
+    host, _, port = address.rpartition(":")
+    found = Counter(span.name.partition(" ")[0] for span in exporter.get_finished_spans())
+    assert (found["send"], found["ack"]) == (2, 2)
+    assert found["receive"] >= 4
+    assert found["process"] >= 6
+    for span in exporter.get_finished_spans():
+        attributes = span.attributes or {}
+        assert (attributes.get("server.address"), attributes.get("server.port")) == (host, int(port)), span.name

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -364,9 +366,67 @@ def test_memory_is_bounded_whatever_the_backlog(
         while len(done) < count:
             most.append(consumer.counts.open)
             let_go.wait(0.005)
-    # Limits are looked at before each take of up to 256.
-    assert max(most) < 200 + 256
+    assert max(most) <= 200
     assert len(done) == count
+
+
+HOLDS = """
+import asyncio, sys, threading
+from pathlib import Path
+from protomq import AsyncPushConsumer, PushConsumer
+
+namesrv, group, topic, kind = sys.argv[1:]
+settings = {"namesrv": namesrv, "size_max_bytes": 8 << 20, "pull_size_max_bytes": 256 << 10}
+held, most_bytes = [], [0]
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+def hold(message):
+    held.append(message)
+    threading.Event().wait()
+
+async def hold_async(message):
+    held.append(message)
+    await asyncio.Event().wait()
+
+def watch(consumer, before):
+    # Its bound is reached, and what was pulled behind it is here, too.
+    while consumer.counts.size_bytes < 8 << 20 or len(most_bytes) < 50:
+        most_bytes.append(resident_bytes())
+        threading.Event().wait(0.02)
+    print(max(most_bytes) - before, flush=True)
+
+async def main():
+    consumer = AsyncPushConsumer(group, **settings)
+    consumer.subscribe(topic, hold_async)
+    await consumer.start()
+    await asyncio.to_thread(watch, consumer, before)
+
+before = resident_bytes()
+if kind == "coroutines":
+    asyncio.run(main())
+else:
+    consumer = PushConsumer(group, **settings)
+    consumer.subscribe(topic, hold)
+    consumer.start()
+    watch(consumer, before)
+import os
+os._exit(0)
+"""
+
+
+def test_a_process_whose_listeners_hang_grows_by_its_bounds_and_not_by_the_backlog(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    body = os.urandom(128 << 10)
+    for _ in range(16):
+        protomq_producer.send_batch(protomq_topic, [body] * 48)  # 96 MiB
+    for kind in ("threads", "coroutines"):
+        words = [sys.executable, "-c", HOLDS, protomq_server.namesrv, f"{kind}-{protomq_topic}", protomq_topic, kind]
+        finished = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        # 8 MiB of messages, two answers of 256 KiB of each of eight queues, what waits in connections, and modules.
+        assert int(finished.stdout) < 40 << 20, kind
 
 
 def test_a_suspended_consumer_begins_no_listener(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -89,6 +89,29 @@ def test_members_that_want_other_tags_are_told_and_one_that_wants_another_topic_
             wait_for(lambda: len(seen) == 48, PATIENCE_S)
     assert set(seen) == {*bodies, *(b"extra %d" % number for number in range(8))}
     assert set(seen.values()) == {1}
+    assert all(f"consumes {extra}, " in text or f"does not consume {extra}, " in text for text in told(caplog.messages, group))
+    assert told(broker.log_text().splitlines(), group)
+
+
+@pytest.mark.parametrize(("wanted", "said"), [({"tags": ["B"]}, "tags B"), ({"sql": "delay > 30"}, "sql delay > 30"), ({}, "all messages")])
+def test_members_whose_filters_differ_are_told_both_of_them_and_so_is_the_broker(
+    kind: str, wanted: dict[str, Any], said: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, topic = f"base-{said[:3]}-{kind}", f"filtered-{said[:3]}-{kind}"
+    group = group_of(broker, topic, 20)
+    one, two = Push(kind, broker), Push(kind, broker)
+    with Admin(namesrv=broker.namesrv) as admin, caplog.at_level(logging.WARNING, "protomq"):
+        for name in (base, topic):
+            admin.create_topic(name, write_queues=4, read_queues=4)
+        with (
+            one(group, base, lambda _: None, client_id="first") as first,
+            two(group, base, lambda _: None, client_id="second") as second,
+        ):
+            one.call(lambda: first.subscribe(topic, lambda _: None, tags=["A"]))
+            two.call(lambda: second.subscribe(topic, lambda _: None, **wanted))
+            sides = f"first wants tags A of {topic}, second {said}.", f"second wants {said} of {topic}, first tags A."
+            wait_for(lambda: all(any(side in text for text in told(caplog.messages, group)) for side in sides), PATIENCE_S)
+            wait_for(lambda: any(side in text for text in told(broker.log_text().splitlines(), group) for side in sides), PATIENCE_S)
 
 
 @pytest.mark.parametrize("orderly", [False, True])

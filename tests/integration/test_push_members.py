@@ -1,7 +1,9 @@
-"""A group of push consumers in processes of their own: they share, one is killed, and its messages come to the other."""
+"""A group of push consumers in processes of their own: one is killed, or stopped past its time and woken; the other has its messages."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -9,30 +11,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from protomq import Admin, Producer
 from protomq.testing import Broker
 from tests.support.waiting import PATIENCE_S, wait_for
 
 MEMBER = """
-import os, sys
-from protomq import PushConsumer
+import asyncio, os, sys
+from protomq import AsyncPushConsumer, PushConsumer
 
-namesrv, seen = sys.argv[1:]
-consumer = PushConsumer("g", namesrv=namesrv, commit_interval_s=0.1)
+namesrv, seen, kind = sys.argv[1:]
+settings = {"namesrv": namesrv, "commit_interval_s": 0.1, "orderly": "orderly" in kind}
 line = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-@consumer.on("t")
 def listen(message):
     os.write(line, message.body + b"\\n")
 
-consumer.run()
+async def listen_async(message):
+    listen(message)
+
+async def main():
+    consumer = AsyncPushConsumer("g", **settings)
+    consumer.subscribe("t", listen_async)
+    await consumer.run()
+
+if "coroutines" in kind:
+    asyncio.run(main())
+else:
+    consumer = PushConsumer("g", **settings)
+    consumer.subscribe("t", listen)
+    consumer.run()
 """
 
 
 @contextmanager
-def push_process(broker: Broker, seen: Path) -> Iterator[subprocess.Popen[bytes]]:
+def push_process(broker: Broker, seen: Path, kind: str = "threads") -> Iterator[subprocess.Popen[bytes]]:
     """A member whose listener writes down each body."""
-    process = subprocess.Popen([sys.executable, "-c", MEMBER, broker.namesrv, str(seen)])
+    process = subprocess.Popen([sys.executable, "-c", MEMBER, broker.namesrv, str(seen), kind])
     try:
         yield process
     finally:
@@ -65,3 +81,40 @@ def test_a_killed_members_messages_come_to_the_other_and_nobody_is_said_to_diffe
         told = broker.log_text()
     assert max(bodies(one, two).values()) <= 2
     assert "not alike" not in told
+
+
+@pytest.mark.parametrize("kind", ["threads", "orderly coroutines"])
+def test_one_that_is_stopped_past_its_time_and_woken_begins_nothing_that_the_other_has(kind: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    with (
+        Broker(environment={"PROTOMQ_MEMBER_GAP_MS": "3000"}) as broker,
+        Admin(namesrv=broker.namesrv) as admin,
+        Producer(namesrv=broker.namesrv) as producer,
+    ):
+        admin.create_topic("t", write_queues=8, read_queues=8)
+
+        def send(first: int) -> set[str]:
+            numbers = range(first, first + 80)
+            for number in numbers:
+                producer.send("t", b"%d" % number)
+            return {str(number) for number in numbers}
+
+        with push_process(broker, one, kind) as stopped, push_process(broker, two, kind):
+            wait_for(lambda: shares(admin) == [4, 4], PATIENCE_S)
+            before = send(0)
+            wait_for(lambda: set(bodies(one, two)) == before, PATIENCE_S)
+            had = set(bodies(one))
+            assert had
+            os.kill(stopped.pid, signal.SIGSTOP)
+            meanwhile = send(80)
+            wait_for(lambda: set(bodies(two)) >= meanwhile, PATIENCE_S)
+            assert shares(admin) == [8]
+            os.kill(stopped.pid, signal.SIGCONT)
+            wait_for(lambda: shares(admin) == [4, 4], PATIENCE_S)
+            after = send(160)
+            wait_for(lambda: set(bodies(one, two)) == before | meanwhile | after, PATIENCE_S)
+            wait_for(lambda: set(bodies(one)) & after, PATIENCE_S)
+    # It was stopped between two messages: what it has after that is its share of what was sent after it woke.
+    assert set(bodies(one)) <= had | after
+    # Its last commit may have been lost with the stop.
+    assert {body for body, count in bodies(one, two).items() if count > 1} <= had

@@ -80,6 +80,7 @@ class AsyncSimpleConsumer:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks, kind_of=self._transport.kind)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
         self._transport.on_late = self._give_back_late
         self._steps.on_abandoned = self._give_back

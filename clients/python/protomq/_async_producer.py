@@ -89,6 +89,7 @@ class AsyncProducer(AsyncLineSender):
             self._transport, namesrv = async_transport_with(connection, self._hooks), connection.namesrv
         self._hooks.named_by(client_name(self._transport.options.client_id))
         self._routes = AsyncRoutes(self._transport, namesrv, sends=True)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         if self._transport.is_replaced is None:
             self._transport.is_replaced = self._routes.is_replaced
         self._driver = AsyncDriver(self._transport, self._routes)

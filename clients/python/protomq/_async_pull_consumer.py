@@ -79,6 +79,7 @@ class AsyncPullConsumer(ConsumerBase):
         self._hooks = HookPoints(group, options.hooks)
         self._transport = async_transport_with(connection, self._hooks)
         self._routes: AsyncRoutes = AsyncRoutes(self._transport, connection.namesrv)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
         self._member: MemberTasks | None = None
         if options.shares:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._message import Message
     from ._outgoing import SendResult
     from ._transactions import End
-    from ._types import BrokerAddress, MethodInfo
+    from ._types import BrokerAddress, MessageQueue, MethodInfo, Route
 
 logger = logging.getLogger("protomq")
 
@@ -72,12 +72,14 @@ class HookPoints:
     """The hooks of one client."""
 
     __slots__ = (
-        "_hooks", "_name", "_said", "call", "consume", "end", "filter", "group", "receive", "send", "settle",
+        "_hooks", "_kind_of", "_name", "_route_of", "_said", "call", "consume", "end", "filter", "group", "receive", "send", "settle",
     )  # fmt: skip
 
     def __init__(self, group: str, hooks: Iterable[Hook] = (), client_id: str = "") -> None:
         self.group = group
         self._name: Callable[[], str] = lambda: client_id
+        self._route_of: Callable[[str], Route | None] = lambda _: None
+        self._kind_of: Callable[[BrokerAddress], str] = lambda _: ""
         self._hooks: tuple[Hook, ...] = ()
         self._said: set[tuple[int, str]] = set()
         self.send: tuple[Hook, ...] = ()
@@ -98,6 +100,28 @@ class HookPoints:
     def named_by(self, name: Callable[[], str]) -> None:
         """From now on the client is called what this returns."""
         self._name = name
+
+    def located_by(self, route_of: Callable[[str], Route | None], kind_of: Callable[[BrokerAddress], str]) -> None:
+        """From now on brokers are where these say. `route_of`: a topic's route as it was known last. `kind_of`: by which transport a broker
+        is called.
+        """
+        self._route_of, self._kind_of = route_of, kind_of
+
+    def server_of(self, queues: Iterable[MessageQueue]) -> str:
+        """host:port of the broker that has all of them; "" if there are several, or it is not known."""
+        first = None
+        for queue in queues:
+            if first is None:
+                first = queue
+            elif queue.broker_name != first.broker_name:
+                return ""
+        route = None if first is None else self._route_of(first.topic)
+        if first is None or route is None or first.broker_name not in route.brokers:
+            return ""
+        address = route.brokers[first.broker_name]
+        if self._kind_of(address) == "grpc":
+            return address.grpc_address
+        return address.remoting_address or address.grpc_address
 
     def add(self, hook: Hook) -> None:
         """One more, behind the others. Before the client's first use."""
@@ -127,6 +151,7 @@ class HookPoints:
     ) -> None:
         """The call is over."""
         context.results, context.error = results, error
+        context.server_address = self.server_of(result.queue for result in results)
         self._after(self.send, "after_send", context)
 
     # Messages that are consumed.
@@ -134,6 +159,7 @@ class HookPoints:
     def before_consume(self, messages: Sequence[Message], listener: str = "") -> ConsumeContext:
         """The program gets messages."""
         context = ConsumeContext(self.group, messages, listener, self.client_id)
+        context.server_address = self.server_of(message.queue for message in messages)
         context.notes[_BEGAN] = time.perf_counter()
         for hook in self.consume:
             self._tell(hook, "before_consume", context)
@@ -159,11 +185,13 @@ class HookPoints:
     ) -> None:
         """It has them, or an error."""
         context.messages, context.error = messages, error
+        context.server_address = self.server_of(message.queue for message in messages)
         self._after(self.receive, "after_receive", context)
 
     def before_settle(self, operation: str, messages: Sequence[Message]) -> SettleContext:
         """These go to brokers."""
         context = SettleContext(self.group, operation, messages, self.client_id)
+        context.server_address = self.server_of(message.queue for message in messages)
         context.notes[_BEGAN] = time.perf_counter()
         for hook in self.settle:
             self._tell(hook, "before_settle", context)

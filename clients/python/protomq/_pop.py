@@ -97,6 +97,7 @@ class SimpleConsumer:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks, kind_of=self._transport.kind)
         self._routes = Routes(self._transport, connection.namesrv)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
         self._races = Races(self._transport, _methods.POP)
         self._driver = Driver(self._transport, self._routes, race=self._races.run)

@@ -108,6 +108,7 @@ class Producer(LineSender):
             self._transport, namesrv = transport_with(connection, self._hooks), connection.namesrv
         self._hooks.named_by(client_name(self._transport.options.client_id))
         self._routes = Routes(self._transport, namesrv, sends=True)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         if self._transport.is_replaced is None:
             self._transport.is_replaced = self._routes.is_replaced
         self._driver = Driver(self._transport, self._routes)

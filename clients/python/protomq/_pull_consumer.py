@@ -88,6 +88,7 @@ class PullConsumer(ConsumerBase):
         self._hooks = HookPoints(group, options.hooks)
         self._transport = transport_with(connection, self._hooks)
         self._routes: Routes = Routes(self._transport, connection.namesrv)
+        self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
         self._member: MemberThread | None = None
         if options.shares:

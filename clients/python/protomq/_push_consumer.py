@@ -169,6 +169,7 @@ class PushConsumer(PushBase):
         consumer.about = self._about
         if consumer.name is not None:
             self._hooks.named_by(consumer.name)
+        self._hooks.located_by(consumer._routes.last_known, consumer._transport.kind)
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )

@@ -51,6 +51,7 @@ class SendContext:
         is_one_way: nobody will know whether the message was stored: after it there are neither results nor an error.
         client_id: the client's id, as the brokers see it.
         results: where the messages are stored, in their order; empty before the send and after an error.
+        server_address: host:port of the broker that has them; "" before, and if there are several.
         error: why the call failed.
         duration_s: duration of the call in seconds.
         notes: data of the hooks.
@@ -65,6 +66,7 @@ class SendContext:
     results: Sequence[SendResult] = ()
     error: BaseException | None = None
     duration_s: float = 0.0
+    server_address: str = ""
     notes: dict[object, Any] = field(default_factory=dict)
 
 
@@ -81,6 +83,7 @@ class ConsumeContext:
         listener: the name of the push consumer's listener; "" of other consumers.
         client_id: the client's id, as the brokers see it.
         failures: for each message why it is not done, None if it is done; empty before.
+        server_address: host:port of the messages' broker; "" if there are several. Of its master, where a slave was read.
         error: what the listener raised.
         duration_s: seconds until the messages were done.
         notes: data of the hooks.
@@ -93,6 +96,7 @@ class ConsumeContext:
     failures: Sequence[str | None] = ()
     error: BaseException | None = None
     duration_s: float = 0.0
+    server_address: str = ""
     notes: dict[object, Any] = field(default_factory=dict)
 
 
@@ -104,6 +108,7 @@ class ReceiveContext:
         group: of the consumer; "" if it has none.
         topic: that of a `receive`; "" of a `poll`, which may bring messages of several.
         messages: what it has brought; empty before, and if there was nothing.
+        server_address: host:port of their broker; "" before, and if there are several.
         client_id: of the client, as the brokers see it.
         error: what it raised.
         duration_s: until it returned, the waiting included.
@@ -116,6 +121,7 @@ class ReceiveContext:
     messages: Sequence[Message] = ()
     error: BaseException | None = None
     duration_s: float = 0.0
+    server_address: str = ""
     notes: dict[object, Any] = field(default_factory=dict)
 
 
@@ -127,6 +133,7 @@ class SettleContext:
         group: of the consumer.
         operation: "ack" or "nack".
         messages: of one or several topics; those of several callers where they are told together.
+        server_address: host:port of their broker; "" if there are several.
         client_id: of the client, as the brokers see it.
         stale: those that were not held any more; empty before.
         error: what it raised.
@@ -141,6 +148,7 @@ class SettleContext:
     stale: Sequence[Message] = ()
     error: BaseException | None = None
     duration_s: float = 0.0
+    server_address: str = ""
     notes: dict[object, Any] = field(default_factory=dict)
 
 

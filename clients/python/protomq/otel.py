@@ -35,7 +35,15 @@ from .hooks import ConsumeContext, Hook, ReceiveContext, SendContext, SettleCont
 try:
     from opentelemetry import context as otel_context
     from opentelemetry import trace
-    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TracerProvider,
+    )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError('protomq.otel needs OpenTelemetry: pip install "protomq[otel]"') from error
@@ -110,6 +118,7 @@ class Spans(Hook):
             (result,) = context.results
             span.set_attribute("messaging.message.id", result.message_id)
             span.set_attribute("messaging.destination.partition.id", str(result.queue.queue_id))
+        span.set_attributes(_server(context.server_address))
         _end(span, context.error, "" if context.error is None else str(context.error))
 
     def _start(
@@ -131,7 +140,7 @@ class Spans(Hook):
         messages = context.messages
         creations = [_context_of(_properties_of(message)) for message in messages]
         topic = _one_topic_of(messages)
-        attributes = _attributes("process", "process", topic, context.client_id)
+        attributes = _attributes("process", "process", topic, context.client_id) | _server(context.server_address)
         if context.group:
             attributes["messaging.consumer.group.name"] = context.group
         _add_messages(attributes, messages)
@@ -139,7 +148,7 @@ class Spans(Hook):
         if len(messages) == 1 and self._is_child and not _is_valid(otel_context.get_current()):
             parent = creations[0]
         span = self._tracer.start_span(
-            f"process {topic}".rstrip(), parent, SpanKind.CONSUMER, attributes, _links(creations)
+            f"process {topic}".rstrip(), parent, SpanKind.CONSUMER, attributes, _links(creations, messages)
         )
         token = otel_context.attach(trace.set_span_in_context(span)) if context.listener else None
         context.notes[self] = _Processing(span, token)
@@ -172,7 +181,7 @@ class Spans(Hook):
         """A span of what is over: only then it is known to what it is linked."""
         messages = context.messages
         topic = topic or _one_topic_of(messages)
-        attributes = _attributes(name, type_, topic, context.client_id)
+        attributes = _attributes(name, type_, topic, context.client_id) | _server(context.server_address)
         if context.group:
             attributes["messaging.consumer.group.name"] = context.group
         _add_messages(attributes, messages)
@@ -182,7 +191,7 @@ class Spans(Hook):
             None,
             SpanKind.CLIENT,
             attributes,
-            _links([_context_of(_properties_of(message)) for message in messages]),
+            _links([_context_of(_properties_of(message)) for message in messages], messages),
             ended_ns - int(context.duration_s * 1e9),
         )
         _end(span, context.error, "" if context.error is None else str(context.error), ended_ns)
@@ -214,6 +223,12 @@ def _attributes(name: str, type_: str, topic: str, client_id: str) -> dict[str, 
     if topic:
         attributes["messaging.destination.name"] = topic
     return attributes
+
+
+def _server(address: str) -> dict[str, str | int]:
+    """The attributes of a server at host:port; none if it is not known."""
+    host, _, port = address.rpartition(":")
+    return {"server.address": host.strip("[]"), "server.port": int(port)} if host and port.isdecimal() else {}
 
 
 def _add_conversation(attributes: dict[str, Any], properties: Mapping[str, str]) -> None:
@@ -248,10 +263,18 @@ def _with_context(message: OutgoingMessage, context: Context) -> OutgoingMessage
     return replace(message, properties={**properties, **carrier})
 
 
-def _links(contexts: Sequence[Context]) -> list[Link]:
-    found = [trace.get_current_span(context).get_span_context() for context in contexts if _is_valid(context)]
-    once = {(one.trace_id, one.span_id): one for one in found}
-    return [Link(one) for one in once.values()][:LINKS_MAX]
+def _links(contexts: Sequence[Context], messages: Sequence[Message] = ()) -> list[Link]:
+    """One for each context. `messages`: whose contexts these are; where there are several, a link has the id of the one that it is of."""
+    once: dict[tuple[int, int], tuple[SpanContext, set[str]]] = {}
+    for index, context in enumerate(contexts):
+        if _is_valid(context):
+            one = trace.get_current_span(context).get_span_context()
+            ids = once.setdefault((one.trace_id, one.span_id), (one, set()))[1]
+            if len(messages) > 1:
+                ids.add(messages[index].message_id)
+    return [
+        Link(one, {"messaging.message.id": next(iter(ids))} if len(ids) == 1 else None) for one, ids in list(once.values())[:LINKS_MAX]
+    ]
 
 
 def _is_valid(context: Context) -> bool:

@@ -22,7 +22,7 @@ from protomq._hooked_consuming import HELD_MAX, HandedOut, HeldMessages, hooked_
 from protomq._message import Message
 from protomq._push_results import Listener
 from protomq._transactions import End, TransactionDecision
-from protomq._types import BrokerAddress, MethodInfo, PoppedQueue
+from protomq._types import BrokerAddress, MessageQueue, MethodInfo, PoppedQueue, Route
 from protomq.errors import ConfigurationError, InvalidArgumentError, WrongTypeError
 from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook, SendContext
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
@@ -429,3 +429,17 @@ async def test_in_a_loop_an_exit_is_the_hooks(error: BaseException) -> None:
 async def test_in_a_loop_an_interrupt_is_the_programs() -> None:
     with pytest.raises(KeyboardInterrupt):
         told(KeyboardInterrupt())
+
+
+def test_a_broker_is_where_the_last_route_says_and_several_are_nowhere() -> None:
+    points = HookPoints("g")
+    a, b = MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)
+    assert points.server_of([a]) == ""
+    brokers = {"a": BrokerAddress("a", "h:2", "h:1"), "b": BrokerAddress("b", "h:4", "")}
+    kinds = {"a": "remoting"}
+    routes = {"T": Route("T", brokers=brokers)}
+    points.located_by(routes.get, lambda address: kinds.get(address.broker_name, ""))
+    assert [points.server_of([a, a]), points.server_of([b]), points.server_of([a, b]), points.server_of([])] == ["h:1", "h:4", "", ""]
+    assert points.server_of([MessageQueue("other", "a", 0)]) == points.server_of([MessageQueue("T", "c", 0)]) == ""
+    kinds["a"] = "grpc"
+    assert points.server_of([a]) == "h:2"

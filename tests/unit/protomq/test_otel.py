@@ -18,7 +18,7 @@ from protomq._hook_points import HookPoints
 from protomq._hooked_consuming import HandedOut, hooked_listener
 from protomq._message import Message
 from protomq._push_results import Listener
-from protomq._types import MessageQueue
+from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.errors import CorruptMessageError, InvalidArgumentError, StaleReceiptError
 from protomq.otel import LINKS_MAX, Spans
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
@@ -54,11 +54,15 @@ class World:
 class Received(Message):
     """A message with these properties."""
 
-    __slots__ = ("_given",)
-    message_id = "0" * 40
+    __slots__ = ("_given", "_id")
 
-    def __init__(self, properties: Mapping[str, str] | None, topic: str = "T") -> None:
+    def __init__(self, properties: Mapping[str, str] | None, topic: str = "T", message_id: str = "0" * 40) -> None:
+        self._id = message_id
         self.queue, self.queue_offset, self._given = MessageQueue(topic, "a", 3), 7, properties
+
+    @property
+    def message_id(self) -> str:
+        return self._id
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -102,6 +106,7 @@ def test_a_send_is_a_producer_span_whose_context_the_message_carries(world: Worl
     assert found == {
         "system": "protomq", "operation.name": "send", "operation.type": "send", "destination.name": "T",
         "message.id": result.message_id, "destination.partition.id": str(result.queue.queue_id),
+        "server.address": result.queue.broker_name, "server.port": 2,
     }  # fmt: skip
 
 
@@ -207,6 +212,35 @@ def test_a_batch_is_linked_to_each_of_its_messages_once(world: World) -> None:
     assert process.parent is None
     assert linked(process) == [PARENT, *others][:LINKS_MAX]
     assert attributes(process)["batch.message_count"] == LINKS_MAX + 11
+
+
+def test_a_link_of_a_batch_names_its_message_and_that_of_several_names_none(world: World) -> None:
+    carried = PARENT, PARENT, PARENT.replace("b7ad", "c8ad")
+    messages = [Received({"traceparent": one}, message_id=str(number)) for number, one in enumerate(carried)]
+    listen(world, messages, batch_size=8)
+    listen(world, messages[0])
+    batch, single = world.spans
+    assert [dict(link.attributes or {}) for link in (*batch.links, *single.links)] == [{}, {"messaging.message.id": "2"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("10.0.0.1:8081", {"server.address": "10.0.0.1", "server.port": 8081}),
+        ("[::1]:8081", {"server.address": "::1", "server.port": 8081}),
+        ("", {}),
+    ],
+)
+def test_a_span_says_where_its_broker_is(world: World, address: str, found: dict[str, Any]) -> None:
+    points = HookPoints("g", [world.hook()])
+    points.located_by(lambda _: Route("T", brokers={"a": BrokerAddress("a", "", address)}), lambda _: "remoting")
+    messages = [Received({}), Received({})]
+    points.after_consume(points.before_consume(messages), (None, None))
+    points.after_receive(points.before_receive("T"), messages)
+    points.after_settle(points.before_settle("ack", messages), ())
+    assert len(world.spans) == 3
+    for span in world.spans:
+        assert {key: value for key, value in (span.attributes or {}).items() if key.startswith("server.")} == found
 
 
 @pytest.mark.parametrize("properties", [{}, {"traceparent": "nonsense"}, None])
