@@ -26,7 +26,7 @@ from protomq.v1 import log_service_pb2, send_service_pb2
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.delays import Delays
-from protomq_broker.elected_broker import FULL_LOOKS, _lack_of_room
+from protomq_broker.elected_broker import FULL_LOOKS, _cut_end_of, _lack_of_room
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import (
@@ -57,6 +57,7 @@ from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_ha.cluster_state import ORDER, SWITCH, Compare, Put, Transaction, encode_order
 from protomq_ha.leadership_values import (
+    CutSettled,
     Effect,
     Follow,
     Lead,
@@ -381,7 +382,7 @@ class Following:
             follower = self.follower
             follower._complaint = ""
             follower._note(session)
-            follower._heard()
+            follower._heard(session)
             self._fetch()
         elif response.status == ha.FETCH_STATUS_DIVERGED:
             self.follower._truncate(_MasterClient(connection, address))  # type: ignore[arg-type]
@@ -407,7 +408,7 @@ class Following:
             self._ended(None)
             return
         follower = self.follower
-        follower._heard()
+        follower._heard(session)
         follower._note(session)
         self.world.check_slave(self.member)
         self._fetch()
@@ -456,8 +457,10 @@ class Member:
         self.paused_until_ms = 0.0
         self.waiting: list[tuple[Callable[..., None], tuple[Any, ...], Any]] = []
         self.disk_delay_ms = 0.0
-        self.is_doubtful = self.is_damaged = self.is_replaced = False
-        """For the atlas of faults: whether its copy counts. `is_replaced`: until a process has begun there."""
+        self.is_doubtful = self.is_damaged = self.is_damaged_at_end = self.is_replaced = self.is_cut = False
+        """For the atlas of faults: whether its copy counts. `is_cut`: its start has cut a torn tail, and it has not caught up.
+        `is_replaced`: until a process has begun there.
+        """
         self.config = BrokerConfig(
             broker_name=NAME, broker_role="SLAVE", broker_id=self.broker_id, ha=world.ha, store=world.store_config,
             etcd=EtcdConfig(member_timeout_ms=LEASE_MS),
@@ -494,7 +497,11 @@ class Member:
         self.is_replaced = False
         self.tail = TailFile(self.disk, ROOT, f"boot {self.boots}")
         store = self.store
-        may_be_lost = self.tail.open(syncs=world.sync_flush, is_lost=store.has_lost_its_end)
+        may_be_lost = self.tail.open(
+            syncs=world.sync_flush, is_lost=store.has_lost_its_end, was_cut=store.has_cut_its_end
+        )
+        world.fired["torn tails"] += store.has_cut_its_end
+        self.is_cut = self.tail.was_cut
         self.driver = SimDriver(self)
         self._serve_as_slave()
         self.driver.begin(
@@ -506,6 +513,7 @@ class Member:
             end_position=store.appended_position,
             tail_may_be_lost=may_be_lost,
             is_damaged=bool(store.skipped_ranges),
+            cut_end=_cut_end_of(store) if self.tail.was_cut else None,
         )  # fmt: skip
         rng = world.rng
         self.at(rng.uniform(0, TICK_MS), self._tick)
@@ -804,6 +812,10 @@ class Member:
         elif isinstance(item, TailSettled):
             self.tail.settle()
             self.is_doubtful = False
+        elif isinstance(item, CutSettled):
+            self.world.fired["led with a cut log"] += driver.role is not Role.FOLLOWING
+            self.tail.settle_cut()
+            self.is_cut = self.is_damaged_at_end = False
         elif isinstance(item, StopLeading):
             driver.machine.is_leaving = False
             self._reopen_soon()
@@ -853,9 +865,18 @@ class Member:
             return
         if self.store.has_lost_its_end:
             self._doubt_tail()
+        self._note_cut()
         self.driver.damaged(bool(self.store.skipped_ranges))
         self._serve_as_slave()
         self._changed()
+
+    def _note_cut(self) -> None:
+        store = self.store
+        if store.has_cut_its_end:
+            self.is_cut = True
+            self.tail.cut()
+        if self.tail.was_cut:
+            self.driver.end_was_cut(_cut_end_of(store))
 
     def _changed(self) -> None:
         self.is_changing = False
@@ -871,7 +892,8 @@ class Member:
                 self._reopen()
                 return
             driver.damaged(bool(self.store.skipped_ranges))
-            if self.store.has_lost_its_end or driver.is_damaged:
+            self._note_cut()
+            if self.store.has_lost_its_end or driver.is_damaged or self.store.has_cut_its_end:
                 driver.unable(epoch, "its log was opened again, and is damaged")
                 if self.store.has_lost_its_end:
                     self._doubt_tail()
@@ -907,7 +929,7 @@ class Member:
         """An empty folder in place of the store."""
         self.disk = SimDisk()
         self.boots += 1
-        self.is_doubtful = self.is_damaged = False
+        self.is_doubtful = self.is_damaged = self.is_damaged_at_end = self.is_cut = False
         self.is_replaced = True
 
 

@@ -17,7 +17,7 @@ slaves, members and links that flap, all members down, planned switches.
     R2     a slave serves nothing that no master has confirmed
 
 Where stores do not sync, the machine of a member must not lose power while no other good copy is in the in-sync set: that is not promised.
-The same holds for damage, and for members that are replaced. Damage is put where a start knows it from a torn tail.
+The same holds for damage, and for members that are replaced. Of a flip in the last appends a start believes that it is a torn tail.
 
 Nothing is deleted by its age here (`store_follow`, `ha_world` do that), and nobody orders an unclean promotion (`leadership_world`).
 """
@@ -70,6 +70,7 @@ SEGMENT_SIZE_BYTES: Final = 16 << 10
 FAULTY_MS: Final = 5_000
 QUIET_MAX_MS: Final = 9_000
 QUIET_STEP_MS: Final = 100
+LAST_APPENDS_BYTES: Final = 400
 RESEND_MS: Final = 200
 """What the network loses comes so much later."""
 REASONS: Final = ALLOWED_REASONS | {"NOT_MASTER", "NOT_ENOUGH_REPLICAS"}
@@ -300,7 +301,7 @@ class FailoverWorld:
         """Whether a member's copy, or its end, may be lost: another good one is in the in-sync set."""
         if is_power and self.sync_flush:
             return True
-        if any(other.is_damaged or other.is_doubtful for other in self.members if other is not member):
+        if any(other.is_damaged or other.is_damaged_at_end or other.is_doubtful for other in self.members if other is not member):
             return False
         in_sync = self.etcd.view.in_sync
         if in_sync is None or not in_sync.members:
@@ -427,22 +428,22 @@ class FailoverWorld:
         """On the disk of a member that is down, or goes down for it: in what its log has there."""
         rng = self.rng
         end = member.store.flushed_position
-        if member.is_damaged or member.is_replaced or not end or not self._may_lose(member, is_power=False):
+        if member.is_damaged or member.is_damaged_at_end or member.is_replaced or not end or not self._may_lose(member, is_power=False):
             return False
         length_ms = rng.uniform(30, 500)
         if member.is_up:
             self._down(member, "kill", length_ms)
-        position = rng.randrange(end)
+        position = rng.randrange(end) if rng.random() < 0.5 else end - 1 - rng.randrange(min(end, LAST_APPENDS_BYTES))
         segments = sorted(path for path in member.disk.files(ROOT) if "/commitlog/" in path)
         path = segments[min(position // SEGMENT_SIZE_BYTES, len(segments) - 1)]
         bit = 8 * (position % SEGMENT_SIZE_BYTES) + rng.randrange(8)
         whole = self._end_of_a_start(member)
         member.disk.flip_bit(path, bit)
         if self._end_of_a_start(member) < whole:
-            member.disk.flip_bit(path, bit)
             self.fired["damage that looks like a torn tail"] += 1
-            return False
-        member.is_damaged = True
+            member.is_damaged_at_end = True
+        else:
+            member.is_damaged = True
         return True
 
     def _end_of_a_start(self, member: Member) -> int:
@@ -455,7 +456,12 @@ class FailoverWorld:
     def _replace(self, member: Member, length_ms: float) -> bool:
         """A slave, by one with an empty folder."""
         is_master = member.is_up and member.driver.role is not Role.FOLLOWING
-        if is_master or not self._may_lose(member, is_power=False):
+        # Whoever has cut its log waits for the others, and an operator knows that.
+        in_sync = self.etcd.view.in_sync
+        is_spare = in_sync is not None and any(
+            each.is_up and not each.is_cut and each.member in in_sync.members for each in self.members if each is not member
+        )
+        if is_master or not is_spare or not self._may_lose(member, is_power=False):
             return False
         if member.is_up:
             self._down(member, "kill", length_ms)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from protomq_ha.cluster_state import LogEnd
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import (
     Ask,
+    CutSettled,
     Effect,
     Follow,
     Lead,
@@ -46,13 +48,17 @@ class Entry(NamedTuple):
 @dataclass(slots=True)
 class Disk:
     """What outlives a process. `flushed` entries outlive a power cut; `may_lack_tail` until the machine says that it is settled;
-    `confirmed`: as masters have said, or it has known as a master."""
+    `was_cut`: a start has cut the log's end, until then, too; `is_damaged`: that was more than a torn write; `confirmed`: as masters have
+    said, or it has known as a master.
+    """
 
     member: str
     log: list[Entry] = field(default_factory=list)
     flushed: int = 0
     epoch: int = 0
     may_lack_tail: bool = False
+    was_cut: bool = False
+    is_damaged: bool = False
     has_led: bool = False
     confirmed: int = 0
 
@@ -109,6 +115,8 @@ class SimBroker:
         """A process begins."""
         self.life += 1
         self.is_up = True
+        self.cut_log()
+        disk = self.disk
         self.machine = Leadership(
             Settings(self.disk.member, self.name),
             self.disk.own_epoch,
@@ -116,6 +124,7 @@ class SimBroker:
             log_is_empty=not self.disk.log,
             end_position=len(self.disk.log),
             tail_may_be_lost=self.disk.may_lack_tail,
+            cut_end=LogEnd(disk.log[-1].epoch, len(disk.log), is_cut=True) if disk.was_cut else None,
         )
         self.asked: set[int] = set()
         self.refused = False
@@ -130,6 +139,19 @@ class SimBroker:
         self.sessions: dict[str, int] = {}
         self.unanswered: list[int] = []
         self.world.at(self.world.rng.uniform(0, TICK_MS), self.tick, life=(self, self.life))
+
+    def cut_log(self) -> None:
+        """A start finds a torn write behind the log, or takes damage of its last entries for one."""
+        world, disk = self.world, self.disk
+        if len(disk.log) <= HEAD_END or world.tears.random() >= world.torn:
+            return
+        disk.was_cut = True
+        world.fired["log cut"] += 1
+        if world.tears.random() < 0.5 and world.has_another_copy(self):
+            disk.is_damaged = True
+            del disk.log[max(HEAD_END, len(disk.log) - world.tears.randint(1, 4)) :]
+            disk.flushed = min(disk.flushed, len(disk.log))
+            world.fired["end damaged"] += 1
 
     def kill(self) -> None:
         """What was written stays. Whoever has a session with it sees its connection break."""
@@ -149,9 +171,11 @@ class SimBroker:
             self.report(self.clock_ms())
 
     def cut_power(self) -> None:
-        """What was not flushed may be gone."""
+        """What was not flushed may be gone, unless another disk has lost something already."""
         self.kill()
         disk = self.disk
+        if any(other.disk.is_damaged for other in self.world.brokers if other is not self):
+            return
         if not self.world.counts_flushed:
             disk.may_lack_tail = True
         del disk.log[self.world.rng.randint(disk.flushed, len(disk.log)) :]
@@ -231,6 +255,9 @@ class SimBroker:
             elif isinstance(effect, StopLeading):
                 self.unanswered.clear()
                 self.reports.clear()
+            elif isinstance(effect, CutSettled):
+                self.world.fired["led with a cut log"] += self.machine.role is not Role.FOLLOWING
+                self.disk.was_cut = self.disk.is_damaged = False
             else:
                 self.disk.may_lack_tail = False
 
@@ -326,7 +353,7 @@ class SimBroker:
         if self.machine.role not in (Role.LEADING, Role.HANDING_OVER) or fetch.epoch != self.machine.epoch:
             return  # A broker that leads no more has ended the sessions of its slaves.
         entries = self.disk.log[position : position + BLOCK]
-        arguments = (fetch.session, position, entries, self.clock_ms(), self.confirmed)
+        arguments = (fetch.session, position, entries, self.clock_ms(), self.confirmed, len(self.disk.log))
         self.world.send(self, fetch.slave, fetch.slave.take_entries, *arguments)
 
     # Following.
@@ -341,7 +368,7 @@ class SimBroker:
     def begin_session(self) -> None:
         self.world.sessions += 1
         self.last_heard_ms = self.world.now_ms
-        self.session, self.has_agreed = self.world.sessions, False
+        self.session, self.has_agreed, self.first_master_end = self.world.sessions, False, 1 << 60
         self.fetch(list(self.disk.log))
 
     def fetch(self, log: list[Entry] | None, *, is_answered: bool = True) -> None:
@@ -367,7 +394,7 @@ class SimBroker:
         shares_past = position > HEAD_END or (position == HEAD_END and self.has_own_head)
         return own.kept_for(follow, shares_past=shares_past) <= position
 
-    def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int, confirmed: int) -> None:
+    def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int, confirmed: int, master_end: int) -> None:
         """The log from a position on: at the start of a session that is where both agree."""
         log = self.disk.log
         if session != self.session or self.follows is None:
@@ -388,5 +415,8 @@ class SimBroker:
         log.extend(entries)
         self.disk.confirmed = max(self.disk.confirmed, min(confirmed, len(log)))
         self.machine.heard(self.clock_ms())
-        self.machine.followed(self.disk.own_epoch, not log, len(log))
+        self.machine.followed(self.disk.own_epoch, not log, LogEnd(log[-1].epoch if log else 0, len(log)))
+        self.first_master_end = min(self.first_master_end, master_end)
+        if self.end >= self.first_master_end:
+            self.run(self.machine.caught_up())
         self.fetch(None)

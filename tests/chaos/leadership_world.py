@@ -1,8 +1,8 @@
 """Brokers that decide who leads, etcd, the network between them and all their clocks, on one seed and in one thread.
 
 Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
-their time-out, wall clocks that jump, replaced stores, operators who order switches and unclean promotions, elected brokers whose disk
-does not take the new epoch, an etcd that loses its data.
+their time-out, wall clocks that jump, logs whose ends a start cuts (torn writes, or damage that looks like one), replaced stores, operators
+who order switches and unclean promotions, elected brokers whose disk does not take the new epoch, an etcd that loses its data.
 
 Rules (the letters are those of docs/reliability.md)
     L1  each epoch has one writer, and a later election has a higher epoch
@@ -81,7 +81,11 @@ class LeadershipWorld:
         self.rng = Random(seed)
         # Of its own, so that all else of a seed is as it is without full disks.
         self.disks = Random(f"disks of {seed}")
+        has_faults = mood is None
         mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)), forgets=self.disks.random() < 0.25)
+        # The same without logs that are cut.
+        self.tears = Random(f"tears of {seed}")
+        self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.0
         self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens = mood
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
@@ -110,6 +114,14 @@ class LeadershipWorld:
     def new_disk(self) -> Disk:
         self.members += 1
         return Disk(f"m{self.members}")
+
+    def has_another_copy(self, broker: SimBroker) -> bool:
+        """Whether another disk is in the set that has lost nothing, and no disk has lost anything."""
+        others = [other.disk for other in self.brokers if other is not broker]
+        in_sync = self.etcd.view.in_sync
+        if in_sync is None or any(disk.is_damaged or disk.may_lack_tail for disk in others):
+            return False
+        return any(disk.member in in_sync.members for disk in others)
 
     def say(self, rule: str, message: str) -> None:
         self.found.append(Violation(rule, f"{self.now_ms / 1000:.3f} s: {message}"))
@@ -392,8 +404,10 @@ class LeadershipWorld:
         if not self.found and view.master is None:
             members = view.in_sync.members if view.in_sync is not None else frozenset()
             here = {broker.disk.member for broker in self.brokers}
-            if members & here and not self.was_forgotten:
-                self.say("L5", f"nobody leads, though {sorted(members & here)} could")
+            # Whoever has cut its log waits for those that were replaced.
+            waiting = set() if members <= here else {broker.disk.member for broker in self.brokers if broker.disk.was_cut}
+            if members & here - waiting and not self.was_forgotten:
+                self.say("L5", f"nobody leads, though {sorted(members & here - waiting)} could")
                 return
             self.fired["needed an order"] += 1
             self.etcd.commit(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
 
@@ -11,7 +12,9 @@ from protomq_broker import ha_follower
 from protomq_broker.ha_service import HaService
 from protomq_broker.leadership_driver import Standing
 from protomq_broker.store.log.agreement import START, LogPoint, LogView
+from protomq_broker.store.start import derived_recovery
 from protomq_broker.store.store import Store
+from protomq_broker.tail_file import TailFile
 from protomq_ha.leadership import Leadership
 from protomq_ha.replicas import ReplicaTable, Verdict
 
@@ -81,6 +84,23 @@ def takes_a_damaged_log_for_whole() -> Any:
     return mock.patch.object(Store, "skipped_ranges", ())
 
 
+def takes_a_cut_log_for_whole() -> Any:
+    """A member leads at once although its start has cut the end of its log."""
+    return mock.patch.object(Leadership, "_has_most_of_cut_logs", return_value=True)
+
+
+@contextmanager
+def forgets_at_a_kill_that_its_log_was_cut() -> Iterator[None]:
+    """What a start has cut is known to its process alone."""
+    content = TailFile._content
+
+    def forgetful(self: TailFile, *, is_clean: bool) -> dict[str, Any]:
+        return content(self, is_clean=is_clean) | {"was_cut": False}
+
+    with mock.patch.object(derived_recovery, "note_cut"), mock.patch.object(TailFile, "_content", forgetful):
+        yield
+
+
 def leads_in_any_state() -> Any:
     """Whoever finds the lead free takes it, whatever it has promised and lacks."""
 
@@ -103,6 +123,8 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: a slave serves what it has", planted_ha.a_slave_serves_what_it_has),
     ("fail-over: loses the producers", loses_the_producers_when_it_leads),
     ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),
+    ("fail-over: takes a cut log for whole", takes_a_cut_log_for_whole),
+    ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut),
     ("fail-over: anybody leads", leads_in_any_state),
 )  # fmt: skip
 

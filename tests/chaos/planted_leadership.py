@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from unittest import mock
 
-from protomq_ha.cluster_state import IN_SYNC, ClusterView, Transaction
+from protomq_ha.cluster_state import IN_SYNC, ClusterView, InSync, LogEnd, Transaction
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import Follow, Lease, OwnLog, Role
@@ -162,6 +162,20 @@ def runs_without_its_tail() -> Any:
 
 
 
+def leads_with_a_cut_log() -> Any:
+    """A member whose start has cut its log runs as if it had lost nothing."""
+    return mock.patch.object(Leadership, "_has_most_of_cut_logs", return_value=True)
+
+
+def the_first_of_cut_logs_leads() -> Any:
+    """Where all logs were cut, nobody asks which one has the most."""
+
+    def has_most(self: Leadership, in_sync: InSync, cut_end: LogEnd) -> bool:
+        return all(self._says_cut(each) for each in in_sync.members - {self.settings.member})
+
+    return mock.patch.object(Leadership, "_has_most_of_cut_logs", has_most)
+
+
 def keeps_its_epoch() -> Any:
     """An election takes the epoch that is there."""
     real = Leadership._election
@@ -285,6 +299,8 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("compares no in-sync set", compares_no_set, drill),
     ("runs from outside the set", anybody_runs, drill),
     ("runs without the end of its log", runs_without_its_tail, drill),
+    ("runs with a log whose end was cut", leads_with_a_cut_log, drill),
+    ("takes any of the logs that were cut", the_first_of_cut_logs_leads, drill, 200),
     ("keeps the epoch at an election", keeps_its_epoch, drill),
     ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
     ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),

@@ -63,5 +63,5 @@ def check_contract(etcd: EtcdGateway) -> Lease:
     assert end.master is None
     assert end.in_sync is not None
     assert (end.in_sync.epoch, end.in_sync.revision) == (4, end.revision)
-    assert end.ends == {"7": (3, 500)}
+    assert end.ends == {"7": LogEnd(3, 500)}
     return lease

@@ -14,6 +14,9 @@ does not take the new epoch. It stays a slave, and runs again when the disk has 
 A start may skip damaged parts of a log. Then this member follows nobody, and leads only as the last member of the in-sync set. When a
 replica has healed them, the store is opened again, with what follows from them.
 
+A start may cut the end of the log, which looked like a torn write, and may have been acknowledged all the same. Then this member leads
+only if nobody in the in-sync set has more, until it has caught up again.
+
 A full disk breaks no log. A master whose disk stays full gives the lead to a member in sync whose disk has room, if there is one.
 """
 
@@ -26,7 +29,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from protomq_ha.cluster_state import LogEnd
 from protomq_ha.leadership_values import (
+    CutSettled,
     Effect,
     Follow,
     Lead,
@@ -126,7 +131,7 @@ class ElectedBroker:
         broker, etcd = self.process.broker, self._settings
         store = broker.store
         tail_may_be_lost = await asyncio.to_thread(
-            self._tail.open, syncs=store.config.sync_flush, is_lost=store.has_lost_its_end
+            self._tail.open, syncs=store.config.sync_flush, is_lost=store.has_lost_its_end, was_cut=store.has_cut_its_end
         )
         self.leadership.begin(
             Settings(
@@ -144,6 +149,7 @@ class ElectedBroker:
             end_position=store.appended_position,
             tail_may_be_lost=tail_may_be_lost,
             is_damaged=_has_skipped(store),
+            cut_end=_cut_end_of(store) if self._tail.was_cut else None,
         )
         self._worker = asyncio.create_task(self._work())
         self._watcher = asyncio.create_task(self._watch_log())
@@ -280,12 +286,20 @@ class ElectedBroker:
         elif isinstance(item, Lead):
             if await self._lead(item.epoch):
                 log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
+                if leadership.leads_with_cut_log:
+                    log.error(
+                        "its start had cut the end of its log, and nobody in the in-sync set had more. If that was damage, and no torn"
+                        " write, messages that were acknowledged last are lost"
+                    )
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
             await self._open_again()
         elif isinstance(item, TailSettled):
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
+        elif isinstance(item, CutSettled):
+            with suppress(OSError):  # then the next start waits for others once more
+                await asyncio.to_thread(self._tail.settle_cut)
 
     async def _lead(self, epoch: int) -> bool:
         """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.
@@ -304,6 +318,9 @@ class ElectedBroker:
                 return False
             if self.leadership.is_damaged:
                 self._give_back(epoch, "its log was opened again, and is damaged")
+                return False
+            if self.process.broker.store.has_cut_its_end:
+                self._give_back(epoch, "its log was opened again, and its end was cut")
                 return False
         begun_ms = boottime_ms()
         store = await self.process.give_up_store(CHANGE_GRACE_S)
@@ -392,7 +409,16 @@ class ElectedBroker:
         self.leadership.damaged(_has_skipped(self.process.broker.store))
         if self.process.broker.store.has_lost_its_end:
             await self._doubt_tail()
+        if self.process.broker.store.has_cut_its_end:
+            self._tail.cut()
+        if self._tail.was_cut:
+            self.leadership.end_was_cut(_cut_end_of(self.process.broker.store))
         await self.process.start()
+
+
+def _cut_end_of(store: Store) -> LogEnd:
+    """Where a log ends whose end a start has cut."""
+    return LogEnd(store.epoch, store.appended_position, is_cut=True)
 
 
 def _has_skipped(store: Store) -> bool:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_ha.cluster_state import LogEnd
 from protomq_ha.leadership_values import OwnLog
 from protomq_ha.part_size import PartSize
 from protomq_runtime.addresses import Address, parse_address_list
@@ -418,7 +419,7 @@ class HaFollower:
         self._complaint = ""
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
-        self._heard()
+        self._heard(session)
         self.on_following(client.address)
         hold_ms = self._config.ha.heartbeat_interval_ms
         timeout_s = self._config.ha.timeout_ms / 1_000
@@ -440,7 +441,7 @@ class HaFollower:
             part_size.note(part.size_bytes, answer.took_s)
             if not session.took(response, part):
                 return
-            self._heard()
+            self._heard(session)
             self._note(session)
 
     def _wait(self, client: RemotingClient, session: FollowSession, under_way: set[int], timeout_s: float) -> Answer | None:
@@ -461,11 +462,12 @@ class HaFollower:
                 client.tell(_ACKNOWLEDGE, session.acknowledgement().SerializeToString(), timeout_s)
         return None
 
-    def _heard(self) -> None:
+    def _heard(self, session: FollowSession) -> None:
         """Tells the leadership, before the next fetch, that the master has said something and that it is stored."""
         if self._leadership is not None:
             store = self._store
-            self._leadership.heard(store.epochs.highest_epoch, store.appended_position)
+            end = LogEnd(store.epoch, store.appended_position)
+            self._leadership.heard(store.epochs.highest_epoch, end, has_caught_up=session.has_caught_up)
 
     def _note(self, session: FollowSession) -> None:
         """Updates the view after an answer of the master."""

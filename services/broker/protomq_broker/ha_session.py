@@ -29,6 +29,7 @@ class FollowSession:
     def __init__(self, store: Store, on_writer: Callable[[Callable[[], int]], int]) -> None:
         """`on_writer` calls a function while nobody else writes, and returns its result."""
         self.end_position = 0
+        self._first_end_position = 0
         self._store = store
         self._on_writer = on_writer
         self._session = 0
@@ -40,6 +41,11 @@ class FollowSession:
     def position(self) -> int:
         """See the class."""
         return self._intake.position
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all is stored here that the master had when the session began: synced, too, if the master counts that."""
+        return self.position >= self._first_end_position
 
     def begin_request(
         self, broker_name: str, broker_id: int, address: str, epoch: int = 0
@@ -71,6 +77,7 @@ class FollowSession:
         self._session = response.session
         # If this log is empty, it begins where the master's log begins.
         self._intake = Intake(response.position)
+        self._first_end_position = response.end_position
         return self.took(response, part)
 
     def fetch_request(self, hold_ms: int) -> ha.FetchRequest:

@@ -22,6 +22,7 @@ from protomq_ha.cluster_state import (
     SWITCH,
     ClusterView,
     Compare,
+    LogEnd,
     Put,
     Transaction,
     encode_order,
@@ -130,9 +131,18 @@ class LeadershipDriver:
         """Called on any thread when `report` may return something else. Set by the broker that leads."""
 
     def begin(
-        self, settings: Settings, own_epoch: int, *, end_position: int, tail_may_be_lost: bool, is_damaged: bool = False
+        self,
+        settings: Settings,
+        own_epoch: int,
+        *,
+        end_position: int,
+        tail_may_be_lost: bool,
+        is_damaged: bool = False,
+        cut_end: LogEnd | None = None,
     ) -> None:
-        """Starts the machine, once the store is open and follows. `end_position`: of its log. `is_damaged`: see `damaged`."""
+        """Starts the machine, once the store is open and follows. `end_position`: of its log. `is_damaged`: see `damaged`. `cut_end`: see
+        `end_was_cut`.
+        """
         with self._lock:
             self._machine = Leadership(
                 settings,
@@ -141,6 +151,7 @@ class LeadershipDriver:
                 log_is_empty=not end_position,
                 end_position=end_position,
                 tail_may_be_lost=tail_may_be_lost,
+                cut_end=cut_end,
             )
             self._machine.is_damaged = is_damaged
         self._thread.start()
@@ -167,12 +178,18 @@ class LeadershipDriver:
             machine = self._machine
             return machine is not None and machine.may_speak and self._target == target
 
-    def heard(self, own_epoch: int, end_position: int) -> None:
-        """Notes that the master has said something, which is stored. What the slave says to it from now on binds the slave."""
+    def heard(self, own_epoch: int, end: LogEnd, *, has_caught_up: bool) -> None:
+        """Notes that the master has said something, which is stored. What the slave says to it from now on binds the slave.
+
+        `end`: of its log, with the epoch of the last append. `has_caught_up`: it has all that the master had when the session began.
+        """
         with self._lock:
-            if self._machine is not None:
-                self._machine.heard(self.now_ms())
-                self._machine.followed(own_epoch, not end_position, end_position)
+            machine = self._machine
+            if machine is not None:
+                machine.heard(self.now_ms())
+                machine.followed(own_epoch, not end.position, end)
+                if has_caught_up:
+                    self._pass_on(machine.caught_up())
 
     def following_stopped(self, own_epoch: int) -> None:
         """Notes that this slave says nothing more to a master."""
@@ -184,6 +201,16 @@ class LeadershipDriver:
         """Notes that this slave's log has failed: it leaves the set before it may run, and joins again when it has caught up."""
         with self._lock:
             self._begun.tail_may_be_lost()
+
+    def end_was_cut(self, cut_end: LogEnd) -> None:
+        """Notes that a start has cut the end of this slave's log, and where it ends. It leads only if nobody in the set has more."""
+        with self._lock:
+            self._begun.end_was_cut(cut_end)
+
+    @property
+    def leads_with_cut_log(self) -> bool:
+        """Whether this member was elected with a log whose end a start had cut."""
+        return self._begun.leads_with_cut_log
 
     def damaged(self, is_damaged: bool) -> None:
         """Notes whether the store opened without some parts of its log. Then it follows nobody, and leads only as the last of its set."""

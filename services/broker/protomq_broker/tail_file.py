@@ -1,11 +1,14 @@
-"""Records whether a power cut may have removed the end of a store's log, because the machine had not written it to the disk.
+"""Records whether the end of a store's log may be lost. The machine had not written it to the disk, or a start has cut it.
 
-    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false}
+    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false, "was_cut": false}
 
 A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
 true. The machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
 true until the store is out of the in-sync set (`settle`). If the file is missing, as after a repair of the log, the end may be lost. It is
 lost if the log ends with a damaged range. If a full disk does not take the file, a start removes it.
+
+A start cuts what looks like a torn write, and damage of the last appends looks alike (`was_cut`). The start notes that here before it cuts
+(`store.start.cut_note`), and it stays true until the store has caught up with its master, or leads.
 """
 
 from __future__ import annotations
@@ -36,16 +39,17 @@ class TailFile:
         self._path = f"{root}/{TAIL_NAME}"
         self._boot_id = boot_id
         self._syncs = False
-        self.may_be_lost = False
+        self.may_be_lost = self.was_cut = False
 
-    def open(self, *, syncs: bool, is_lost: bool) -> bool:
+    def open(self, *, syncs: bool, is_lost: bool, was_cut: bool = False) -> bool:
         """Called when the store is open. Returns whether the end of its log may be lost. `syncs`: this run acknowledges only synced bytes.
-        `is_lost`: the log ends with damage. Raises OSError.
+        `is_lost`: the log ends with damage. `was_cut`: this start has cut its end. Raises OSError.
         """
         known = self._read()
         is_same_boot = bool(self._boot_id) and known.get("boot_id") == self._boot_id
         was_kept = known.get("is_clean") is True or is_same_boot or known.get("syncs") is True
         self.may_be_lost = known.get("may_be_lost") is not False or not was_kept or is_lost
+        self.was_cut = was_cut or known.get("was_cut") is True
         self._syncs = syncs
         if known != self._content(is_clean=False):  # a full disk could not take it
             try:
@@ -62,9 +66,18 @@ class TailFile:
         self.may_be_lost = True
         self._write(is_clean=False)
 
+    def cut(self) -> None:
+        """Called when the store was opened again, and that has cut its end: the start has noted it already."""
+        self.was_cut = True
+
     def settle(self) -> None:
         """Called when the store is out of the in-sync set. Raises OSError."""
         self.may_be_lost = False
+        self._write(is_clean=False)
+
+    def settle_cut(self) -> None:
+        """Called when the store has caught up with its master, or leads. Raises OSError."""
+        self.was_cut = False
         self._write(is_clean=False)
 
     def close(self, *, is_clean: bool) -> None:
@@ -83,6 +96,7 @@ class TailFile:
             "is_clean": is_clean,
             "may_be_lost": self.may_be_lost,
             "syncs": self._syncs,
+            "was_cut": self.was_cut,
         }
 
     def _write(self, *, is_clean: bool) -> None:

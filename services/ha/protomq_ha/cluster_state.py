@@ -71,10 +71,14 @@ class Order(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends; the higher of two is that of the log that has more."""
+    """Where a log ends; the higher of two is that of the log that has more.
+
+    Attributes: epoch: of the last append; is_cut: a start has cut what stood behind, which it took for a torn write.
+    """
 
     epoch: int
     position: int
+    is_cut: bool = False
 
 
 class Compare(NamedTuple):
@@ -158,7 +162,7 @@ def encode_in_sync(
 
 def encode_end(end: LogEnd) -> bytes:
     """The value of a key below END_PREFIX."""
-    return _encode(epoch=end.epoch, position=end.position)
+    return _encode(epoch=end.epoch, position=end.position, is_cut=end.is_cut)
 
 
 def encode_full() -> bytes:
@@ -224,10 +228,10 @@ def _in_sync(row: Row | None) -> InSync | None:
 def _end(row: Row, key: str) -> LogEnd | None:
     """None for a value that nobody can read: it only says whom to prefer, and must not keep anybody from leading."""
     try:
-        fields = _decode(row, key, epoch=int, position=int)
+        fields = _decode(row, key, {"is_cut": False}, epoch=int, position=int)
     except ValueError:
         return None
-    return LogEnd(fields["epoch"], fields["position"])
+    return LogEnd(fields["epoch"], fields["position"], fields["is_cut"])
 
 
 def _order(row: Row | None) -> Order | None:

@@ -21,6 +21,12 @@ Rules
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
+- A start cuts what looks like a torn write. Damage of the last appends looks alike, and then that was acknowledged. A member whose end was
+  cut stays in the set, and does not run until it has caught up. That is when it has all that its master had as the session began.
+  If nobody leads, it runs if it is the last of the set. It also runs if all others have cut their logs, too, and none has more. They write
+  that into etcd, behind the last change of the set (`LogEnd.is_cut`), and say nothing to a master until the set changes again. Some log
+  lacks nothing; so does each that ends there or behind. So all members must be heard; else an operator decides.
+  (Such a member must not leave the set for a master that etcd names: that one may be dead, and have lost more.)
 - A start may skip damaged parts of the log. Then the store does not know which offsets it has given, and what was sent before. Such a
   member (`is_damaged`) leaves the set, and neither follows nor runs until its log is healed and opened again. The last member of the set
   stays, and leads: nobody has more.
@@ -64,6 +70,7 @@ from .in_sync_set import InSyncSet, MemberReport
 from .leadership_values import (
     Ask,
     Committed,
+    CutSettled,
     Effect,
     Follow,
     GrantLease,
@@ -116,7 +123,9 @@ class Leadership:
         log_is_empty: bool,
         tail_may_be_lost: bool,
         end_position: int = 0,
+        cut_end: LogEnd | None = None,
     ) -> None:
+        """`cut_end`: see `end_was_cut`."""
         self.settings = settings
         self.role = Role.FOLLOWING
         self.own_epoch = own_epoch
@@ -125,7 +134,11 @@ class Leadership:
         self.in_sync: InSyncSet | None = None
         self._log_is_empty = log_is_empty
         self._tail_may_be_lost = tail_may_be_lost
-        self._has_left = False
+        self._cut_end = cut_end
+        self._has_left = self._led_cut = False
+        """`_led_cut`: it was elected with a log whose end was cut."""
+        self._told_cut_revision = 0
+        """The revision of the set for which it may have told where its cut log ends."""
         self._farewell: Transaction | None = None
         """What takes this member out of the set."""
         # The promises of an earlier process of this store bind this one.
@@ -212,6 +225,13 @@ class Leadership:
                 " set, until a replica has healed them. If none has them any more, give this member an empty folder. If no other member"
                 " comes back, order an unclean promotion"
             )
+        if self._cut_end is not None and not self._tail_may_be_lost:
+            found.append(self._problem_of_cut())
+        elif self._led_cut and self.role in (Role.LEADING, Role.HANDING_OVER):
+            found.append(
+                "this member leads although its start has cut the end of its log, since nobody in the in-sync set had more. If that was no"
+                " torn write but damage, messages that were acknowledged last are lost"
+            )
         view = self.view
         if self._fullness and self.role is Role.LEADING:
             found.append("the disk here is full, and the lead stays here until a member in sync has room")
@@ -243,6 +263,15 @@ class Leadership:
             )
         return found
 
+    def _problem_of_cut(self) -> str:
+        in_sync = self.view.in_sync if self.view is not None else None
+        others = in_sync.members - {self.settings.member} if in_sync is not None else ()
+        unheard = ", ".join(sorted(each for each in others if not self._says_cut(each)))
+        return (
+            "the start has cut the end of the log here, which may have been acknowledged: this member leads only if nobody in the in-sync"
+            f" set has more. It waits for {unheard or 'a master'}. If nobody leads, and they do not come back, order an unclean promotion"
+        )
+
     def is_hurried(self, now_ms: int) -> bool:
         """Whether sends may wait for what this member does: nobody leads, a master is silent for as long as a lease, or an order waits."""
         view = self.view
@@ -262,19 +291,40 @@ class Leadership:
     @property
     def may_speak(self) -> bool:
         """Whether this slave may tell its master which part of the log it has."""
-        return self.role is Role.FOLLOWING and self._followed is not None
+        if self.role is not Role.FOLLOWING or self._followed is None:
+            return False
+        in_sync = self.view.in_sync if self.view is not None else None
+        return in_sync is None or in_sync.revision != self._told_cut_revision
 
     def heard(self, now_ms: int) -> None:
         """Notes that the master has said something and this slave is about to answer. From now on its promise binds it."""
         self._heard_ms = now_ms
 
-    def followed(self, own_epoch: int, log_is_empty: bool, end_position: int) -> None:
-        """Notes the state of the log after bytes of the master were stored."""
-        self.own_epoch, self._log_is_empty, self._end_position = own_epoch, log_is_empty, end_position
+    def followed(self, own_epoch: int, log_is_empty: bool, end: LogEnd) -> None:
+        """Notes the state of the log after bytes of the master were stored. `end`: with the epoch of the last append."""
+        self.own_epoch, self._log_is_empty, self._end_position = own_epoch, log_is_empty, end.position
+        if self._cut_end is not None:
+            self._cut_end = end._replace(is_cut=True)
 
     def tail_may_be_lost(self) -> None:
         """Notes that the end of this slave's log may be lost: it leaves the set, if it is in it."""
         self._tail_may_be_lost, self._has_left = True, False
+
+    def end_was_cut(self, cut_end: LogEnd) -> None:
+        """Notes that a start has cut the end of this slave's log, and where the log ends now, with the epoch of its last append."""
+        self._cut_end = cut_end
+
+    def caught_up(self) -> list[Effect]:
+        """Notes that this slave has all that its master had in its log when it was asked, since the start."""
+        if self._cut_end is None:
+            return []
+        self._cut_end = None
+        return [CutSettled()]
+
+    @property
+    def leads_with_cut_log(self) -> bool:
+        """Whether it was elected with a log whose end a start had cut."""
+        return self._led_cut and self.role is not Role.FOLLOWING
 
     def following_stopped(self, own_epoch: int, now_ms: int) -> list[Effect]:
         """Notes that this slave says nothing more to a master."""
@@ -500,15 +550,34 @@ class Leadership:
             return
         if self._should_tell_end(view, now_ms):
             put = Put(f"{END_PREFIX}{self.settings.member}", encode_end(self._log_end), self._lease)
+            compares: tuple[Compare, ...] = ()
+            if self._cut_end is not None:  # others rely on it
+                compares = tuple(Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC))
+                self._told_cut_revision = view.key_revision(IN_SYNC)
             # If etcd does not know the lease any more, it refuses until there is another one.
             self._next_end_ms = now_ms + self.settings.read_interval_ms
-            self._ask(effects, Transaction((), (put,)), now_ms)
+            self._ask(effects, Transaction(compares, (put,)), now_ms)
         elif self._has_past and self._is_fresh and not self._is_pending(Transaction):
             self._claim_past(effects, view, now_ms)
 
     @property
     def _log_end(self) -> LogEnd:
-        return LogEnd(self.own_epoch, self._end_position)
+        return self._cut_end or LogEnd(self.own_epoch, self._end_position)
+
+    def _says_cut(self, member: str) -> bool:
+        """Whether this member of the set has said, since the last election and the last change of the set, that its log was cut."""
+        view = self.view
+        assert view is not None
+        assert view.in_sync is not None
+        end = view.ends.get(member)
+        return end is not None and end.is_cut and view.key_revision(f"{END_PREFIX}{member}") > view.in_sync.revision
+
+    def _has_most_of_cut_logs(self, in_sync: InSync, cut_end: LogEnd) -> bool:
+        """Whether all other members of the set say that their logs were cut, too, and none of them has more."""
+        assert self.view is not None
+        own, ends = self.settings.member, self.view.ends
+        others = in_sync.members - {own}
+        return all(self._says_cut(each) and (ends[each], each) < (cut_end, own) for each in others)
 
     def _should_tell_end(self, view: ClusterView, now_ms: int) -> bool:
         """Whether this member may have to lead soon, together with others, and etcd does not know where its log ends."""
@@ -517,9 +586,12 @@ class Leadership:
             return False
         if self._tail_may_be_lost or self._inability or self.is_damaged:
             return False
+        if self._cut_end is not None and view.master is not None:
+            return False
         is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
         is_free = self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_end_ms
-        return is_silent and is_free and view.ends.get(own) != self._log_end
+        is_told = view.ends.get(own) == self._log_end and (self._cut_end is None or self._says_cut(own))
+        return is_silent and is_free and not is_told
 
     def _tell_room(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Tells etcd that the disk here is full, or is no more."""
@@ -603,13 +675,15 @@ class Leadership:
             return not self._has_past and now_ms >= self._unknown_since_ms + self.settings.new_name_wait_ms
         if own not in in_sync.members or (self.is_damaged and len(in_sync.members) > 1):
             return False
+        if self._cut_end is not None and not self._has_most_of_cut_logs(in_sync, self._cut_end):
+            return False
         if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
             return True
         ttl_ms = self.settings.lease_ttl_ms
         if in_sync.successor and now_ms < self._absent_since_ms + ttl_ms:
             return False
         others = in_sync.members - {own}
-        has_less = any(end > self._log_end for each, end in view.ends.items() if each in others)
+        has_less = any(end > self._log_end and not end.is_cut for each, end in view.ends.items() if each in others)
         has_less = has_less or (self._counts_as_full(now_ms) and not others <= view.full)
         free_ms = max(self._heard_ms + ttl_ms, self._absent_since_ms)
         return now_ms >= (free_ms + LONGER_LOG_WAIT_MS if has_less else self._heard_ms + ttl_ms)
@@ -623,8 +697,10 @@ class Leadership:
             self.role, self.epoch = Role.OPENING, view.master.epoch
             members, revision = view.in_sync.members, view.in_sync.revision
             self.in_sync = InSyncSet(own, members, revision, now_ms)
+            self._led_cut = self._cut_end is not None
             if self._tail_may_be_lost:
                 self._settle_tail(effects)
+            effects += self.caught_up()  # nobody has more
             effects.append(Lead(self.epoch))
         elif self._may_run(view, now_ms):
             self._ask(effects, self._election(view), now_ms)

@@ -139,7 +139,11 @@ class TailSettled(NamedTuple):
     """The store is out of the set, so the driver may forget that the end of its log may be lost."""
 
 
-Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled
+class CutSettled(NamedTuple):
+    """The store has caught up, or leads, so the driver may forget that a start has cut the end of its log."""
+
+
+Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled | CutSettled
 
 
 class Role(Enum):

@@ -76,7 +76,7 @@ class Failing:
 
     def __init__(
         self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0,
-        is_damaged: bool = False,
+        is_damaged: bool = False, is_cut: bool = False,
     ) -> None:
         self.done: list[str] = []
         self._processes = 0
@@ -84,10 +84,13 @@ class Failing:
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
         broker._settings, broker._is_stopping = EtcdConfig(), False
-        broker._tail = SimpleNamespace(doubt=lambda: self.done.append("doubts its end"))  # type: ignore[assignment]
+        broker._tail = SimpleNamespace(  # type: ignore[assignment]
+            doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut
+        )
         broker.leadership = SimpleNamespace(  # type: ignore[assignment]
             role=role,
             tail_may_be_lost=lambda: self.done.append("leaves the set"),
+            end_was_cut=lambda cut_end: self.done.append(f"was cut: {tuple(cut_end)}"),
             hand_over=self._hand_over,
             unable=self._unable,
             able=lambda: self.done.append("may run"),
@@ -96,7 +99,7 @@ class Failing:
             damaged=self._note_damage,
             opened=lambda epoch, end_position: self.done.append(f"leads in epoch {epoch}"),
         )
-        self._refusals, self._loses_its_end, self._is_damaged = opens_after, loses_its_end, is_damaged
+        self._refusals, self._loses_its_end, self._is_damaged, self._is_cut = opens_after, loses_its_end, is_damaged, is_cut
         broker.process = self._process(failure)
         broker._make = self._make  # type: ignore[method-assign]
 
@@ -137,6 +140,8 @@ class Failing:
         store = SimpleNamespace(
             log_failure=failure,
             has_lost_its_end=has_lost_its_end,
+            has_cut_its_end=self._is_cut,
+            epoch=3,
             skipped_ranges=["a range"] if self._is_damaged else [],
             has_healed_what_was_skipped=not self._is_damaged,
             lead=self._lead,
@@ -189,6 +194,26 @@ def test_a_store_that_is_to_lead_and_opens_with_damage_at_its_end_does_not_lead(
     assert failing.done == [
         "stops", "leaves the set", "doubts its end", "starts", "gives epoch 2 back: its log was opened again, and ends with damage",
     ]  # fmt: skip
+
+
+def test_a_store_that_opens_again_and_cuts_its_end_says_so_before_it_serves() -> None:
+    failing = Failing(Role.FOLLOWING, is_cut=True)
+    asyncio.run(failing._broker._open_again())
+    assert failing.done == ["stops", "knows that it was cut", "was cut: (3, 0, True)", "starts"]
+
+
+def test_a_store_that_was_cut_at_an_earlier_start_is_so_when_it_opens_again() -> None:
+    """With the end that it has now."""
+    failing = Failing(Role.FOLLOWING)
+    failing._broker._tail.was_cut = True
+    asyncio.run(failing._broker._open_again())
+    assert failing.done == ["stops", "was cut: (3, 0, True)", "starts"]
+
+
+def test_a_store_that_is_to_lead_and_opens_with_its_end_cut_does_not_lead() -> None:
+    failing = Failing(Role.OPENING, is_cut=True)
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done[-1] == "gives epoch 2 back: its log was opened again, and its end was cut"
 
 
 def test_a_store_that_opens_again_without_some_of_its_log_says_so_before_it_serves() -> None:

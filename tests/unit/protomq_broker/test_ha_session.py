@@ -97,3 +97,18 @@ def test_what_is_confirmed_is_known_when_it_is_stored_in_whatever_order_the_answ
     assert store.readable_position == 0
     assert session.took(*an_answer(0, log[:100], 0))
     assert store.readable_position == len(log)
+
+
+def test_a_slave_has_caught_up_when_it_has_all_that_its_master_had_when_the_session_began() -> None:
+    store = a_store(follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    assert session.began(*an_answer(0, b"", len(log)))
+    assert not session.has_caught_up
+    assert session.took(*an_answer(100, log[100:], 10 * len(log)))
+    assert not session.has_caught_up, "the part before it is on its way"
+    assert session.took(*an_answer(0, log[:100], 10 * len(log)))
+    assert session.has_caught_up, "what came since is no matter"
+    again = FollowSession(store, lambda function: function())
+    assert again.began(*an_answer(len(log), b"", len(log)))
+    assert again.has_caught_up

@@ -15,10 +15,11 @@ from protomq_broker.leadership_driver import (
     OrderRefusedError,
     OrderUncertainError,
 )
-from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, ClusterView
+from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, ClusterView, LogEnd
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership_values import (
     Committed,
+    CutSettled,
     Effect,
     Follow,
     Lead,
@@ -115,6 +116,19 @@ def test_from_the_moment_a_slave_is_to_join_nothing_is_confirmed_without_it(
     assert (standing.confirmed_position, standing.alone) == (100, False)
     until(lambda: driver.report(200, {"2": MemberReport(150, True, asked_ms)}).copies == 2)
     assert driver.report(200, {"2": MemberReport(150, True, asked_ms)}).confirmed_position == 150
+
+
+def test_a_slave_whose_log_was_cut_forgets_that_when_it_has_caught_up(make: Callable[[str], Broker]) -> None:
+    make("1").lead()
+    slave = make("2")
+    until(lambda: any(isinstance(each, Follow) for each in slave.effects))
+    slave.driver.end_was_cut(LogEnd(1, 50, is_cut=True))
+    slave.driver.heard(1, LogEnd(1, 80), has_caught_up=False)
+    assert CutSettled() not in slave.effects
+    assert any("has cut the end" in problem for problem in slave.driver.view().problems)
+    slave.driver.heard(1, LogEnd(1, 100), has_caught_up=True)
+    assert slave.effects[-1] == CutSettled()
+    assert not any("has cut the end" in problem for problem in slave.driver.view().problems)
 
 
 def test_without_lease_and_promises_nothing_more_is_confirmed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file, write_json_file
+from protomq_broker.store.start.cut_note import note_cut
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
@@ -69,6 +70,48 @@ def test_a_log_that_ends_with_damage_has_lost_its_end_until_it_is_out_of_the_set
     assert opened(disk, "one").may_be_lost
     file.settle()
     assert not opened(disk, "one").may_be_lost
+
+
+def test_a_log_that_was_cut_stays_so_until_it_has_caught_up() -> None:
+    disk = begun()
+    file = TailFile(disk, ROOT, "one")
+    assert not file.open(syncs=False, is_lost=False, was_cut=True), "that is another doubt"
+    assert file.was_cut
+    opened(disk, "one").close(is_clean=True)
+    again = opened(disk, "two")
+    assert again.was_cut
+    again.settle()
+    assert opened(disk, "two").was_cut, "it is out of the set, and may come back"
+    again.settle_cut()
+    assert not opened(disk, "two").was_cut
+
+
+def test_what_the_start_has_noted_counts_and_so_does_a_cut_of_a_store_that_was_opened_again() -> None:
+    disk = begun()
+    note_cut(disk, f"{ROOT}/config")
+    file = opened(disk, "one")
+    assert file.was_cut
+    assert not file.may_be_lost
+    file.settle_cut()
+    note_cut(disk, f"{ROOT}/config")
+    file.cut()
+    file.close(is_clean=True)
+    assert opened(disk, "one").was_cut
+
+
+def test_a_store_whose_master_nobody_elects_has_no_file_to_note_a_cut_in() -> None:
+    disk = SimDisk()
+    make_folders(disk, ROOT)
+    note_cut(disk, f"{ROOT}/config")
+    assert not disk.exists(f"{ROOT}/{TAIL_NAME}")
+
+
+def test_where_a_full_disk_does_not_take_the_note_the_end_may_be_lost() -> None:
+    disk = begun()
+    disk.plan = lambda operation: Fault.ENOSPC if operation.name in ("create", "pwrite", "truncate") else None
+    note_cut(disk, f"{ROOT}/config")
+    disk.plan = None
+    assert opened(disk, "one").may_be_lost
 
 
 def test_a_run_that_does_not_tell_its_flush_setting_did_not_sync() -> None:

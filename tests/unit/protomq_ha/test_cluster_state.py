@@ -77,6 +77,9 @@ def test_a_set_that_an_earlier_version_has_written_is_read() -> None:
 def test_ends_of_logs_are_read_by_member() -> None:
     view = ClusterView(3, {"end/m1": Row(encode_end(LogEnd(2, 700)), 3, 9)})
     assert view.ends == {"m1": LogEnd(2, 700)}
+    assert ClusterView(3, {"end/m1": Row(encode_end(LogEnd(2, 7, is_cut=True)), 3, 9)}).ends["m1"].is_cut
+    earlier = ClusterView(3, {"end/m1": Row(b'{"epoch": 2, "position": 7}', 3, 9)})
+    assert earlier.ends == {"m1": LogEnd(2, 7)}, "as brokers of earlier versions write it"
     assert LogEnd(3, 100) > LogEnd(2, 700) > LogEnd(2, 600)
     rows = {f"end/m{number}": Row(value, 3, 9) for number, value in enumerate([b"{}", b"\xff", b"[]", encode_end(LogEnd(1, 5))])}
     assert ClusterView(3, rows).ends == {"m3": LogEnd(1, 5)}, "an end that nobody can read keeps nobody from leading"

@@ -26,6 +26,7 @@ from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership import FULL_PAUSE_MS, LONGER_LOG_WAIT_MS, Leadership
 from protomq_ha.leadership_values import (
     Ask,
+    CutSettled,
     Effect,
     Follow,
     Lead,
@@ -45,15 +46,17 @@ class Member:
     """A machine, and what it wanted. Attribute: answers: etcd answers it."""
 
     def __init__(
-        self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0
+        self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0,
+        cut_end: LogEnd | None = None,
     ) -> None:
         self.etcd, self.answers = etcd, True
         self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
-            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost
-        )
+            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost,
+            cut_end=cut_end,
+        )  # fmt: skip
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
         for effect in effects:
@@ -211,7 +214,7 @@ def silent_slaves(etcd: SimEtcd, *ends: int) -> list[Member]:
     master_with(etcd, *names)
     slaves = [Member(etcd, name, epoch=1, empty=False) for name in names]
     for slave, end in zip(slaves, ends, strict=True):
-        slave.machine.followed(1, False, end)
+        slave.machine.followed(1, False, LogEnd(1, end))
         slave.tick(0)
         slave.machine.heard(0)
         slave.tick(2_000)
@@ -220,7 +223,7 @@ def silent_slaves(etcd: SimEtcd, *ends: int) -> list[Member]:
 
 def test_whoever_has_more_of_the_log_runs_first_so_that_nobody_has_to_truncate_it(etcd: SimEtcd) -> None:
     shorter, longer = silent_slaves(etcd, 500, 700)
-    assert etcd.view.ends == {"s0": (1, 500), "s1": (1, 700)}
+    assert etcd.view.ends == {"s0": LogEnd(1, 500), "s1": LogEnd(1, 700)}
     assert shorter.tick(TTL_MS + 100) == []
     assert longer.lead(TTL_MS + 100, 700) == 2
     assert shorter.tick(TTL_MS + 200) == [Follow("s1", "s1:1", 2)]
@@ -245,7 +248,7 @@ def test_an_end_that_etcd_does_not_take_is_not_told_again_at_once(etcd: SimEtcd)
     """It does not know the lease any more."""
     slave, _ = silent_slaves(etcd, 700, 700)
     before, etcd.leases = slave.readings, {}
-    slave.machine.followed(1, False, 800)
+    slave.machine.followed(1, False, LogEnd(1, 800))
     for now_ms in range(2_000, 2_250, 10):
         slave.tick(now_ms)
     assert slave.readings - before <= 6
@@ -313,6 +316,141 @@ def test_the_last_member_of_the_set_leads_with_its_damaged_log(etcd: SimEtcd) ->
     again.machine.is_damaged = True
     assert again.lead(10_000) == 2
     assert again.members() == {"a"}
+
+
+def cut_member(etcd: SimEtcd, name: str, end: int, now_ms: int = 0, *, epoch: int = 1) -> Member:
+    """It has just started, and its start has cut the end of its log."""
+    return Member(etcd, name, now_ms, epoch=1, empty=False, cut_end=LogEnd(epoch, end, is_cut=True))
+
+
+def test_a_member_whose_log_was_cut_stays_in_the_set_and_may_run_when_it_has_caught_up(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave = cut_member(etcd, "s", 500)
+    assert "has cut the end of the log" in slave.machine.problems(0)[0]
+    assert slave.tick(0) == [Follow("m", "m:1", 1)]
+    slave.machine.heard(0)
+    slave.machine.followed(1, False, LogEnd(1, 600))
+    assert slave.members() == {"m", "s"}, "the master that etcd names may be dead, and have lost more"
+    assert slave.machine.caught_up() == [CutSettled()]
+    assert slave.machine.caught_up() == []
+    assert slave.machine.problems(300) == []
+    for now_ms in range(300, TTL_MS, 300):
+        assert slave.tick(now_ms) == []
+    assert slave.lead(2 * TTL_MS) == 2
+
+
+def test_a_member_that_has_told_where_its_cut_log_ends_says_nothing_before_the_set_is_written_again(etcd: SimEtcd) -> None:
+    """Others count on that end: nothing behind it is acknowledged on its word."""
+    master = master_with(etcd, "s", "t")
+    slave = cut_member(etcd, "s", 500)
+    slave.tick(0)
+    slave.machine.followed(1, False, LogEnd(1, 600))
+    for now_ms in range(0, 5_000, 100):
+        slave.tick(now_ms)
+        assert slave.machine.may_speak is ("s" not in etcd.view.ends), now_ms
+    assert etcd.view.ends == {"s": LogEnd(1, 600, is_cut=True)}
+    master.tick(5_000)
+    master.tick(5_100)
+    slave.tick(5_300)
+    assert etcd.view.master is not None, "it is back"
+    assert slave.machine.may_speak
+
+
+def test_a_member_whose_log_was_cut_does_not_run_while_another_one_may_have_more(etcd: SimEtcd) -> None:
+    """As if damage of acknowledged messages had looked like a torn write: the other one was down, too, and comes back later."""
+    master_with(etcd, "s", "t")
+    cut = cut_member(etcd, "s", 500, 4_000)
+    for now_ms in range(4_000, 20_000, 100):
+        assert cut.tick(now_ms) == [], now_ms
+    assert cut.members() == {"m", "s", "t"}
+    assert "m, t" in cut.machine.problems(20_000)[0]
+    whole = Member(etcd, "t", 20_000, epoch=1, empty=False)
+    for now_ms in range(20_000, 20_000 + TTL_MS, 100):
+        assert cut.tick(now_ms) == []
+        assert whole.tick(now_ms) == [], now_ms
+    assert whole.lead(20_000 + TTL_MS) == 2, "it does not wait for the one that has cut its log"
+    assert Follow("t", "t:1", 2) in cut.tick(20_400 + TTL_MS)
+
+
+def test_a_member_whose_log_was_cut_does_not_even_go_on_with_a_lead_that_etcd_still_has(etcd: SimEtcd) -> None:
+    """Its process was killed as the master's, and is back before its lease has run out."""
+    master_with(etcd, "s")
+    master = cut_member(etcd, "m", 500, 500)
+    for now_ms in range(500, 8_000, 100):
+        assert StopFollowing() not in master.tick(now_ms), now_ms
+    heir = Member(etcd, "s", 8_000, epoch=1, empty=False)
+    heir.tick(8_000)
+    assert heir.lead(8_000 + TTL_MS) == 2
+
+
+def test_the_last_member_of_the_set_leads_with_a_log_that_was_cut_and_says_so(etcd: SimEtcd) -> None:
+    Member(etcd, "a").lead(0)
+    again = cut_member(etcd, "a", 500, 10_000)
+    assert again.tick(10_000) == [StopFollowing()]
+    again.run(again.machine.following_stopped(1, 10_000), 10_000)
+    assert again.tick(10_000) == [CutSettled(), Lead(2)]
+    again.run(again.machine.opened(2, 500, 10_000), 10_000)
+    assert again.machine.leads_with_cut_log
+    assert any("although its start has cut the end" in problem for problem in again.machine.problems(10_000))
+    third = Member(etcd, "a", 20_000, epoch=2, empty=False)
+    third.lead(20_000)
+    assert third.machine.problems(20_000) == []
+
+
+@pytest.mark.parametrize(("first", "second", "heir"), [
+    (LogEnd(1, 500), LogEnd(1, 700), "t"), (LogEnd(2, 500), LogEnd(1, 700), "s"), (LogEnd(1, 500), LogEnd(1, 500), "t"),
+])  # fmt: skip
+def test_if_all_logs_were_cut_the_one_with_the_most_of_the_log_leads(etcd: SimEtcd, first: LogEnd, second: LogEnd, heir: str) -> None:
+    """One of them lacks nothing. Whoever has as much as it, or more, lacks nothing either."""
+    master_with(etcd, "s", "t")
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(2, frozenset({"s", "t"}), unclean_epoch=0)),)))
+    members = {
+        name: cut_member(etcd, name, end.position, 4_000, epoch=end.epoch) for name, end in (("s", first), ("t", second))
+    }
+    for now_ms in range(4_000, 4_000 + TTL_MS, 100):
+        for member in members.values():
+            assert member.tick(now_ms) == [], now_ms
+    led_ms = 4_000 + TTL_MS
+    other = next(name for name in members if name != heir)
+    assert members[other].tick(led_ms) == []
+    members[heir].tick(led_ms)
+    assert members[heir].machine.role is Role.STOPPING
+    members[heir].run(members[heir].machine.following_stopped(2, led_ms), led_ms)
+    assert members[heir].machine.role is Role.OPENING
+    wants = members[other].tick(led_ms + 300)
+    assert [type(effect) for effect in wants] == [Follow]
+    assert members[other].members() == {"s", "t"}
+
+
+def test_an_end_of_a_cut_log_counts_only_behind_the_last_change_of_the_set(etcd: SimEtcd) -> None:
+    """What was told before may be of a log that has grown since."""
+    master_with(etcd, "s", "t")
+    etcd.commit(Transaction((), (Put("end/t", encode_end(LogEnd(1, 400, is_cut=True))),)))
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(1, frozenset({"s", "t"}), unclean_epoch=0)),)))
+    first = cut_member(etcd, "s", 500, 4_000)
+    for now_ms in range(4_000, 10_000, 100):
+        assert first.tick(now_ms) == [], now_ms
+    etcd.commit(Transaction((), (Put("end/t", encode_end(LogEnd(1, 400, is_cut=True))),)))
+    assert first.tick(10_500) == [StopFollowing()]
+
+
+def test_the_end_of_a_cut_log_is_told_again_behind_a_change_of_the_set_and_never_to_a_master(etcd: SimEtcd) -> None:
+    master_with(etcd, "s", "t")
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(1, frozenset({"m", "s", "t"}), unclean_epoch=0)),)))
+    cut = cut_member(etcd, "s", 500, 4_000)
+    for now_ms in range(4_000, 6_000, 100):
+        cut.tick(now_ms)
+    assert etcd.view.ends == {"s": LogEnd(1, 500, is_cut=True)}
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(1, frozenset({"s", "t"}), unclean_epoch=0)),)))
+    for now_ms in range(6_000, 7_000, 100):
+        cut.tick(now_ms)
+    assert etcd.view.key_revision("end/s") > etcd.view.key_revision(IN_SYNC)
+    etcd.commit(Transaction((), (Put(MASTER, encode_master("t", 2, "t:1")),)))
+    cut.answers = False
+    for now_ms in range(7_000, 9_000, 100):
+        cut.tick(now_ms)
+    told = [put.key for ask in cut.asks if isinstance(ask.request, Transaction) for put in ask.request.puts]
+    assert "end/s" not in told
 
 
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:

@@ -205,6 +205,7 @@ class Store:
             waits_for_replicas=waits_for_replicas,
         )
         """The positions of the log; listeners join here."""
+        self._has_cut_its_end = recovery.log.was_cut
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self._flusher = LogFlusher(disk, self._log, self.positions, self._clock.monotonic)
         self.flush = self._flusher.flush
@@ -515,6 +516,11 @@ class Store:
         tail = self.positions.tail
         seal = seal_before(self._folder, tail.position)
         return tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
+
+    @property
+    def has_cut_its_end(self) -> bool:
+        """Whether this start has cut a torn tail. Damage of the last appends looks alike."""
+        return self._has_cut_its_end
 
     @property
     def has_dated_head(self) -> bool:

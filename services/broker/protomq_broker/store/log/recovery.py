@@ -91,6 +91,7 @@ class RecoveredLog:
         epoch: of the last append.
         damaged: all ranges in quarantine, old and new.
         torn_size_bytes: from the end of the log to the last octet behind it that was not zero, and is cut.
+        was_cut: whether a torn tail was cut.
     """
 
     tail: LogTail
@@ -98,6 +99,7 @@ class RecoveredLog:
     epoch: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
     torn_size_bytes: int = 0
+    was_cut: bool = False
 
 
 def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position: int) -> StartPoint:
@@ -151,12 +153,13 @@ def recover_log(
     written_position: int = 0,
     on_block: Callable[[WalkedBlock], None],
     on_damage: Callable[[DamagedRange], None] = lambda _: None,
+    before_cut: Callable[[], None] = lambda: None,
 ) -> RecoveredLog:
     """Walks the log, hands each verified block to `on_block`, and settles its end (the module's docstring).
 
     `derived_position`: up to where a durable derived structure had covered the log, which is never beyond what was synced.
     `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
-    one.
+    one. `before_cut` is called before a torn tail is cut: once it is, nothing tells it from a log that ended there.
 
     Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
     """
@@ -214,9 +217,13 @@ def recover_log(
     if len(damaged) > known:
         damaged = merged_ranges(damaged)
         write_quarantine(disk, quarantine_path, damaged)
-    torn_size_bytes = _cut_torn_tail(disk, folder, position, walker.problem)
+    torn_size_bytes = _torn_size_bytes(disk, folder, position)
+    was_cut = torn_size_bytes is not None
+    if torn_size_bytes is not None:
+        before_cut()
+        _cut_torn_tail(folder, position, walker.problem, torn_size_bytes)
     tail = LogTail(position, chain_crc32c or 0, store_time_ms)
-    return RecoveredLog(tail, min(synced, position), epoch, damaged, torn_size_bytes)
+    return RecoveredLog(tail, min(synced, position), epoch, damaged, torn_size_bytes or 0, was_cut)
 
 
 def check_before(
@@ -515,20 +522,23 @@ def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterato
                     yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
 
-def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: str) -> int:
-    """Zeroes what is written at and behind `position`, durably. Says so, and how far it went."""
+def _torn_size_bytes(disk: Disk, folder: SegmentFolder, position: int) -> int | None:
+    """How far anything is written behind the end of the log. 0: a file is just too short. None: there is no torn tail."""
     size = max(_written_behind(disk, folder, position), default=position) - position
     is_short = any(
         disk.size(segment.fd) < segment.size_bytes
         for segment in folder.overlapping(position, 1 << 63)
     )
-    if size or is_short:
-        log.warning(
-            "torn tail: %s is cut at position %d (%s): %d bytes are lost, none of them known to be synced",
-            folder.path_at(position), position, problem, size,
-        )  # fmt: skip
-        folder.clear_from(position)
-    return size
+    return size if size or is_short else None
+
+
+def _cut_torn_tail(folder: SegmentFolder, position: int, problem: str, size_bytes: int) -> None:
+    """Zeroes what is written at and behind `position`, durably. Says so, and how far it went."""
+    log.warning(
+        "torn tail: %s is cut at position %d (%s): %d bytes are lost, none of them known to be synced",
+        folder.path_at(position), position, problem, size_bytes,
+    )  # fmt: skip
+    folder.clear_from(position)
 
 
 def chain_at_end(segment: SegmentFile | None) -> int | None:

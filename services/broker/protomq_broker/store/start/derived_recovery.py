@@ -34,6 +34,7 @@ from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
 
+from .cut_note import note_cut
 from .log_replay import LogReplay, StartFiles
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def recover_store(
             derived_position=max(replay_from),
             written_position=max(known_ends, default=0) if same_cache else 0,
             on_block=take,
+            before_cut=lambda: note_cut(disk, files.config_folder),
         )
     except CorruptLogError:
         # The files that had them are cut.
