@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,6 +171,49 @@ def test_a_handler_whose_message_somebody_else_has_is_told_and_what_it_says_is_r
     assert attempt_of(message) == 2
     with SimpleConsumer("group", namesrv=broker.namesrv) as other:
         assert other.ack(message) == []  # The late handler took nothing from its new holder.
+
+
+def test_a_coroutine_that_blocks_its_loop_is_named_and_another_member_gets_its_message(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(broker, "blocked", [b"x"])
+    told = threading.Event()
+    stolen: list[Message] = []
+
+    class Tells(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "blocks the event loop" in record.getMessage():
+                told.set()
+
+    def steal() -> None:
+        with SimpleConsumer("group", namesrv=broker.namesrv) as other:
+            while not stolen:
+                stolen.extend(other.receive("blocked", invisible_s=600, hold_s=WAIT_S))
+
+    async def consume() -> HandledCounts:
+        async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+
+            async def blocks(message: Message) -> None:
+                thief = threading.Thread(target=steal)
+                thief.start()
+                thief.join(PATIENCE_S)
+                told.wait(PATIENCE_S)
+                consumer.request_stop()
+
+            return await consumer.handle("blocked", blocks, invisible_s=0.3)
+
+    handler = Tells()
+    logging.getLogger("protomq").addHandler(handler)
+    try:
+        counts = asyncio.run(consume())
+    finally:
+        logging.getLogger("protomq").removeHandler(handler)
+    (text,) = [text for text in caplog.messages if "blocks the event loop" in text]
+    assert "blocks blocks the event loop for more than 1 s, at" in text.rpartition("<locals>.")[2]
+    (message,) = stolen
+    assert (attempt_of(message), counts) == (2, HandledCounts(0, 0, 1))
+    with SimpleConsumer("group", namesrv=broker.namesrv) as other:
+        assert other.ack(message) == []
 
 
 def test_what_handlers_raise_is_the_error_of_the_dead_letter_and_a_rejected_one_is_dead_at_once(

@@ -216,6 +216,21 @@ def test_a_listener_that_hangs_is_killed_in_the_end(world: World, protomq_produc
     assert committed(world.broker, world.group, world.topic) == 0
 
 
+@pytest.mark.parametrize("target", ["app:consumer", "app:make"])
+def test_a_second_signal_waits_for_no_listener(world: World, protomq_producer: Producer, target: str) -> None:
+    with world.worker("--processes", "2", "--stop-timeout", "10m", target=target) as worker:
+        processes = worker.wait_ready(2)
+        protomq_producer.send(world.topic, b"slow")
+        wait_for((world.folder / "begun").exists, PATIENCE_S)
+        worker.popen.send_signal(signal.SIGTERM)
+        wait_for(lambda: worker.find("stopping: listeners that run may end"), PATIENCE_S)
+        assert worker.popen.poll() is None
+        assert worker.end() == 1
+        assert not any(map(is_alive, processes))
+    assert world.bodies() == set()
+    assert committed(world.broker, world.group, world.topic) == 0
+
+
 def test_a_replacement_goes_one_by_one_with_the_new_program(world: World, protomq_producer: Producer) -> None:
     with world.worker("-p", "2") as worker:
         first = worker.wait_ready(2)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ._daemon_threads import DaemonThreads
+from ._loop_watch import LoopWatch
 from ._message import Message
 from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, logger
 from ._pop_steps import PopSteps
@@ -57,6 +58,7 @@ class HandlerTasks:
     async def work(self) -> HandledCounts:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
         timeout_s = self.handling.options.drain_timeout_s
+        watch = LoopWatch(lambda: [self._handler]) if self._handler.is_coroutine else None
         try:
             while (count := await self._wait_for_room()) > 0:
                 self._begin(await self._receive(count))
@@ -66,6 +68,8 @@ class HandlerTasks:
             timeout_s = 0.0
             raise
         finally:
+            if watch is not None:
+                watch.close()
             await self._drain(timeout_s)
             for task in self._renewing.values():
                 task.cancel()
