@@ -706,5 +706,5 @@ def _offsets_in(runs: Sequence[int]) -> Iterator[int]:
 
 
 def _check_hold(name: str, seconds: float) -> None:
-    if check_seconds(name, seconds, zero=True) > INVISIBLE_MAX_S:
-        raise ConfigurationError(f"{name} is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {seconds}")
+    if not 0 <= check_number(name, seconds) <= INVISIBLE_MAX_S:
+        raise ConfigurationError(f"{name} is 0 to {INVISIBLE_MAX_S:.0f} (12 h), not {seconds}")
