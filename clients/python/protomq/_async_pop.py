@@ -216,7 +216,7 @@ class AsyncSimpleConsumer(OfOneProcess):
         """See SimpleConsumer.close."""
         if self._is_of_another_loop():
             raise ConfigurationError("this simple consumer belongs to another event loop, which is still open: close it there")
-        self._closed = True
+        self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             await self._driver.run(close_steps(self._tracer))

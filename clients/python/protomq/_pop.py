@@ -258,7 +258,7 @@ class SimpleConsumer(OfOneProcess):
 
         A `receive` that waits in another thread ends with ClosedError. Messages that the broker has given it meanwhile come again.
         """
-        self._closed = True
+        self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()
