@@ -20,6 +20,7 @@ from ._checks import checked_texts
 from ._connection_options import ConnectionOptions
 from ._daemon_threads import DaemonThreads
 from ._decoding import decoded
+from ._of_one_process import OfOneProcess
 from ._retry import CHANGE
 from ._routes import PAGE_SIZE, Routes
 from ._steps import Driver
@@ -54,7 +55,7 @@ _ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedErr
 """A broker that says one of these has answered: the caller has asked for something wrong."""
 
 
-class AdminCalls:
+class AdminCalls(OfOneProcess):
     """Calls to the servers of a cluster. Any thread."""
 
     def __init__(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
+from . import _forks
 from ._async_acks import AckGatherer
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
@@ -17,6 +18,7 @@ from ._hooked_async_calls import async_transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
 from ._message import Message
+from ._of_one_process import OfOneProcess
 from ._pop import REQUEST_TIMEOUT_S
 from ._pop_handling import (
     AHEAD_DEFAULT,
@@ -42,14 +44,14 @@ from ._push_results import Listener
 from ._steps import Steps
 from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue
-from .errors import ClosedError
+from .errors import ClosedError, ConfigurationError
 from .hooks import Hook
 
 GIVE_BACK_S: Final = 1.0
 """For which `close` waits until what was on its way to a cancelled call is given back."""
 
 
-class AsyncSimpleConsumer:
+class AsyncSimpleConsumer(OfOneProcess):
     """See SimpleConsumer; every method that asks a broker is a coroutine, and several may be under way."""
 
     @explain_unknown_settings
@@ -88,6 +90,8 @@ class AsyncSimpleConsumer:
         self._driver = AsyncDriver(self._transport, self._routes)
         self._acks = AckGatherer(self._steps, self._driver.run)
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fork_count = _forks.fork_count
         self._handlers: set[HandlerTasks] = set()
 
     @property
@@ -211,7 +215,9 @@ class AsyncSimpleConsumer:
 
     async def close(self) -> None:
         """See SimpleConsumer.close."""
-        self._closed = True
+        if self._is_of_another_loop():
+            raise ConfigurationError("this simple consumer belongs to another event loop, which is still open: close it there")
+        self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             await self._driver.run(close_steps(self._tracer))
@@ -243,3 +249,14 @@ class AsyncSimpleConsumer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the consumer is closed")
+        if self._is_of_another_loop():
+            raise ConfigurationError(
+                "this simple consumer belongs to another event loop, which is still open: use it there, or make a consumer in each loop"
+            )
+        self._loop, self._fork_count = asyncio.get_running_loop(), _forks.fork_count
+
+    def _is_of_another_loop(self) -> bool:
+        """A loop that is closed, or was a parent's, keeps nothing."""
+        if self._loop is None or self._loop.is_closed() or self._fork_count != _forks.fork_count:
+            return False
+        return self._loop is not asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from ._checks import check_queue, check_topic
 from ._delays import When
 from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
+from ._of_one_process import OfOneProcess
 from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
 from ._retry import attempt_timeout
@@ -78,7 +79,7 @@ class AsyncLine:
         return len(self.in_flight) + len(self.pending)
 
 
-class AsyncLineSender:
+class AsyncLineSender(OfOneProcess):
     """The part of a producer that carries records. Coroutines of one event loop. The producer makes its fields."""
 
     options: ProducerOptions

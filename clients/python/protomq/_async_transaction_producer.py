@@ -15,6 +15,7 @@ from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
+from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
 from ._seldom import SaidSeldom
@@ -119,7 +120,7 @@ class AsyncTransaction:
             logger.exception("the transaction of message %s was not rolled back", self.message_id)
 
 
-class AsyncTransactionProducer:
+class AsyncTransactionProducer(OfOneProcess):
     """TransactionProducer for coroutines of one event loop. `execute` and `check` are functions or coroutine functions."""
 
     def __init__(

@@ -21,6 +21,7 @@ from ._hooked_consuming import HandedOut
 from ._member_driver import MemberDriver
 from ._membership_logic import MembershipState
 from ._message import Message
+from ._of_one_process import OfOneProcess
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import PullState, logger
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from .v1 import membership_service_pb2 as pb
 
 
-class ConsumerBase:
+class ConsumerBase(OfOneProcess):
     """One consumer. The flavour makes `_hooks` and `_routes`."""
 
     _hooks: HookPoints

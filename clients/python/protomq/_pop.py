@@ -14,6 +14,7 @@ from ._hooked_calls import transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
 from ._message import Message
+from ._of_one_process import OfOneProcess
 from ._pop_handling import (
     AHEAD_DEFAULT,
     CONCURRENCY_DEFAULT,
@@ -46,7 +47,7 @@ from .hooks import Hook
 REQUEST_TIMEOUT_S: Final = 5.0
 
 
-class SimpleConsumer:
+class SimpleConsumer(OfOneProcess):
     """Receives messages that no other member of its group gets for a while, and acknowledges them.
 
         with SimpleConsumer("my-group") as consumer:
@@ -258,7 +259,7 @@ class SimpleConsumer:
 
         A `receive` that waits in another thread ends with ClosedError. Messages that the broker has given it meanwhile come again.
         """
-        self._closed = True
+        self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()

@@ -160,6 +160,8 @@ class PopSteps:
         """When the route of each topic is looked up again: nobody says that a broker came new, or came back."""
         self._known_names: tuple[Route | None, list[str]] = None, []
         self._outages = Outages(clock)
+        self.is_closed = False
+        """By the program: what fails from then on is no outage."""
         self.on_abandoned: Callable[[list[Message]], None] | None = None
         """Gets what a `receive` has found that is cancelled before it returns: nobody has seen it."""
         self._rests: dict[str, tuple[float, float]] = {}
@@ -227,8 +229,9 @@ class PopSteps:
         while True:
             try:
                 route, names = yield from self._names(wish)
-            except TopicNotFoundError as error:
-                if not is_away(error):
+            except ProtomqError as error:
+                self._check_open()
+                if not isinstance(error, TopicNotFoundError) or not is_away(error):
                     raise
                 self._outages.failed(NAME_SERVERS, wish.topic, error)
                 failed[NAME_SERVERS] = error
@@ -272,6 +275,7 @@ class PopSteps:
         try:
             messages = yield from self._pop(wish, name, max(round(left_s * 1000), 1) if left_s else 0)
         except ProtomqError as error:
+            self._check_open()
             if passes(error):
                 self._failed(name, wish.topic, error)
             if isinstance(error, RequestTimeoutError):
@@ -303,6 +307,8 @@ class PopSteps:
         for name in race.answered:
             self._answered(name, wish.topic)
             failed.pop(name, None)
+        if race.failures:
+            self._check_open()
         for name, error in race.failures.items():
             if isinstance(error, ClosedError):
                 raise error
@@ -321,6 +327,10 @@ class PopSteps:
             else:
                 messages += found
         return (yield from self._kept(wish, messages, surplus)) if messages else []
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("it was closed while this call waited")
 
     def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
         """The route, and the brokers that are to be asked."""
@@ -706,5 +716,5 @@ def _offsets_in(runs: Sequence[int]) -> Iterator[int]:
 
 
 def _check_hold(name: str, seconds: float) -> None:
-    if check_seconds(name, seconds, zero=True) > INVISIBLE_MAX_S:
-        raise ConfigurationError(f"{name} is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {seconds}")
+    if not 0 <= check_number(name, seconds) <= INVISIBLE_MAX_S:
+        raise ConfigurationError(f"{name} is 0 to {INVISIBLE_MAX_S:.0f} (12 h), not {seconds}")

@@ -15,6 +15,7 @@ from ._describing import About, Rates, settings_of
 from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import hooked_listener
+from ._of_one_process import OfOneProcess
 from ._offset_calls import checked_tags
 from ._push_options import CONCURRENCY_MAX, PushOptions
 from ._push_results import Listener
@@ -54,7 +55,7 @@ class PushCounts(NamedTuple):
     failed: int
 
 
-class PushBase:
+class PushBase(OfOneProcess):
     """One consumer."""
 
     def __init__(self, options: PushOptions) -> None:

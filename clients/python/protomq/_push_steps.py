@@ -212,9 +212,11 @@ class PushSteps:
     def look(self) -> Steps[None]:
         """Subscribes to what has come, and takes up the retries of brokers that have come."""
         self._next_look_s = self._clock() + LOOK_S
-        for topic in [topic for topic in self._subscribed if topic not in self._wanted]:
-            del self._subscribed[topic]
-            yield from self._consumer.unsubscribe(topic)
+        # Also where another subscription has come in its place: what is here of the topic was let through by the old filter.
+        for topic, subscribed in list(self._subscribed.items()):
+            if self._wanted.get(topic) is not subscribed:
+                del self._subscribed[topic]
+                yield from self._consumer.unsubscribe(topic)
         for wanted in list(self._wanted.values()):
             if self._subscribed.get(wanted.topic) is not wanted:
                 try:

@@ -21,6 +21,7 @@ from ._delays import When
 from ._interrupts import is_interrupt
 from ._lines import LINES_MAX, Entry, Line, resolve_batch, wake
 from ._methods import SEND
+from ._of_one_process import OfOneProcess
 from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
 from ._retry import attempt_timeout
@@ -38,7 +39,7 @@ WORKERS_MAX: Final = 4
 """Threads that lead the requests of `send_async` when no thread that sends could; started on first use."""
 
 
-class LineSender:
+class LineSender(OfOneProcess):
     """The part of a producer that carries records. Any thread. The producer makes its fields."""
 
     options: ProducerOptions

@@ -14,6 +14,7 @@ from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
 from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of
+from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult, Stored
 from ._producer import Producer
 from ._producer_options import ProducerSettings
@@ -125,7 +126,7 @@ class Transaction:
             logger.exception("the transaction of message %s was not rolled back", self.message_id)
 
 
-class TransactionProducer:
+class TransactionProducer(OfOneProcess):
     """Sends messages that are delivered if, and only if, something else was done. From threads; make one and share it.
 
         def was_booked(check):

@@ -4,8 +4,10 @@ of a server."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
+import pickle
 import re
 import time
 from collections.abc import Callable
@@ -536,3 +538,54 @@ async def test_run_in_an_event_loop_is_refused_and_nothing_has_begun() -> None:
     consumer.request_stop()
     with pytest.raises(ConfigurationError, match=r"run\(\) would block the event loop.*AsyncPushConsumer.*start\(\) and stop\(\)"):
         consumer.run()
+
+
+@pytest.mark.parametrize("carry", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Producer, namesrv=NOWHERE),
+        partial(AsyncProducer, namesrv=NOWHERE),
+        partial(PullConsumer, "g", namesrv=NOWHERE),
+        partial(AsyncPullConsumer, "g", namesrv=NOWHERE),
+        partial(PushConsumer, "g", namesrv=NOWHERE),
+        partial(AsyncPushConsumer, "g", namesrv=NOWHERE),
+        partial(SimpleConsumer, "g", namesrv=NOWHERE),
+        partial(AsyncSimpleConsumer, "g", namesrv=NOWHERE),
+        partial(TransactionProducer, "g", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE),
+        partial(AsyncTransactionProducer, "g", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE),
+        partial(Admin, namesrv=NOWHERE),
+    ],
+    ids=lambda make: make.func.__name__,
+)
+def test_a_client_is_not_carried_to_another_process(make: Any, carry: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=f"^{make.func.__name__} belongs to the process that made it.*make one where it is used"):
+        carry(make())
+
+
+async def test_a_simple_consumer_of_another_loop_that_is_open_is_refused_and_goes_on_there() -> None:
+    consumer = AsyncSimpleConsumer("g", namesrv=NOWHERE)
+    assert await consumer.ack([]) == []
+
+    def elsewhere(use: Callable[[], Any]) -> None:
+        with pytest.raises(ConfigurationError, match="belongs to another event loop, which is still open"):
+            asyncio.run(use())
+
+    for use in (lambda: consumer.receive("t", hold_s=0), lambda: consumer.ack([]), lambda: consumer.handle("t", print), consumer.close):
+        await asyncio.to_thread(elsewhere, use)
+    assert await consumer.ack([]) == []
+    await consumer.close()
+
+
+def test_a_simple_consumer_goes_on_in_a_loop_after_another_that_is_closed() -> None:
+    consumer = AsyncSimpleConsumer("g", namesrv=NOWHERE)
+    for _ in range(2):
+        assert asyncio.run(consumer.ack([])) == []
+    asyncio.run(consumer.close())
+
+
+@pytest.mark.parametrize("seconds", [-1, 43_201, float("nan")])
+def test_the_bounds_of_a_hold_are_named_as_they_are(seconds: float) -> None:
+    with SimpleConsumer("g", namesrv=NOWHERE) as consumer:
+        with pytest.raises(ConfigurationError, match=r"^after_s is 0 to 43200 \(12 h\), not "):
+            consumer.nack([], seconds)

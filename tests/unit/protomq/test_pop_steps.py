@@ -16,6 +16,7 @@ from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallRace, CallServer, Each, ForgetRoute, GetRoute, Pause, Race
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
+    ClosedError,
     ConnectFailedError,
     ConnectionLostError,
     GroupDisabledError,
@@ -397,6 +398,22 @@ PASSING = [
     ConnectFailedError("refused"), ConnectionLostError("lost"), RequestTimeoutError("silent"), NotMasterError("a slave"),
     ShuttingDownError("stops"), SystemBusyError("busy"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_what_fails_since_the_program_has_closed_the_consumer_is_no_outage(names: str, caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers(*names)
+    brokers.failures = {name: [ConnectionLostError("closed")] for name in names}
+    call = brokers._call
+
+    def closed_meanwhile(*arguments: Any) -> bytes:
+        brokers.steps.is_closed = True
+        return call(*arguments)
+
+    brokers._call = closed_meanwhile  # type: ignore[method-assign, assignment]
+    with pytest.raises(ClosedError, match="closed while this call waited"):
+        brokers.receive(hold_s=15.0)
+    assert caplog.messages == []
 
 
 def test_a_broker_that_held_a_pop_was_not_silent_meanwhile(caplog: pytest.LogCaptureFixture) -> None:

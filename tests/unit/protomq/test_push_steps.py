@@ -20,6 +20,7 @@ from protomq._push_results import failure_of_text
 from protomq._push_state import PushState
 from protomq._push_steps import ListenedPulls, PushSteps, Wanted
 from protomq._seldom import SAID_AGAIN_S, SaidSeldom
+from protomq._steps import Steps
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConnectFailedError,
@@ -106,6 +107,32 @@ def test_a_queue_that_is_lost_is_not_remembered() -> None:
     assert world.steps.lowest_open(Q0) is None
     world.steps.came([Q0])
     assert world.pulls.position(Q0) == 8
+
+
+def test_another_subscription_in_the_place_of_one_begins_anew_however_soon_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is here was let through by the old filter: it is not for the new one."""
+    options = PushOptions(group="g")
+    world = FakeWorld(route_of("t", "b"))
+    state = PushState(options, {"t": listener()})
+    consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=ListenedPulls(PullOptions("g")))
+    wanted = {"t": Wanted("t", listener(), ("a",))}
+    steps = PushSteps(options, consumer, state, wanted, world.now_s)
+    world.driver.run(steps.start())
+    unsubscribed: list[str] = []
+    unsubscribe = consumer.unsubscribe
+
+    def noted(topic: str) -> Steps[None]:
+        unsubscribed.append(topic)
+        return unsubscribe(topic)
+
+    monkeypatch.setattr(consumer, "unsubscribe", noted)
+    world.driver.run(steps.look())
+    assert unsubscribed == []
+    wanted["t"] = Wanted("t", listener(), ("b",))
+    world.driver.run(steps.look())
+    world.driver.run(steps.look())
+    assert unsubscribed == ["t"]
+    assert consumer._tags["t"] == ("b",)
 
 
 def test_what_a_broker_never_takes_back_is_dealt_with_and_told(caplog: pytest.LogCaptureFixture) -> None:
