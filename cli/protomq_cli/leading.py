@@ -38,6 +38,8 @@ def switch(
 
     Sends wait for a second or so. If that broker leads already, all stays.
     """
+    from protomq.errors import RequestTimeoutError
+
     with open_admin(namesrv, timeout) as admin:
         before = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
@@ -47,7 +49,10 @@ def switch(
             raise CliError(
                 ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"
             )
-        admin.switch_master(broker, to)
+        try:
+            admin.switch_master(broker, to, timeout_s=DONE_WITHIN_S)
+        except RequestTimeoutError:
+            raise _nobody_else(broker) from None
         _wait_for_another(admin, broker, before, output)
 
 
@@ -151,7 +156,11 @@ def _wait_for_another(
             _print_leader(now, output)
             return
         time.sleep(LOOK_INTERVAL_S)
-    raise CliError(
+    raise _nobody_else(broker)
+
+
+def _nobody_else(broker: str) -> CliError:
+    return CliError(
         ExitCode.FAILURE,
         "NOT_SWITCHED",
         f"nobody else leads {broker} after {DONE_WITHIN_S:.0f} s; `protomq ha status` tells who is in sync",

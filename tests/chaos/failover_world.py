@@ -523,11 +523,21 @@ class FailoverWorld:
             if member.store.log_failure and member.driver.role is Role.LEADING and not member.driver.machine.has_successor:
                 self._down(member, "kill", 10.0)
             # It led a log that nobody else had begun, and nothing of that was confirmed. It cannot be sure of it; its operator is.
-            if member.following.is_of_another_past and member.store.positions.confirmed <= SEAL_SIZE_BYTES:
+            is_unconfirmed = member.following.is_of_another_past and member.store.positions.confirmed <= SEAL_SIZE_BYTES
+            if is_unconfirmed or self._is_damaged_for_good(member):
                 self.fired["given an empty folder"] += 1
                 self._down(member, "kill", 10.0)
                 member.replace_disk()
         self.at(500, self._mend)
+
+    def _is_damaged_for_good(self, member: Member) -> bool:
+        """Whether nobody has what is damaged there: the master's log went another way before that, and what was there was not confirmed."""
+        master = next((each for each in self.members if each.is_up and each.driver.role is Role.LEADING), None)
+        if master is None or not member.driver.is_damaged or not member.store.unhealed_ranges:
+            return False
+        end = member.store.unhealed_ranges[-1].end_position
+        stop = min(master.store.appended_position, member.store.appended_position)
+        return stop > end and log_of(master.store, end, stop) != log_of(member.store, end, stop)
 
     def _is_quiet(self, acknowledged: int) -> bool:
         view = self.etcd.view

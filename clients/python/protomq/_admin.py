@@ -45,7 +45,7 @@ from ._group_admin import (
 from ._group_locks import QueueLockInfo, queue_locks
 from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
-from ._ha_admin import HaStatus, ha_status, order_lead
+from ._ha_admin import HaStatus, ha_status, order_lead, wait_for_lead
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._message_queries import query_by_id, query_by_key
@@ -418,19 +418,23 @@ class Admin(AdminCalls):
             )
         return whole(states, failures)
 
-    def switch_master(self, broker_name: str, broker_id: int | None = None) -> None:
+    def switch_master(self, broker_name: str, broker_id: int | None = None, *, timeout_s: float = 15.0) -> None:
         """Orders the master of a name to give the lead to the slave with this id, or to the slave with the longest log. Nothing is lost.
 
-        Returns when the order is in etcd; `ha_status` shows its outcome. The master drops the order if no slave in sync has that id, or if
-        the slave does not have the whole log in time. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
+        Returns when another broker leads, and takes the calls of this object; at once if the one with this id leads already. The master
+        drops the order if no slave in sync has that id, or if the slave does not have the whole log in time. Then nobody else leads after
+        `timeout_s`, and RequestTimeoutError is raised. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
         """
-        order_lead(self, broker_name, broker_id, is_unclean=False)
+        after_epoch = order_lead(self, broker_name, broker_id, is_unclean=False)
+        if after_epoch is not None:
+            wait_for_lead(self, broker_name, after_epoch, timeout_s)
 
     def promote_unclean(self, broker_name: str, broker_id: int) -> None:
         """Orders the broker with this id to lead, even if it lacks acknowledged messages: those are lost.
 
-        It leads once no other master has a lease. Stop the old master before: if it is alone and cut off from etcd, it would go on
-        acknowledging. Raises as `switch_master`.
+        Returns when the order is in etcd; `ha_status` shows its outcome. It leads once no other master has a lease. Stop the old master
+        before: if it is alone and cut off from etcd, it would go on acknowledging. Raises BrokerNotFoundError, and UnsupportedError where
+        roles are fixed.
         """
         order_lead(self, broker_name, broker_id, is_unclean=True)
 

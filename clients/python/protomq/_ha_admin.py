@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
 from ._late_imports import fork_waits
-from .errors import BrokerNotFoundError, ProtomqError, TransportError
+from .errors import (
+    BrokerNotFoundError,
+    ProtomqError,
+    RequestTimeoutError,
+    TransportError,
+)
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
     from ._admin_values import BrokerInfo
+
+
+_LEADING: Final = "LEADING"
+_LOOK_INTERVAL_S: Final = 0.05
 
 
 class BrokerRole(IntEnum):
@@ -122,8 +133,11 @@ def ha_status(
 
 def order_lead(
     admin: AdminCalls, broker_name: str, broker_id: int | None, *, is_unclean: bool
-) -> None:
-    """Leaves the order at a broker of the name. `broker_id`: as `ha_status` has it of the one that is to lead; None: the master chooses."""
+) -> int | None:
+    """Leaves the order at a broker of the name. `broker_id`: as `ha_status` has it of the one that is to lead; None: the master chooses.
+
+    Returns the epoch before it; None: that one leads already, and a switch is not ordered.
+    """
     with fork_waits:
         from .v1 import ha_service_pb2 as pb
 
@@ -134,6 +148,8 @@ def order_lead(
         for error in failures.values():
             raise error
         raise BrokerNotFoundError(f"no broker {broker_name} with id {broker_id} is registered")
+    if target is not None and target.leadership is not None and target.leadership.state == _LEADING and not is_unclean:
+        return None
     # Each of them hands the order on to etcd; the one that is to lead does so itself.
     asked_id = target.broker_id if target is not None else states[0].broker_id
     address = next(each.address for each in brokers if each.broker_id == asked_id)
@@ -143,6 +159,29 @@ def order_lead(
         member=target.leadership.member if target is not None and target.leadership else "",
     )
     admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse)
+    return max((each.leadership.epoch for each in states if each.leadership is not None), default=0)
+
+
+def wait_for_lead(admin: AdminCalls, broker_name: str, after_epoch: int, timeout_s: float) -> None:
+    """Waits until the broker that name servers have as the master leads in a later epoch: then it takes all calls.
+
+    Raises RequestTimeoutError.
+    """
+    with fork_waits:
+        from .v1 import ha_service_pb2 as pb
+
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        with suppress(ProtomqError):  # stores are being opened again
+            for broker in admin.cluster_info():
+                if (broker.broker_name, broker.broker_id) != (broker_name, 0):
+                    continue
+                said = admin._call(broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse).leadership
+                if said.state == _LEADING and said.epoch > after_epoch:
+                    return
+        if time.monotonic() >= give_up_s:
+            raise RequestTimeoutError(f"nobody else leads {broker_name} after {timeout_s:g} s; `ha_status` tells who is in sync")
+        time.sleep(_LOOK_INTERVAL_S)
 
 
 def _leadership(answer: Any) -> LeadershipStatus | None:

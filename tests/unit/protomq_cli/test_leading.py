@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from protomq import BrokerRole, HaStatus, LeadershipStatus
+from protomq.errors import RequestTimeoutError
 from protomq_cli import leading
 from tests.support.cli import run
 
@@ -31,12 +32,15 @@ class FakeAdmin:
     def __init__(self) -> None:
         self.states = [status(0, BrokerRole.SYNC_MASTER, LEADS), status(1, BrokerRole.SLAVE, FOLLOWS)]
         self.orders: list[int | None] = []
+        self.is_stuck = False
 
     def ha_status(self, broker: str) -> list[HaStatus]:
         assert broker == "pair"
         return self.states
 
-    def switch_master(self, broker: str, broker_id: int | None) -> None:
+    def switch_master(self, broker: str, broker_id: int | None, timeout_s: float = 0.0) -> None:
+        if self.is_stuck:
+            raise RequestTimeoutError("nobody else leads pair")
         self.orders.append(broker_id)
         led = replace(FOLLOWS, state="LEADING", epoch=4)
         self.states = [replace(status(0, BrokerRole.SYNC_MASTER, led), epoch=4)]
@@ -55,6 +59,11 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
 def test_a_slave_is_ordered_to_lead(admin: FakeAdmin, command: tuple[str, ...]) -> None:
     assert "m1" in run(*command, "1").stdout
     assert admin.orders == [1]
+
+
+def test_a_switch_that_does_not_come_is_a_failure(admin: FakeAdmin) -> None:
+    admin.is_stuck = True
+    assert "tells who is in sync" in run(*SWITCH, "1", code=1).stderr
 
 
 @pytest.mark.parametrize("broker_id", ["0", "2"])

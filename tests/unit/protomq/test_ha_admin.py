@@ -1,0 +1,71 @@
+"""A switch of the master, as a program orders it: it is done when the new master takes its calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protomq import Admin, _ha_admin, _methods
+from protomq.errors import ConnectFailedError, RequestTimeoutError
+from protomq.v1 import ha_service_pb2 as pb
+
+
+class Name:
+    """Two brokers, of which the second one is to lead. Attribute: looks, at the list of the name servers since the order."""
+
+    def __init__(self, *, registered_after: int = 0) -> None:
+        self.registered_after = registered_after
+        self.looks = 0
+        self.orders: list[str] = []
+
+    def cluster_info(self) -> list[Any]:
+        self.looks += bool(self.orders)
+        is_new = self.looks > self.registered_after
+        ids = {"a": 1, "b": 0} if is_new else {"a": 0, "b": 2}
+        return [SimpleNamespace(broker_name="n", broker_id=number, address=address) for address, number in ids.items()]
+
+    def _call(self, address: str, method: Any, request: Any, response: Any) -> Any:
+        if method == _methods.ORDER_LEAD:
+            self.orders.append(request.member)
+            return response()
+        if self.looks == 1:
+            raise ConnectFailedError("its store is being opened again")
+        leads = (address == "b") is bool(self.orders)
+        state = pb.Leadership(member=address, state="LEADING" if leads else "FOLLOWING", epoch=8 if self.orders else 7)
+        role = pb.BROKER_ROLE_SYNC_MASTER if leads else pb.BROKER_ROLE_SLAVE
+        return pb.GetHaStatusResponse(broker_name="n", broker_id=0 if leads else 2, role=role, leadership=state)
+
+    @staticmethod
+    def _side_by_side(calls: Any) -> Any:
+        return calls
+
+
+def switched(name: Name, broker_id: int | None, timeout_s: float = 5.0) -> None:
+    Admin.switch_master(name, "n", broker_id, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ha_admin, "_LOOK_INTERVAL_S", 0.0)
+
+
+def test_a_switch_returns_when_name_servers_have_the_new_master() -> None:
+    name = Name(registered_after=5)
+    switched(name, 2)
+    assert name.orders == ["b"]
+    assert name.looks == 6, "until then others ask the old one, which changes nothing any more"
+
+
+def test_a_switch_to_who_leads_already_orders_nothing() -> None:
+    name = Name()
+    switched(name, 0)
+    assert not name.orders
+
+
+def test_a_switch_that_the_master_drops_ends_with_the_time_out() -> None:
+    name = Name(registered_after=1 << 60)
+    with pytest.raises(RequestTimeoutError, match="nobody else leads n"):
+        switched(name, None, 0.01)
+    assert name.orders == [""]
