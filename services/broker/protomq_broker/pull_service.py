@@ -175,14 +175,14 @@ class PullService:
         except Exception as error:
             call.fail(to_service_error(error))
             return
-        group = request.consumer_group
+        group, hold_ms = request.consumer_group, self._hold_ms(call, request)
         if group:
             member = sys.intern(request.member)
             self.members.seen(group, member or call.peer, request.hold_ms)
             if member:
-                self.members.pulled(_queue_of_group(request), member)
-        if request.hold_ms > 0 and not self._stopping and nothing_yet(found.result):
-            self._hold(call, request, tag_codes, found, filter_)
+                self.members.pulled(_queue_of_group(request), member, request.hold_ms)
+        if hold_ms > 0 and not self._stopping and nothing_yet(found.result):
+            self._hold(call, request, hold_ms, tag_codes, found, filter_)
         else:
             self._answer(call, request, found)
 
@@ -343,10 +343,20 @@ class PullService:
             offset.reset_epoch = request.reset_epoch
         self._commits.commit_in_passing(request.consumer_group, offset)
 
+    def _hold_ms(self, call: Call, request: PullRequest) -> int:
+        """How long to hold the pull. Who reads from a slave is to look for the master again before long; over gRPC nobody can ask whether
+        the broker is there.
+        """
+        hold_ms = request.hold_ms
+        if request.quiet_hold_ms <= hold_ms or not hold_ms or call.transport != "remoting" or self._config.role is BrokerRole.SLAVE:
+            return hold_ms
+        return max(hold_ms, min(request.quiet_hold_ms, self._config.hold_max_ms))
+
     def _hold(
         self,
         call: Call,
         request: PullRequest,
+        hold_ms: int,
         tag_codes: frozenset[int],
         found: Found,
         filter_: Filter | None,
@@ -371,7 +381,7 @@ class PullService:
             on_expiry=self._on_expiry,
             on_drop=self._on_drop,
         )
-        hold.ends_s = hold.began_s + call.hold_time_ms(request.hold_ms) / 1_000
+        hold.ends_s = hold.began_s + call.hold_time_ms(hold_ms) / 1_000
         holds.add(hold)
         call.hold(hold.drop)
         # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this

@@ -147,6 +147,36 @@ def test_a_hold_ends_with_its_time() -> None:
     assert len(broker.server.lanes["pull"].timers) == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "role", "ends_ms"),
+    [
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.ASYNC_MASTER, 4_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 500}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 1 << 40}, BrokerRole.ASYNC_MASTER, 60_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": -1}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.SLAVE, 1_000),
+    ],
+)
+def test_a_master_holds_a_quiet_pull_for_longer(fields: dict[str, int], role: BrokerRole, ends_ms: int) -> None:
+    broker = FakeBroker(broker_role=role.value, broker_id=7 if role is BrokerRole.SLAVE else 0, broker_name="b")
+    call = hold(broker, **fields)
+    broker.advance(ends_ms - 1)
+    assert call.is_held
+    broker.advance(1)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_a_quiet_pull_over_grpc_is_held_as_any_other() -> None:
+    broker = FakeBroker()
+    call = broker.call(PULL, pull(hold_ms=1_000, quiet_hold_ms=4_000), kind=FakeGrpcCall)
+    broker.advance(1_000)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_a_pull_without_a_hold_is_not_held_as_a_quiet_one() -> None:
+    assert response_of(FakeBroker().call(PULL, pull(quiet_hold_ms=4_000))).status == NO_NEW_MSG
+
+
 def test_a_hold_ends_before_its_caller_stops_waiting() -> None:
     broker = FakeBroker()
     call = broker.call(PULL, pull(hold_ms=60_000), timeout_s=10)
