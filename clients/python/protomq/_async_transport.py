@@ -20,6 +20,7 @@ from ._remoting_hello import split_address
 from ._transport import Choice, Kind
 from ._transport_options import (
     WATCHED_CONNECT_S,
+    LongHold,
     TransportOptions,
     given_up,
     was_silent,
@@ -68,8 +69,13 @@ class AsyncTransport:
         timeout_s: float,
         *,
         one_way: bool = False,
+        long_hold: LongHold | None = None,
     ) -> bytes:
-        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out. It ends what it holds."""
+        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out. It ends what it holds.
+
+        `long_hold`: how long it may take over the remoting port instead of `timeout_s`.
+        """
+        longer_s, silent_s = (0.0, float("inf")) if long_hold is None else (long_hold.timeout_s - timeout_s, long_hold.silent_s)
         may_reopen = method.method_id in REPEATABLE
         connection = self._connections.get((address, method.lane))
         if (
@@ -91,7 +97,7 @@ class AsyncTransport:
             connection.request_one_way(method, payload, timeout_s)
             return b""
         deadline_s = time.monotonic() + timeout_s if may_reopen else 0.0
-        request_id, future = connection.request(method, payload, timeout_s)
+        request_id, future = connection.request(method, payload, timeout_s + longer_s, silent_s)
         try:
             return await future
         except asyncio.CancelledError:

@@ -185,7 +185,7 @@ class LaneCalls:
         self._lane.call_count += served
 
     def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
-        """A call that is for another pool, unknown or refused; or a frame that is no call: an echo, or one that gives a call up."""
+        """A call that is for another pool, unknown or refused. Or a frame that is no call: an echo, or one that gives a call up."""
         request_id, method_id, flags, timeout_ms, payload = frame
         if method_id == CANCEL_METHOD_ID and flags == FLAG_ONE_WAY:
             connection.cancel(request_id)
