@@ -340,7 +340,7 @@ class PullMultiplexer:
         """
         is_replaced = self._transport.is_replaced
         doubt_s = now_s - max(sent_at_s, self._heard_at_s.get(address, sent_at_s)) - HELD.silent_s
-        return is_replaced is not None and doubt_s >= 0 and doubt_s % _DOUBT_PERIOD_S < 2 * NEWS_S and is_replaced(address)
+        return is_replaced is not None and doubt_s >= 0 and doubt_s % _DOUBT_PERIOD_S < 2 * NEWS_S and is_replaced(address, HELD.silent_s)
 
     def _lose(
         self,

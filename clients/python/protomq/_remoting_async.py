@@ -82,7 +82,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
-        is_replaced: Callable[[], bool] | None = None,
+        is_replaced: Callable[[float], bool] | None = None,
     ) -> None:
         """`is_replaced`: see `SyncTransport.is_replaced`."""
         self._address = address
@@ -128,7 +128,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         client_id: str,
         timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
-        is_replaced: Callable[[], bool] | None = None,
+        is_replaced: Callable[[float], bool] | None = None,
     ) -> AsyncConnection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
         loop = asyncio.get_running_loop()
@@ -237,6 +237,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport.resume_reading()
         if self._pending:
             self._set_timer(min(min(deadline_s, now_s + silent_s) for _, deadline_s, _, _, silent_s in self._pending.values()))
+
+    def look_again(self) -> None:
+        """A route has changed: looks soon whether another broker has taken this one's name."""
+        if self._is_replaced is not None and self._pending and not self.closed and self._held_since_s is None:
+            self._set_timer(self._clock())
 
     @property
     def writable(self) -> asyncio.Future[None] | None:
@@ -350,7 +355,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return _NEVER
         early_s = now_s + _EARLY_S
         silent: list[int] = []
-        look_s = _NEVER
+        silent_s = look_s = _NEVER
         for request_id, (_, _, sent_at_s, method, _) in self._pending.items():
             watch = WATCHED.get(method.method_id)
             if watch is None:
@@ -359,10 +364,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             doubt_s = max(sent_at_s, self._read_at_s if watch is HELD else 0.0) + watch.silent_s
             if doubt_s <= early_s:
                 silent.append(request_id)
+                silent_s = min(silent_s, watch.silent_s)
                 doubt_s = now_s + (watch.look_s if self._has_looked else NEWS_S)
             look_s = min(look_s, doubt_s)
         self._has_looked = bool(silent) and not self._has_looked
-        if silent and self._is_replaced():
+        if silent and self._is_replaced(silent_s):
             for request_id in silent:
                 future, _, sent_at_s, method, _ = self._pending.pop(request_id)
                 self.usable = self.usable and self._read_at_s >= sent_at_s
