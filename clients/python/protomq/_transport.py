@@ -147,7 +147,8 @@ class SyncTransport:
 
     is_replaced: Callable[[BrokerAddress, float], bool] | None = None
     """Whether another broker leads under the name of one that has been silent for a number of seconds, or longer. Calls of `WATCHED` ask it
-    while they wait, and end with ConnectionLostError if so. They try to connect for WATCHED_CONNECT_S, then their caller is to look at the route.
+    while they wait, and end with ConnectionLostError if so. They try to connect for WATCHED_CONNECT_S. Then their caller is to look at the
+    route.
     """
 
     def __init__(self, options: TransportOptions | None = None) -> None:
