@@ -54,7 +54,7 @@ LACKING_FRESH_S: Final = 0.5
 """Until such a route is looked up again."""
 REPLACED_LOOK_S: Final = 1.0
 """Between two look-ups for a broker that is silent while calls wait for it."""
-OTHERS_LOOK_S: Final = 2.0
+OTHERS_LOOK_S: Final = 2.4
 """It is left out where somebody else has looked this topic, or another one of the broker, up within that time."""
 TIMEOUT_S: Final = 3.0
 PAGE_SIZE: Final = 1000

@@ -167,7 +167,7 @@ def test_a_route_that_somebody_has_looked_up_during_the_silence_needs_no_second_
             clock.advance(0.65)
     assert book.looked == []
     book.learn(NEW, "U")
-    clock.advance(2.4)
+    clock.advance(2.45)
     assert not book.is_replaced(NEW, HELD.silent_s)
     assert book.looked == ["U"]
     assert book.is_replaced(OLD, HELD.silent_s)
