@@ -179,7 +179,7 @@ def test_quiet_pulls_of_one_caller_end_together_in_one_turn() -> None:
     while any(call.is_held for call in calls):
         next_at = lane.timers.next_at()
         assert next_at is not None
-        broker.advance(next_at * 1_000 - lane.now_ms)
+        lane.advance(next_at * 1_000 - lane.now_ms)
         ends.append(sum(not call.is_held for call in calls) - sum(ends))
     # One moment at which the grid of this caller happens to begin may stand between them.
     assert len(ends) <= 2
