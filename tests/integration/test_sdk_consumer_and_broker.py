@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
@@ -21,6 +22,9 @@ from protomq import (
     _open_consumers,
     _pull_logic,
 )
+from protomq._methods import GET_BROKER_STATUS
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress
 from protomq.errors import (
     OffsetOutOfRangeError,
     QueueNotFoundError,
@@ -28,7 +32,8 @@ from protomq.errors import (
     TopicRecreatedError,
 )
 from protomq.testing import Broker, FaultProxy
-from tests.support.waiting import PATIENCE_S
+from protomq.v1.admin_service_pb2 import GetBrokerStatusResponse
+from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
 Transport = Literal["remoting", "grpc"]
 TRANSPORTS = pytest.mark.parametrize("transport", ["remoting", "grpc"])
@@ -78,6 +83,65 @@ def test_messages_arrive_as_they_were_sent(
         assert (received.queue, received.queue_offset) == (result.queue, result.queue_offset)
         assert abs(received.store_time_ms - received.born_time_ms) < 10_000
     assert got[results[2].message_id].compression != "none"
+
+
+@pytest.fixture
+def held(protomq_server: Broker) -> Iterator[Callable[[], int]]:
+    """Counts the pulls that are held at the broker."""
+    address = BrokerAddress("", protomq_server.grpc_address, protomq_server.remoting_address)
+    with SyncTransport() as transport:
+
+        def count() -> int:
+            status = GetBrokerStatusResponse.FromString(transport.call(address, GET_BROKER_STATUS, [b""], PATIENCE_S))
+            return sum(lane.holds for lane in status.lanes if lane.lane == "pull")
+
+        yield count
+
+
+@TRANSPORTS
+def test_a_pull_that_does_not_count_any_more_is_not_held_any_longer(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, held: Callable[[], int], transport: Transport
+) -> None:
+    protomq_producer.send(protomq_topic, b"x", sharding_key="one-queue")
+    before = held()
+    with PullConsumer("gives-up", namesrv=address_of(protomq_server, transport), transport=transport) as source:
+        source.subscribe(protomq_topic)
+        (message,) = drain(source, 1)
+        count = len(source.assignment())
+        while held() != before + count:
+            source.poll(0.1)
+        source.seek(message.queue, 0)
+        assert [again.body for again in drain(source, 1)] == [b"x"]
+        source.seek(message.queue, 1)
+        ends_s = time.monotonic() + PATIENCE_S / 6
+        while source.poll(0.2) or held() != before + count:
+            assert time.monotonic() < ends_s
+        source.unsubscribe(protomq_topic)
+        wait_for(lambda: held() == before, PATIENCE_S / 6)
+
+
+@TRANSPORTS
+async def test_a_pull_of_a_coroutine_that_does_not_count_any_more_is_not_held_any_longer(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, held: Callable[[], int], transport: Transport
+) -> None:
+    protomq_producer.send(protomq_topic, b"x", sharding_key="one-queue")
+    before = held()
+    async with AsyncPullConsumer("gives-up-async", namesrv=address_of(protomq_server, transport), transport=transport) as source:
+        await source.subscribe(protomq_topic)
+        message: Message | None = None
+        while message is None or held() != before + len(source.assignment()):
+            for message in await source.poll(0.1):
+                assert message.body == b"x"
+        count = len(source.assignment())
+        source.seek(message.queue, 0)
+        while not await source.poll(0.2):
+            pass
+        source.seek(message.queue, 1)
+        ends_s = time.monotonic() + PATIENCE_S / 6
+        while await source.poll(0.2) or held() != before + count:
+            assert time.monotonic() < ends_s
+        await source.unsubscribe(protomq_topic)
+        await async_wait_for(lambda: held() == before, PATIENCE_S / 6)
 
 
 @TRANSPORTS

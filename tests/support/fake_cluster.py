@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from protomq import _methods
 from protomq._async_transport import AsyncTransport
 from protomq._transport import SyncTransport
+from protomq._transport_options import LongHold
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     NotPermittedError,
@@ -298,6 +299,7 @@ class FakeAsyncTransport(AsyncTransport):
         timeout_s: float,
         *,
         one_way: bool = False,
+        long_hold: LongHold | None = None,
     ) -> bytes:
         if self.gate is not None and method == _methods.SEND:
             await self.gate()  # type: ignore[misc]

@@ -35,7 +35,15 @@ from protomq.v1 import (
     send_service_pb2,
     topic_pb2,
 )
-from protomq.wire.frames import FLAG_ONE_WAY, HEADER, HELLO_METHOD_ID, MAGIC, encode_answer
+from protomq.wire.frames import (
+    CANCEL_METHOD_ID,
+    ECHO_METHOD_ID,
+    FLAG_ONE_WAY,
+    HEADER,
+    HELLO_METHOD_ID,
+    MAGIC,
+    encode_answer,
+)
 from protomq.wire.record import (
     STAMP,
     STAMP_TAGS,
@@ -45,6 +53,7 @@ from protomq.wire.record import (
 )
 from protomq.wire.status import RpcStatus, encode_status
 
+CANCELLED = RpcStatus(1, "given up", "CANCELLED")
 NOT_FOUND = RpcStatus(5, "no such topic", "TOPIC_NOT_FOUND")
 
 
@@ -218,6 +227,14 @@ class FakeServer:
                 server_name=self.broker_name, frame_size_max_bytes=32 << 20
             )
             self._answer(sock, request_id, 0, welcome.SerializeToString())
+            return True
+        if method_id == ECHO_METHOD_ID:
+            self._answer(sock, request_id, method_id, b"")
+            return True
+        if method_id == CANCEL_METHOD_ID:
+            for hold in [hold for hold in self._holds if hold[1:3] == (sock, request_id)]:
+                self._holds.remove(hold)
+                self._answer(sock, request_id, method_id, encode_status(CANCELLED), CANCELLED.code)
             return True
         self.calls.append((method_id, payload))
         fault = self._faults[method_id].pop(0) if self._faults[method_id] else None

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal, Unpack
 
 from . import _methods
@@ -88,6 +89,7 @@ class AsyncPullConsumer(ConsumerBase):
         super().__init__(options, listener, self._member)
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
+        self._pull_of: dict[Ticket, asyncio.Task[None]] = {}
         self._arrived: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where it is a member, and pulls."""
@@ -461,9 +463,21 @@ class AsyncPullConsumer(ConsumerBase):
             return
         now_s = time.monotonic()
         for queue in self._state.due(now_s):
-            task = asyncio.get_running_loop().create_task(self._pull(self._state.begin(queue, now_s)))
+            ticket = self._state.begin(queue, now_s)
+            task = self._pull_of[ticket] = asyncio.get_running_loop().create_task(self._pull(ticket))
             self._pulls.add(task)
-            task.add_done_callback(self._pulls.discard)
+            task.add_done_callback(partial(self._pull_ended, ticket))
+
+    def _pull_ended(self, ticket: Ticket, task: asyncio.Task[None]) -> None:
+        self._pulls.discard(task)
+        # An equal ticket may be under way again.
+        if self._pull_of.get(ticket) is task:
+            del self._pull_of[ticket]
+
+    def _give_up_pull(self, ticket: Ticket) -> None:
+        task = self._pull_of.pop(ticket, None)
+        if task is not None:
+            task.cancel()
 
     def _has_room(self) -> bool:
         has_room = self._state.room_bytes(time.monotonic()) > 0
@@ -482,7 +496,11 @@ class AsyncPullConsumer(ConsumerBase):
             try:
                 request = self._state.encode_request(ticket)
                 answer = await self._transport.call(
-                    address, _methods.PULL, (request,), self.options.pull_timeout_s
+                    address,
+                    _methods.PULL,
+                    (request,),
+                    self.options.pull_timeout_s,
+                    long_hold=self._long_hold if self._state.may_rest(ticket.queue) else None,
                 )
             except ProtomqError as error:
                 await self._run(steps.take_error(ticket, error))

@@ -26,6 +26,7 @@ class AsyncRoutes(RouteBook):
     ) -> None:
         super().__init__(namesrv, sends=sends)
         self._driver = AsyncDriver(transport)
+        self._transport = transport
         self._looking_up: dict[str, asyncio.Task[Route]] = {}
 
     async def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
@@ -71,6 +72,9 @@ class AsyncRoutes(RouteBook):
     async def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         """See Routes.ask."""
         return await self._driver.run(ask_one(self.name_servers, method, request, timeout_s))
+
+    def _changed(self) -> None:
+        self._transport.look_again()
 
     async def close(self) -> None:
         """Ends look-ups under way."""

@@ -19,7 +19,9 @@ from ._remoting_async import AsyncConnection, ended_in
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
 from ._transport_options import (
+    SOON,
     WATCHED_CONNECT_S,
+    LongHold,
     TransportOptions,
     given_up,
     was_silent,
@@ -39,7 +41,7 @@ _LINKS_OF_PARENTS: list[object] = []
 class AsyncTransport:
     """Calls from coroutines: pipelined on one connection per server and lane."""
 
-    is_replaced: Callable[[BrokerAddress], bool] | None = None
+    is_replaced: Callable[[BrokerAddress, float], bool] | None = None
     """See SyncTransport.is_replaced."""
     on_late: Callable[[BrokerAddress, Sequence[bytes], bytes], None] | None = None
     """Gets address, request and answer of a call of `GIVEN_UP` which was answered when its caller had been cancelled."""
@@ -68,8 +70,13 @@ class AsyncTransport:
         timeout_s: float,
         *,
         one_way: bool = False,
+        long_hold: LongHold | None = None,
     ) -> bytes:
-        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out. It ends what it holds."""
+        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out. It ends what it holds.
+
+        `long_hold`: how long it may take over the remoting port instead of `timeout_s`.
+        """
+        longer_s, silent_s = (0.0, float("inf")) if long_hold is None else (long_hold.timeout_s - timeout_s, long_hold.silent_s)
         may_reopen = method.method_id in REPEATABLE
         connection = self._connections.get((address, method.lane))
         if (
@@ -91,7 +98,7 @@ class AsyncTransport:
             connection.request_one_way(method, payload, timeout_s)
             return b""
         deadline_s = time.monotonic() + timeout_s if may_reopen else 0.0
-        request_id, future = connection.request(method, payload, timeout_s)
+        request_id, future = connection.request(method, payload, timeout_s + longer_s, silent_s)
         try:
             return await future
         except asyncio.CancelledError:
@@ -100,7 +107,7 @@ class AsyncTransport:
         except ConnectionLostError as error:
             lost = error
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or self._closed or (self.is_replaced is not None and self.is_replaced(address)):
+            if left_s <= 0 or self._closed or (self.is_replaced is not None and self.is_replaced(address, SOON.silent_s)):
                 raise
         # The server had closed the connection, and this loop had not heard of it.
         try:
@@ -136,6 +143,11 @@ class AsyncTransport:
         """An answer has come that nobody takes."""
         if method.method_id in GIVEN_UP and self.on_late is not None:
             self.on_late(address, payload, answer)
+
+    def look_again(self) -> None:
+        """A route has changed: `is_replaced` may say something else now."""
+        for connection in self._connections.values():
+            connection.look_again()
 
     def hold_reading(self, lane: int, hold: bool) -> None:
         """Whether what comes on connections of a lane stays in the kernel; then no call of theirs times out meanwhile.
@@ -202,7 +214,7 @@ class AsyncTransport:
                 done, _ = await asyncio.wait((task,), timeout=wait_s)
                 if done:
                     return task.result()
-                if self.is_replaced(address):
+                if self.is_replaced(address, wait_s):
                     raise given_up(address.grpc_address, method)
                 wait_s = look_s
         finally:

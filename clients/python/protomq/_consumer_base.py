@@ -24,7 +24,7 @@ from ._message import Message
 from ._of_one_process import OfOneProcess
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
-from ._pull_logic import PullState, logger
+from ._pull_logic import PullState, Ticket, logger
 from ._queue_listener import QueueListener
 from ._requests import reply_steps, reply_timeout_s
 from ._routes import RouteBook
@@ -68,6 +68,8 @@ class ConsumerBase(OfOneProcess):
             options, listener=listener, state=self._new_state(options), member=member
         )
         self._state = self._steps.state
+        self._state.on_dropped = _gives_up(self)
+        self._long_hold = options.long_hold
         self._warned_of_member = False
         self._tracer: Tracer | None = None
         self._handed: HandedOut | None = None
@@ -136,6 +138,10 @@ class ConsumerBase(OfOneProcess):
 
     def _look_around(self) -> None:
         """A `poll` that waits goes on. Any thread, or the loop's."""
+        raise NotImplementedError
+
+    def _give_up_pull(self, ticket: Ticket) -> None:
+        """Its outcome does not count any more: the broker is to hold it no longer."""
         raise NotImplementedError
 
     def _check_open(self) -> None:
@@ -223,6 +229,18 @@ def wakes(consumer: Any) -> Callable[[], None]:
             found._look_around()
 
     return wake
+
+
+def _gives_up(consumer: ConsumerBase) -> Callable[[Ticket], None]:
+    """As `wakes`."""
+    reference = weakref.ref(consumer)
+
+    def give_up(ticket: Ticket) -> None:
+        found = reference()
+        if found is not None:
+            found._give_up_pull(ticket)
+
+    return give_up
 
 
 def _describes(consumer: ConsumerBase) -> Callable[[bool], pb.MemberDescription]:

@@ -10,6 +10,7 @@ from ._checks import check_flag, check_group, check_seconds, check_text
 from ._hook_points import check_hooks
 from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
+from ._transport_options import LongHold
 from .allocation import Allocation, Average
 from .errors import ConfigurationError, WrongTypeError
 from .hooks import Hook
@@ -40,7 +41,8 @@ class ConsumerOptions:
     - `auto_commit`: positions are committed inside `poll`, every `auto_commit_interval_s` seconds, and on `close`.
     - `offset_reset`: what to do when the position is outside the queue (its messages expired). Go to the "nearest" valid offset,
       "earliest" or "latest", or raise an "error".
-    - `hold_ms`: how long a broker holds a pull of an empty queue, 0 to 60,000.
+    - `hold_ms`: how long a broker holds a pull of an empty queue, 0 to 60,000. Over the remoting port a master holds pulls of subscribed
+      topics four times as long, 60 s at most. After `hold_ms` it is asked whether it is there.
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer. Over the remoting port the consumer stops reading while 8 MiB
       wait to be handed out. Over gRPC up to two answers per queue are in memory.
     - `request_timeout_s`: of each call besides pulls, all its tries together.
@@ -111,6 +113,11 @@ class ConsumerOptions:
     def pull_timeout_s(self) -> float:
         """How long a pull may take, its hold and all."""
         return self.hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
+
+    @property
+    def long_hold(self) -> LongHold:
+        """How long a pull may take that rests at a master."""
+        return LongHold(self.pull_options().quiet_hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S, self.hold_ms / 1000)
 
 
 class ConsumerSettings(TypedDict, total=False):

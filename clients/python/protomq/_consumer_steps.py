@@ -97,6 +97,7 @@ class ConsumerSteps:
         self.clock = clock
         self.state = state or PullState(options.pull_options())
         self.subscriptions: dict[str, Route] = {}
+        self.state.followed = self.subscriptions
         self.assigned: tuple[MessageQueue, ...] = ()
         self.trouble: ProtomqError | None = None
         """What the next `poll` is to raise."""
@@ -505,6 +506,8 @@ class ConsumerSteps:
     ) -> Steps[None]:
         """A pull failed; it is made again. `by_broker`: the broker was asked, not only the name server."""
         queue = ticket.queue
+        if not self.state.is_under_way(ticket):
+            return  # It was given up, or its queue went.
         # Of a consumer that is closed no slave has failed.
         if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:
@@ -545,8 +548,10 @@ class ConsumerSteps:
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
                 new_brokers = route.brokers.keys() - last.brokers.keys()
+                moved = {name for name, address in route.brokers.items() if name in last.brokers and last.brokers[name] != address}
+                self.state.pull_elsewhere(topic, moved)
                 retries = retry_topic(self.options.group)
-                if new_brokers and topic != retries and retries in self.subscriptions:
+                if (new_brokers or moved) and topic != retries and retries in self.subscriptions:
                     yield ForgetRoute(retries, may_be_old=True)
                 self._outages.queues_changed(topic, len(route.read_queues))
                 # Of a group, others may consume meanwhile what goes here.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ._async_transport import AsyncTransport
 from ._hook_points import HookPoints
-from ._transport_options import TransportOptions
+from ._transport_options import LongHold, TransportOptions
 from ._types import BrokerAddress, MethodInfo
 
 
@@ -25,11 +25,12 @@ class AsyncHookedTransport(AsyncTransport):
         timeout_s: float,
         *,
         one_way: bool = False,
+        long_hold: LongHold | None = None,
     ) -> bytes:
         """See AsyncTransport.call."""
         context = self._hooks.before_call(address, method, sum(map(len, payload)), timeout_s, one_way)
         try:
-            answer = await super().call(address, method, payload, timeout_s, one_way=one_way)
+            answer = await super().call(address, method, payload, timeout_s, one_way=one_way, long_hold=long_hold)
         except BaseException as error:
             self._hooks.after_call(context, error)
             raise

@@ -9,7 +9,7 @@ from . import _methods
 from ._hook_points import HookPoints
 from ._pull_multiplexer import Outcome, PullMultiplexer
 from ._transport import SyncTransport
-from ._transport_options import TransportOptions
+from ._transport_options import LongHold, TransportOptions
 from ._types import BrokerAddress, MethodInfo
 from .hooks import CallContext
 
@@ -49,10 +49,12 @@ class HookedMultiplexer(PullMultiplexer):
         self._hooks = transport.hooks
         self._contexts: dict[Any, CallContext] = {}
 
-    def send(self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float) -> None:
+    def send(
+        self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float, long_hold: LongHold | None = None
+    ) -> None:
         """See PullMultiplexer.send."""
         self._contexts[ticket] = self._hooks.before_call(address, self._method, len(payload), timeout_s)
-        super().send(address, ticket, payload, timeout_s)
+        super().send(address, ticket, payload, timeout_s, long_hold)
 
     def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
         """See PullMultiplexer.wait."""

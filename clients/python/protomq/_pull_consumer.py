@@ -35,7 +35,7 @@ from ._member_thread import MemberThread
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
-from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, logger
+from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
 from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, PullSchedule, ScheduledPull
@@ -573,7 +573,12 @@ class PullConsumer(ConsumerBase):
             ticket = state.begin(queue, now_s)
             address = self._known_address(queue) or self._run(self._steps.address_for(ticket))
             if address is not None:
-                pulls.send(address, ticket, state.encode_request(ticket), self.options.pull_timeout_s)
+                long_hold = self._long_hold if state.may_rest(queue) else None
+                pulls.send(address, ticket, state.encode_request(ticket), self.options.pull_timeout_s, long_hold)
+
+    def _give_up_pull(self, ticket: Ticket) -> None:
+        if self._pulls is not None:
+            self._pulls.give_up(ticket)
 
     def _seek_to_range_end(self, queues: Iterable[MessageQueue] | None, which: int) -> None:
         wanted = None if queues is None else checked_queues(queues)

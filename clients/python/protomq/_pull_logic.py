@@ -13,7 +13,11 @@ Rules:
 - A driver that can leave answers in the kernel's buffers reads no more than there is room for (`room_bytes`). Bytes that are
   read long before their use leave the CPU's caches, and need memory that the kernel has to clear first.
 - A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others.
-- `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
+- `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only. The
+  driver hears of a pull that is dropped so (`on_dropped`), and gives it up: the broker is to hold it no longer.
+- Over the remoting port a master holds pulls of subscribed topics for up to a minute. Else a thousand consumers at rest, of 16 queues each,
+  would make a thousand pulls a second. Meanwhile the connection asks the master whether it is there (LongHold). Where another master has
+  come, the pulls go there (`pull_elsewhere`). Not so for assigned queues, whose routes nobody follows, and at slaves.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages are finished.
 - Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
@@ -84,6 +88,8 @@ DELETED_AFTER_S: Final = 3.0
 """How long a deleted topic may take to be created again: the error then is TopicRecreatedError."""
 SLAVE_PAUSE_S: Final = 60.0
 """After a pull from a slave has failed, only the master is pulled for this time."""
+QUIET_HOLD_FACTOR: Final = 4
+QUIET_HOLD_MAX_MS: Final = 60_000
 READ_PAUSE_MAX_S: Final = 15.0
 """After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""
 
@@ -98,6 +104,11 @@ class PullOptions:
     size_max_bytes: int = 4 << 20
     offset_reset: OffsetReset = "nearest"
     broadcasting: bool = False
+
+    @property
+    def quiet_hold_ms(self) -> int:
+        """How long a master holds a pull whose caller asks it whether it is there after `hold_ms`."""
+        return max(self.hold_ms, min(self.hold_ms * QUIET_HOLD_FACTOR, QUIET_HOLD_MAX_MS))
 
     def __post_init__(self) -> None:
         if self.offset_reset not in ("nearest", "earliest", "latest", "error"):
@@ -159,6 +170,7 @@ class _Queue:
     is_paused: bool = False  # By the program: then it is held, too.
     pull_offset: int = 0
     in_flight: bool = False
+    asked_s: float = math.inf
     failures: int = 0
     paused_until_s: float = 0.0
     waiting: deque[_Waiting] = field(default_factory=deque)
@@ -182,6 +194,10 @@ class PullState:
         self._queues: dict[MessageQueue, _Queue] = {}
         self.alike_brokers: set[str] = set()
         """Names of brokers that take messages that failed alike as runs."""
+        self.on_dropped: Callable[[Ticket], None] = lambda _: None
+        """Hears of pulls under way whose outcome does not count any more."""
+        self.followed: Collection[str] = ()
+        """Topics whose routes are looked up again and again, so that `pull_elsewhere` is called."""
         self._generations = itertools.count()
         self._parked: dict[MessageQueue, _Queue] = {}
         # Queues with answers to hand out; the first is next.
@@ -396,6 +412,13 @@ class PullState:
             if queue in self._queues:
                 self._pull_again(queue, self._queues[queue], queue_offset)
 
+    def pull_elsewhere(self, topic: str, broker_names: Collection[str]) -> None:
+        """Other masters have these names now: what is held at the old ones is pulled there, and what failed at once."""
+        for queue, state in self._queues.items():
+            if queue.topic == topic and queue.broker_name in broker_names:
+                self._drop_pull(queue, state)
+                state.paused_until_s = 0.0
+
     def restart(self) -> None:
         """All connections are gone: every pull in flight is forgotten."""
         for state in self._queues.values():
@@ -447,8 +470,17 @@ class PullState:
         """A pull of the queue is being sent."""
         state = self._state(queue)
         assert _wants_pull(state)
-        state.in_flight = True
+        state.in_flight, state.asked_s = True, now_s
         return Ticket(queue, state.generation, state.pull_offset, now_s)
+
+    def may_rest(self, queue: MessageQueue) -> bool:
+        """Whether its pull may be held for `quiet_hold_ms`."""
+        options = self.options
+        return (
+            queue.topic in self.followed
+            and not self.suggested_broker_id(queue)
+            and options.quiet_hold_ms > options.hold_ms
+        )
 
     def suggested_broker_id(self, queue: MessageQueue) -> int:
         """From which broker of its name the queue is to be pulled; 0: the master."""
@@ -488,6 +520,7 @@ class PullState:
             record_count_max=options.record_count_max,
             size_max_bytes=options.size_max_bytes,
             hold_ms=options.hold_ms,
+            quiet_hold_ms=options.quiet_hold_ms if self.may_rest(ticket.queue) else 0,
             tags=state.tags,
             filter_type=cast(Any, state.filter.type_number),
             filter=state.filter.expression,
@@ -770,9 +803,15 @@ class PullState:
         self._drop_answers(queue, state)
         state.position = state.pull_offset = queue_offset
 
-    def _drop_answers(self, queue: MessageQueue, state: _Queue) -> None:
+    def _drop_pull(self, queue: MessageQueue, state: _Queue) -> None:
+        dropped = Ticket(queue, state.generation, state.pull_offset, state.asked_s) if state.in_flight else None
         state.generation = next(self._generations)
         state.in_flight = False
+        if dropped is not None:
+            self.on_dropped(dropped)
+
+    def _drop_answers(self, queue: MessageQueue, state: _Queue) -> None:
+        self._drop_pull(queue, state)
         if state.waiting:
             if not state.is_held:
                 self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)

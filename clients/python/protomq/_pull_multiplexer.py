@@ -24,7 +24,7 @@ from ._late_imports import fork_waits
 from ._remoting_hello import error_of_answer
 from ._remoting_sync import PipelinedConnection
 from ._transport import SyncTransport
-from ._transport_options import HELD, NEWS_S, given_up
+from ._transport_options import ECHO_S, HELD, NEWS_S, LongHold, given_up
 from ._types import BrokerAddress, MethodInfo
 from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, RequestTimeoutError
 
@@ -48,6 +48,8 @@ class _InFlight(NamedTuple):
     connection: PipelinedConnection
     sent_at_s: float
     deadline_s: float
+    silent_s: float
+    """See LongHold."""
 
 
 class _GrpcCall(NamedTuple):
@@ -59,6 +61,7 @@ class _Request(NamedTuple):
     ticket: Any
     payload: bytes
     timeout_s: float
+    long_hold: LongHold | None
 
 
 class _Connected(NamedTuple):
@@ -83,7 +86,11 @@ class PullMultiplexer:
         self._connections: dict[BrokerAddress, PipelinedConnection] = {}
         self._connecting: dict[BrokerAddress, list[_Request]] = {}
         self._in_flight: dict[int, _InFlight] = {}
+        self._request_ids: dict[Any, int] = {}
+        """Of those in flight over the remoting port, by ticket."""
         self._request_id = 0
+        self._asked_at_s: dict[PipelinedConnection, float] = {}
+        """When the last echo was sent, while there was no word since."""
         self._look_at_s = 0.0
         self._heard_at_s: dict[BrokerAddress, float] = {}
         self._grpc_calls: dict[Any, _GrpcCall] = {}
@@ -93,10 +100,13 @@ class PullMultiplexer:
         self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
 
     def send(
-        self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float
+        self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float, long_hold: LongHold | None = None
     ) -> None:
-        """Sends a pull, once there is a connection; `timeout_s` is the hold and some room. `wait` tells how it ended."""
-        request = _Request(ticket, payload, timeout_s)
+        """Sends a pull, once there is a connection; `timeout_s` is the hold and some room. `wait` tells how it ended.
+
+        `long_hold`: how long it may take over the remoting port instead.
+        """
+        request = _Request(ticket, payload, timeout_s, long_hold)
         connection = self._connections.get(address)
         if connection is not None:
             self._send(address, connection, request)
@@ -110,13 +120,13 @@ class PullMultiplexer:
 
     def give_up(self, ticket: Any) -> None:
         """Ends what a server holds; `wait` tells how, unless the server is silent."""
-        for request_id, item in self._in_flight.items():
-            if item.ticket == ticket:
-                try:
-                    item.connection.give_up(request_id)
-                except ProtomqError:
-                    self.drop(ticket)
-                return
+        request_id = self._request_ids.get(ticket)
+        if request_id is not None:
+            try:
+                self._in_flight[request_id].connection.give_up(request_id)
+            except ProtomqError:
+                self.drop(ticket)
+            return
         for call, of_call in list(self._grpc_tickets.items()):
             if of_call == ticket:
                 call.cancel()
@@ -131,11 +141,10 @@ class PullMultiplexer:
 
     def drop(self, ticket: Any) -> None:
         """Closes the connection of a call, if that is under way."""
-        for item in self._in_flight.values():
-            if item.ticket == ticket:
-                break
-        else:
+        request_id = self._request_ids.get(ticket)
+        if request_id is None:
             return
+        item = self._in_flight[request_id]
         address = next(address for address, connection in self._connections.items() if connection is item.connection)
         lost: list[Outcome] = []
         self._lose(address, item.connection, ConnectionLostError(f"{self._method.path} was given up"), lost)
@@ -247,9 +256,11 @@ class PullMultiplexer:
     ) -> None:
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
         now_s = time.monotonic()
-        self._in_flight[request_id] = _InFlight(request.ticket, connection, now_s, now_s + request.timeout_s)
+        timeout_s, silent_s = request.long_hold or (request.timeout_s, float("inf"))
+        self._in_flight[request_id] = _InFlight(request.ticket, connection, now_s, now_s + timeout_s, silent_s)
+        self._request_ids[request.ticket] = request_id
         try:
-            connection.send(request_id, self._method, request.payload, request.timeout_s)
+            connection.send(request_id, self._method, request.payload, timeout_s)
         except ProtomqError as error:
             lost: list[Outcome] = []
             self._lose(address, connection, error, lost)
@@ -271,6 +282,7 @@ class PullMultiplexer:
         for request_id, status, payload in answers:
             in_flight = self._in_flight.pop(request_id, None)
             if in_flight is not None:
+                self._request_ids.pop(in_flight.ticket, None)
                 result = error_of_answer(status, payload) if status else payload
                 outcomes.append(Outcome(in_flight.ticket, result))
 
@@ -283,13 +295,16 @@ class PullMultiplexer:
         self._heard_at_s.update((address, now_s) for address in heard if address is not None)
         late = {item.connection for item in self._in_flight.values() if item.deadline_s <= now_s}
         sent_at_s: dict[PipelinedConnection, float] = {}
+        long_held: dict[PipelinedConnection, _InFlight] = {}
         for item in self._in_flight.values():
             sent_at_s.setdefault(item.connection, item.sent_at_s)  # The first is the oldest.
+            if item.silent_s != float("inf"):
+                long_held.setdefault(item.connection, item)
         for address, connection in list(self._connections.items()):
             error: ProtomqError
             if address in heard:
                 continue
-            if connection in late:
+            if connection in late or (connection in long_held and self._is_silent(address, long_held[connection], now_s)):
                 error = RequestTimeoutError(f"{address.remoting_address}: no answer to a pull in time")
             elif self._is_replaced(address, sent_at_s.get(connection, now_s), now_s):
                 error = given_up(address.remoting_address, self._method)
@@ -305,6 +320,22 @@ class PullMultiplexer:
                 if not call.cancel():  # It has ended meanwhile, and nobody else would forget it here.
                     self._given_up.discard(call)
 
+    def _is_silent(self, address: BrokerAddress, item: _InFlight, now_s: float) -> bool:
+        """Whether a broker says nothing, even though it was asked. Asks it if that is due. `item`: its oldest long-held call."""
+        since_s = max(item.sent_at_s, self._heard_at_s.get(address, item.sent_at_s))
+        asked_at_s = self._asked_at_s.get(item.connection, float("-inf"))
+        if now_s < since_s + item.silent_s:
+            return False
+        if asked_at_s > since_s:
+            return now_s >= max(since_s + item.silent_s, asked_at_s) + ECHO_S
+        self._request_id = self._request_id + 1 & 0xFFFFFFFF
+        try:
+            item.connection.ask(self._request_id)
+        except ProtomqError:
+            return True
+        self._asked_at_s[item.connection] = now_s
+        return False
+
     def _is_replaced(self, address: BrokerAddress, sent_at_s: float, now_s: float) -> bool:
         """Whether another broker leads under the name of one that has said nothing since: see `SyncTransport.is_replaced`.
 
@@ -312,7 +343,7 @@ class PullMultiplexer:
         """
         is_replaced = self._transport.is_replaced
         doubt_s = now_s - max(sent_at_s, self._heard_at_s.get(address, sent_at_s)) - HELD.silent_s
-        return is_replaced is not None and doubt_s >= 0 and doubt_s % _DOUBT_PERIOD_S < 2 * NEWS_S and is_replaced(address)
+        return is_replaced is not None and doubt_s >= 0 and doubt_s % _DOUBT_PERIOD_S < 2 * NEWS_S and is_replaced(address, HELD.silent_s)
 
     def _lose(
         self,
@@ -325,11 +356,14 @@ class PullMultiplexer:
         if self._connections.get(address) is connection:
             del self._connections[address]
             self._selector.unregister(connection)
+        self._asked_at_s.pop(connection, None)
         connection.close()
         for request_id in [
             i for i, item in self._in_flight.items() if item.connection is connection
         ]:
-            outcomes.append(Outcome(self._in_flight.pop(request_id).ticket, error))
+            ticket = self._in_flight.pop(request_id).ticket
+            self._request_ids.pop(ticket, None)
+            outcomes.append(Outcome(ticket, error))
 
     # -- gRPC ------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Rules:
 - Time-outs cost no timer per call. One timer per connection stands at the earliest deadline it knows of, and looks at
   all pending calls when it fires. Under load that is about once per time-out, not once per call.
 - A call whose caller is gone (time-out, cancellation) is forgotten; its late answer is dropped by its request id.
+- A server that holds calls for long is asked by an echo when nothing came for a while. If it says nothing to that either, they time out.
 - One that the server holds may be given up. The server hears of it, and an answer that was on its way goes to somebody else.
 - Who has enough to do holds the reading: answers stay in the kernel, and the time does not count for calls in flight.
 - A connection on which nothing arrived for the whole time-out of a call takes no new calls; it closes when the last one ended.
@@ -27,7 +28,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
-from ._transport_options import HELD, NEWS_S, given_up
+from ._transport_options import ECHO_S, HELD, NEWS_S, given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -43,6 +44,7 @@ from .wire.frames import (
     HEADER,
     HEADER_SIZE_BYTES,
     LENGTH_SIZE_BYTES,
+    encode_echo,
 )
 
 _READ_BUFFER_SIZE_BYTES: Final = 128 << 10
@@ -52,6 +54,11 @@ _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 
 
 _SLICE_S: Final = 0.1
+_EARLY_S: Final = 0.01
+"""A timer may come that much early."""
+_BUSY_S: Final = 0.5
+"""A timer that comes that late says that the loop was busy: what has come meanwhile may not be read yet."""
+_NEVER: Final = float("inf")
 
 
 async def ended_in(task: asyncio.Task[Any], timeout_s: float) -> bool:
@@ -75,7 +82,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
-        is_replaced: Callable[[], bool] | None = None,
+        is_replaced: Callable[[float], bool] | None = None,
     ) -> None:
         """`is_replaced`: see `SyncTransport.is_replaced`."""
         self._address = address
@@ -90,6 +97,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.usable = True  # For new calls: open, and not silent.
         self._read_at_s = 0.0
         self._has_looked = False
+        self._asked_at_s = float("-inf")
+        """When the last echo was sent."""
 
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._view = memoryview(self._buffer)
@@ -100,14 +109,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._big_filled = 0
 
         self._request_id = 0
-        self._pending: dict[int, tuple[asyncio.Future[bytes], float, float, MethodInfo]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[bytes], float, float, MethodInfo, float]] = {}
+        """By request id: who waits, until when, since when, for what, and after how long a silence the server is asked (LongHold)."""
         self._unclaimed: dict[int, bytes] = {}
         """Answers that came between the cancelling of their future and the turn of the loop in which its task gives the call up."""
         self._out: list[bytes] = []
         self._flush_due = False
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = float("inf")
+        self._timer_at_s = _NEVER
         self._held_since_s: float | None = None
 
     @classmethod
@@ -118,7 +128,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         client_id: str,
         timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
-        is_replaced: Callable[[], bool] | None = None,
+        is_replaced: Callable[[float], bool] | None = None,
     ) -> AsyncConnection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
         loop = asyncio.get_running_loop()
@@ -154,20 +164,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def request(
-        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, silent_s: float = _NEVER
     ) -> tuple[int, asyncio.Future[bytes]]:
-        """Queues a request for the end of this turn of the loop; (request id, future of the answer)."""
+        """Queues a request for the end of this turn of the loop; (request id, future of the answer). `silent_s`: see LongHold."""
         idle = not self._pending
         future = self._loop.create_future()
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
         now_s = self._clock()
         deadline_s = now_s + timeout_s
-        self._pending[request_id] = (future, deadline_s, now_s, method)
+        self._pending[request_id] = (future, deadline_s, now_s, method, silent_s)
         # A lone call does not wait for company; the next ones of this turn go together.
         self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0, at_once=idle)
-        look_s = deadline_s
+        look_s = min(deadline_s, now_s + silent_s)
         if self._is_replaced is not None and (watch := WATCHED.get(method.method_id)) is not None:
-            look_s = min(deadline_s, now_s + watch.silent_s)
+            look_s = min(look_s, now_s + watch.silent_s)
         if look_s < self._timer_at_s:
             self._set_timer(look_s)
         return request_id, future
@@ -221,12 +231,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
         held_since_s, self._held_since_s = self._held_since_s, None
         assert held_since_s is not None
-        for request_id, (future, deadline_s, sent_at_s, method) in self._pending.items():
+        for request_id, (future, deadline_s, sent_at_s, method, silent_s) in self._pending.items():
             later_s = deadline_s + now_s - max(sent_at_s, held_since_s)
-            self._pending[request_id] = future, later_s, now_s, method
+            self._pending[request_id] = future, later_s, now_s, method, silent_s
         self._transport.resume_reading()
         if self._pending:
-            self._set_timer(min(pending[1] for pending in self._pending.values()))
+            self._set_timer(min(min(deadline_s, now_s + silent_s) for _, deadline_s, _, _, silent_s in self._pending.values()))
+
+    def look_again(self) -> None:
+        """A route has changed: looks soon whether another broker has taken this one's name."""
+        if self._is_replaced is not None and self._pending and not self.closed and self._held_since_s is None:
+            self._set_timer(self._clock())
 
     @property
     def writable(self) -> asyncio.Future[None] | None:
@@ -281,11 +296,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _expire(self) -> None:
         if self._held_since_s is not None:
-            self._timer, self._timer_at_s = None, float("inf")
+            self._timer, self._timer_at_s = None, _NEVER
             return
         now_s = self._clock()
+        was_busy = now_s > self._timer_at_s + _BUSY_S
         expired = [item for item in self._pending.items() if item[1][1] <= now_s]
-        for request_id, (future, _, sent_at_s, method) in expired:
+        for request_id, (future, _, sent_at_s, method, _) in expired:
             del self._pending[request_id]
             if self._read_at_s < sent_at_s:
                 self.usable = (
@@ -296,22 +312,51 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     RequestTimeoutError(f"{self._address}: no answer to {method.path} in time")
                 )
         self._timer = None
-        self._timer_at_s = float("inf")
-        look_s = self._give_up_if_replaced(now_s)
+        self._timer_at_s = _NEVER
+        look_s = min(self._give_up_if_replaced(now_s), self._ask_if_silent(now_s, was_busy))
         if self._pending:
-            self._set_timer(min(look_s, *(deadline_s for _, deadline_s, _, _ in self._pending.values())))
+            self._set_timer(min(look_s, *(deadline_s for _, deadline_s, _, _, _ in self._pending.values())))
         elif not self.usable and not self.closed:
             self.close()
+
+    def _ask_if_silent(self, now_s: float, was_busy: bool) -> float:
+        """Asks a server that holds calls for long whether it is there, and ends these if it says nothing; when to look again."""
+        look_s = _NEVER
+        wants_echo = False
+        silent: list[int] = []
+        for request_id, (_, _, sent_at_s, _, silent_s) in self._pending.items():
+            since_s = max(sent_at_s, self._read_at_s)
+            doubt_s = since_s + silent_s
+            if doubt_s <= now_s + _EARLY_S:
+                if self._asked_at_s <= since_s:
+                    wants_echo = True
+                    continue
+                doubt_s = max(doubt_s, self._asked_at_s) + ECHO_S
+                if doubt_s <= now_s + _EARLY_S and not was_busy:
+                    silent.append(request_id)
+                    continue
+            look_s = min(look_s, max(doubt_s, now_s + _SLICE_S))
+        for request_id in silent:
+            future, _, _, method, _ = self._pending.pop(request_id)
+            self.usable = False
+            if not future.done():
+                future.set_exception(RequestTimeoutError(f"{self._address}: silent while it held {method.path}"))
+        if wants_echo and not self.closed:
+            self._request_id = self._request_id + 1 & 0xFFFFFFFF
+            self._out.append(encode_echo(self._request_id))
+            self._flush()
+            self._asked_at_s = now_s
+            look_s = min(look_s, now_s + ECHO_S)
+        return look_s
 
     def _give_up_if_replaced(self, now_s: float) -> float:
         """Ends watched calls without an answer where another broker has taken this one's name; when to look again."""
         if self._is_replaced is None:
-            return float("inf")
-        # A timer may come a moment early.
-        early_s = now_s + 0.01
+            return _NEVER
+        early_s = now_s + _EARLY_S
         silent: list[int] = []
-        look_s = float("inf")
-        for request_id, (_, _, sent_at_s, method) in self._pending.items():
+        silent_s = look_s = _NEVER
+        for request_id, (_, _, sent_at_s, method, _) in self._pending.items():
             watch = WATCHED.get(method.method_id)
             if watch is None:
                 continue
@@ -319,12 +364,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
             doubt_s = max(sent_at_s, self._read_at_s if watch is HELD else 0.0) + watch.silent_s
             if doubt_s <= early_s:
                 silent.append(request_id)
+                silent_s = min(silent_s, watch.silent_s)
                 doubt_s = now_s + (watch.look_s if self._has_looked else NEWS_S)
             look_s = min(look_s, doubt_s)
         self._has_looked = bool(silent) and not self._has_looked
-        if silent and self._is_replaced():
+        if silent and self._is_replaced(silent_s):
             for request_id in silent:
-                future, _, sent_at_s, method = self._pending.pop(request_id)
+                future, _, sent_at_s, method, _ = self._pending.pop(request_id)
                 self.usable = self.usable and self._read_at_s >= sent_at_s
                 if not future.done():
                     future.set_exception(given_up(self._address, method))
@@ -492,12 +538,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timer_at_s = float("inf")
+        self._timer_at_s = _NEVER
         welcome, self._welcome = self._welcome, None
         if welcome is not None and not welcome.done():
             welcome.set_exception(error)
         pending, self._pending = self._pending, {}
-        for future, _, _, _ in pending.values():
+        for future, _, _, _, _ in pending.values():
             if not future.done():
                 # One each: an exception collects its tracebacks.
                 future.set_exception(type(error)(str(error)))

@@ -43,6 +43,7 @@ from .wire.frames import (
     HEADER_SIZE_BYTES,
     LENGTH_SIZE_BYTES,
     encode_cancel,
+    encode_echo,
 )
 
 _READ_BUFFER_SIZE_BYTES: Final = 4096
@@ -551,8 +552,15 @@ class PipelinedConnection:
 
     def give_up(self, request_id: int) -> None:
         """Tells the server that it is to hold a request no longer. Raises ConnectionLostError."""
+        self._tell(encode_cancel(request_id))
+
+    def ask(self, request_id: int) -> None:
+        """Asks the server whether it is there: it answers at once. Raises ConnectionLostError."""
+        self._tell(encode_echo(request_id))
+
+    def _tell(self, frame: bytes) -> None:
         try:
-            self._stream.send((encode_cancel(request_id),))
+            self._stream.send((frame,))
         except OSError as error:
             if comes_of_signal(error):
                 raise

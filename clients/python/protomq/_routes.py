@@ -55,6 +55,8 @@ LACKING_FRESH_S: Final = 0.5
 """Until such a route is looked up again."""
 REPLACED_LOOK_S: Final = 1.0
 """Between two look-ups for a broker that is silent while calls wait for it."""
+OTHERS_LOOK_S: Final = 2.4
+"""It is left out where somebody else has looked this topic, or another one of the broker, up within that time."""
 TIMEOUT_S: Final = 3.0
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
@@ -302,9 +304,11 @@ class RouteBook:
         """A known route is looked up again behind the caller's back, as new as it may be; `last_known` will tell."""
         raise NotImplementedError
 
-    def is_replaced(self, address: BrokerAddress) -> bool:
-        """Whether a route names another master for the name of a broker that is silent. It does not wait: it has a route looked up, and the
-        next call tells. A route from before the silence says nothing.
+    def is_replaced(self, address: BrokerAddress, silent_s: float) -> bool:
+        """Whether a route names another master for the name of a broker that has been silent for `silent_s`, or longer.
+
+        It does not wait: it has a route looked up, and the next call tells. A route from before the silence says nothing. One that
+        somebody else has looked up since is as good: a consumer looks at its routes every 2 s anyway.
         """
         name, now_s = address.broker_name, time.monotonic()
         with self._own_lock():
@@ -313,18 +317,22 @@ class RouteBook:
                 return False
             route, fetched_at_s = found
             looked_s = self._looked_s.get(name, float("-inf"))
+            age_s = now_s - fetched_at_s
             # The look-up of an earlier silence counts no more.
-            is_new = fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S
+            is_new = age_s <= silent_s or (fetched_at_s >= looked_s and now_s - looked_s < 3 * REPLACED_LOOK_S)
             leads = route.brokers[name] == address or name in route.leaderless_brokers
             # A slave is silent as long as a consumer reads from it that has caught up.
             if is_new and not leads and address not in route.slaves.values():
                 return True
-            is_due = now_s - looked_s >= REPLACED_LOOK_S
+            is_due = now_s - looked_s >= REPLACED_LOOK_S and age_s >= min(silent_s, OTHERS_LOOK_S)
             if is_due:
                 self._looked_s[name] = now_s
         if is_due:
             self.look_up_behind(route.topic)
         return False
+
+    def _changed(self) -> None:
+        """What is known of a topic is something else now."""
 
     def _own_lock(self) -> threading.Lock:
         """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
@@ -348,7 +356,11 @@ class RouteBook:
             return known
         self._outages.answered(NAME_SERVERS, topic)
         with self._own_lock():
-            return self._cache.store(route, time.monotonic())
+            before = self._cache.last_known(topic)
+            stored = self._cache.store(route, time.monotonic())
+        if before is not None and stored is not before:
+            self._changed()
+        return stored
 
 
 class Routes(RouteBook):

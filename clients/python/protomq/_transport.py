@@ -145,9 +145,10 @@ class SyncTransport:
     Any thread may call everything.
     """
 
-    is_replaced: Callable[[BrokerAddress], bool] | None = None
-    """Whether another broker leads under the name of one that is silent. Calls of `WATCHED` ask it while they wait, and end with
-    ConnectionLostError if so. They try to connect for WATCHED_CONNECT_S, then their caller is to look at the route.
+    is_replaced: Callable[[BrokerAddress, float], bool] | None = None
+    """Whether another broker leads under the name of one that has been silent for a number of seconds, or longer. Calls of `WATCHED` ask it
+    while they wait, and end with ConnectionLostError if so. They try to connect for WATCHED_CONNECT_S. Then their caller is to look at the
+    route.
     """
 
     def __init__(self, options: TransportOptions | None = None) -> None:
@@ -197,7 +198,7 @@ class SyncTransport:
         key = (address, method.lane)
         is_replaced: Callable[[], bool] | None = None
         if self.is_replaced is not None and method.method_id in WATCHED:
-            is_replaced = partial(self.is_replaced, address)
+            is_replaced = partial(self.is_replaced, address, WATCHED[method.method_id].silent_s)
         connect_timeout_s = self.options.connect_timeout_s
         link = self._links.get(key)
         if link is None or link.kind == "grpc":

@@ -22,6 +22,18 @@ class Watch(NamedTuple):
 SOON: Final = Watch(1.0, 0.5)
 HELD: Final = Watch(2.5, 2.0)
 """Of a call that a broker holds as long as it has nothing. So each client that waits asks a name server every 2 s, not more often."""
+class LongHold(NamedTuple):
+    """A call that the server may hold for as long as it is there, over the remoting port only.
+
+    It may take `timeout_s`. When nothing was read for `silent_s`, the server is asked by an echo, and the call fails `ECHO_S` later.
+    """
+
+    timeout_s: float
+    silent_s: float
+
+
+ECHO_S: Final = 5.0
+"""How long the answer to an echo may take: a slow network, a busy server."""
 NEWS_S: Final = 0.5
 """From the look at a route that a doubt begins to the one at what it found."""
 WATCHED_CONNECT_S: Final = 1.5

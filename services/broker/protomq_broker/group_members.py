@@ -56,10 +56,10 @@ class GroupMembers:
         """Who consumes beside the members of a group, for people, and until when; the latest stands last."""
         self._lock = threading.Lock()
 
-    def pulled(self, key: Key, member: str) -> None:
-        """A member pulls a queue."""
+    def pulled(self, key: Key, member: str, hold_ms: int = 0) -> None:
+        """A member pulls a queue, and may be held for `hold_ms`."""
         now_ms = self._clock.monotonic_ms()
-        until_ms = now_ms + REMEMBERED_MS
+        until_ms = now_ms + hold_ms + REMEMBERED_MS
         with self._lock:
             queue = self._queues.get(key)
             if queue is None and len(self._queues) >= QUEUES_MAX:

@@ -215,8 +215,9 @@ class MembershipService:
         """Notes what the member says, holds the call, and answers when there is news."""
         try:
             request = HoldMembershipRequest.FromString(bytes(call.payload))
-            check_group_name(request.consumer_group)
-            check_member(request.member)
+            if not self._memberships.says_the_same(request.consumer_group, request.member):
+                check_group_name(request.consumer_group)
+                check_member(request.member)
             if request.hold_ms < 0:
                 raise invalid_argument("hold_ms", "is below 0")
             with self._lock:

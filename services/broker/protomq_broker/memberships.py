@@ -166,6 +166,11 @@ class Memberships:
         """
         group, key = self._groups.get(name), (said.client_id, said.nonce)
         member = group.members.get(key) if group is not None else None
+        if group is not None and member is not None and said == member.said:
+            # At rest it says the same again and again.
+            self._count_ownerless(name, group, now_ms)
+            member.peer, member.seen_ms, member.expires_ms = peer, now_ms, now_ms + self.expiry_ms
+            return False
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
         may_be_over = rejoins
         if not rejoins and was_known and said.member_epoch and self._takes_commits:
@@ -204,6 +209,11 @@ class Memberships:
         if has_news:
             group.version = next(self._versions)
         return has_news
+
+    def says_the_same(self, name: str, said: GroupMember) -> bool:
+        """Whether the member said exactly this in its last call, so that it need not be checked. Any thread, without the lock."""
+        member = self._find(name, (said.client_id, said.nonce))
+        return member is not None and member.said == said
 
     def held(self, name: str, key: MemberKey) -> None:
         """Notes that a call of the member is held."""

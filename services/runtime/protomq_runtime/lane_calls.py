@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from protomq.wire.frames import CANCEL_METHOD_ID, FLAG_ONE_WAY
+from protomq.wire.frames import CANCEL_METHOD_ID, ECHO_METHOD_ID, FLAG_ONE_WAY
 
 from .admission import AdmissionConfig, QueueTimeRule
 from .call import Call
@@ -185,10 +185,14 @@ class LaneCalls:
         self._lane.call_count += served
 
     def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
-        """A call that is for another pool, unknown or refused; or a frame that is no request, or gives a call up."""
+        """A call that is for another pool, unknown or refused. Or a frame that is no call: an echo, or one that gives a call up."""
         request_id, method_id, flags, timeout_ms, payload = frame
         if method_id == CANCEL_METHOD_ID and flags == FLAG_ONE_WAY:
             connection.cancel(request_id)
+            return
+        if method_id == ECHO_METHOD_ID and not flags:
+            # Also of one that stops: it is there.
+            connection.send_answer(request_id, ECHO_METHOD_ID, b"")
             return
         bound = self._pool_methods.by_id.get(method_id)
         if self._refusal is not None:

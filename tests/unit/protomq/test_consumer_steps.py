@@ -19,8 +19,10 @@ from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
 from protomq._filters import NO_FILTER, MessageFilter
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
+from protomq._pull_logic import Ticket
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
+    CallCancelledError,
     ClosedError,
     ConfigurationError,
     ConnectFailedError,
@@ -399,6 +401,30 @@ def test_new_queues_of_a_subscribed_topic_are_read_from_their_first_message(
     world.routes["T"] = route_of("T", "a", "b", "c", queues=2)
     brokers.ends.setdefault(MessageQueue("T", "c", 1), 0)
     assert consumer.poll() == [(MessageQueue("T", "c", 0), 0), (MessageQueue("T", "c", 0), 1)]
+
+
+def test_a_pull_that_rests_at_a_master_is_made_at_the_next_one_as_soon_as_the_route_names_it(
+    world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(world)
+    consumer.subscribe()
+    assert consumer.poll() == []
+    state = consumer.steps.state
+    dropped: list[Ticket] = []
+    state.on_dropped = dropped.append
+    tickets = [state.begin(queue) for queue in state.due(world.now_s())]
+    assert len(tickets) == 4
+    assert all(state.may_rest(ticket.queue) for ticket in tickets)
+    old = world.routes["T"]
+    world.routes["T"] = replace(old, brokers={**old.brokers, "a": BrokerAddress("a", "new:1", "new:2")})
+    world.driver.run(consumer.steps.before_poll())
+    assert [ticket.queue for ticket in dropped] == [A0, A1]
+    assert state.due(world.now_s()) == [A0, A1]
+    # It is given up, or its old master has gone: nobody is blamed.
+    world.driver.run(consumer.steps.take_error(dropped[0], CallCancelledError("given up")))
+    world.driver.run(consumer.steps.take_error(dropped[1], ConnectionLostError("gone")))
+    assert state.due(world.now_s()) == [A0, A1]
+    assert not caplog.messages
 
 
 LAST_WEEK = datetime(2026, 1, 1, tzinfo=UTC)

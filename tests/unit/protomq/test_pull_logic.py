@@ -78,6 +78,64 @@ def test_a_queue_has_one_pull_in_flight() -> None:
     assert made.due(0.0) == [Q1]
 
 
+def request(made: PullState, ticket: Ticket) -> pull_service_pb2.PullRequest:
+    return pull_service_pb2.PullRequest.FromString(made.encode_request(ticket))
+
+
+@pytest.mark.parametrize(("hold_ms", "longer_ms"), [(0, 0), (200, 800), (15_000, 60_000), (60_000, 0)])
+def test_pulls_of_topics_whose_routes_are_followed_may_rest_at_a_master(hold_ms: int, longer_ms: int) -> None:
+    made = state(Q0, hold_ms=hold_ms)
+    asked = request(made, pull(made))
+    assert (asked.hold_ms, asked.quiet_hold_ms) == (hold_ms, 0)
+    made.seek(Q0, 0)
+    made.followed = {"t"}
+    asked = request(made, pull(made))
+    assert (asked.hold_ms, asked.quiet_hold_ms) == (hold_ms, longer_ms)
+
+
+def test_a_pull_does_not_rest_at_a_slave() -> None:
+    made = state()
+    made.followed = {"t"}
+    answer = pull_service_pb2.PullResponse.FromString(found(0, 1))
+    answer.suggested_broker_id = 1
+    made.answered(pull(made), answer.SerializeToString(), 0.0)
+    assert made.suggested_broker_id(Q0) == 1
+    assert request(made, pull(made)).quiet_hold_ms == 0
+
+
+@pytest.mark.parametrize("way", ["seek", "give back", "drop", "assign", "tags", "elsewhere"])
+def test_a_pull_that_does_not_count_any_more_is_told_once(way: str) -> None:
+    made = state(Q0, Q1)
+    dropped: list[Ticket] = []
+    made.on_dropped = dropped.append
+    made.answered(pull(made), found(0, 3), 0.0)
+    ticket, other = made.begin(Q0, 5.0), made.begin(Q1, 6.0)
+    if way == "seek":
+        made.seek(Q0, 5)
+    elif way == "give back":
+        made.give_back(made.take(10))
+    elif way == "drop":
+        made.drop([Q0])
+    elif way == "assign":
+        made.assign([Q1], {"t": ()}, park=True)
+    elif way == "tags":
+        made.assign([Q0, Q1], {"t": ("red",)})
+        assert dropped.pop() == other
+    else:
+        made.pull_elsewhere("t", {"b"})
+        made.pull_elsewhere("u", {"a"})
+        assert dropped == []
+        made.pull_elsewhere("t", {"a"})
+        assert dropped.pop() == other
+        assert bodies(made) == [b"0", b"1", b"2"]  # What has come stays.
+        assert made.due(0.0) == [Q0, Q1]
+    assert dropped == [ticket]
+    made.answered(ticket, found(3, 3), 0.0)
+    assert bodies(made) == []
+    made.drop([Q0, Q1])
+    assert dropped in ([ticket], [ticket, other])
+
+
 def test_the_next_pull_starts_when_an_answer_is_there_and_two_answers_wait_at_most() -> None:
     made = state()
     made.answered(pull(made), found(0, 3), 0.0)

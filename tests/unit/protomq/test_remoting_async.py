@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from protomq._async_transport import AsyncTransport
-from protomq._methods import POP, PULL
+from protomq._methods import COMMIT_OFFSETS, POP, PULL
 from protomq._remoting_async import AsyncConnection, ended_in
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, RequestTimeoutError
-from protomq.wire.frames import encode_answer, encode_cancel
+from protomq.wire.frames import encode_answer, encode_cancel, encode_echo
 
 
 class Loop:
@@ -182,6 +182,84 @@ async def test_the_time_does_not_count_while_nothing_is_read(
     with pytest.raises(RequestTimeoutError):
         await late
     assert not connection.usable  # Nothing came all the time that it was read.
+
+
+async def test_a_server_that_holds_a_call_for_long_is_asked_whether_it_is_there(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, stream, connection = made
+    loop.advance(1.0)
+    _, held = connection.request(PULL, (b"",), 65.0, 15.0)
+    asked: list[float] = []
+    for _ in range(60):
+        written = len(stream.written)
+        loop.advance(1.0)
+        for echo in stream.written[written:]:
+            asked.append(loop.now_s)
+            assert echo == encode_echo(1 + len(asked))
+            receive(connection, encode_answer(1 + len(asked), 2, 0))
+    assert (asked, held.done(), connection.usable) == ([16.0, 31.0, 46.0, 61.0], False, True)
+    receive(connection, encode_answer(1, PULL.method_id, 0))
+    assert await held == b""
+
+
+async def test_a_server_of_another_version_that_knows_no_echo_is_there(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, _, connection = made
+    loop.advance(1.0)
+    _, held = connection.request(PULL, (b"",), 65.0, 15.0)
+    loop.advance(15.0)
+    receive(connection, frame(2, b"", 12))
+    loop.advance(6.0)
+    assert (held.done(), connection.usable) == (False, True)
+
+
+async def test_a_server_that_is_silent_is_noticed_as_soon_as_if_it_held_for_a_short_time_only(
+    made: tuple[Loop, Stream, AsyncConnection],
+) -> None:
+    loop, _, connection = made
+    loop.advance(1.0)
+    _, first = connection.request(PULL, (b"",), 65.0, 15.0)
+    loop.advance(10.0)
+    _, second = connection.request(PULL, (b"",), 65.0, 15.0)
+    _, other = connection.request(COMMIT_OFFSETS, (b"",), 65.0)
+    loop.advance(5.0)
+    loop.advance(4.9)
+    assert not first.done()
+    loop.advance(0.11)
+    with pytest.raises(RequestTimeoutError, match="silent"):
+        await first
+    assert (second.done(), connection.usable) == (False, False)
+    for _ in range(10):
+        loop.advance(1.0)
+    with pytest.raises(RequestTimeoutError, match="silent"):
+        await second
+    assert not other.done()
+
+
+async def test_a_loop_that_was_busy_reads_before_it_says_that_a_server_is_silent(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, stream, connection = made
+    loop.advance(1.0)
+    _, held = connection.request(PULL, (b"",), 65.0, 15.0)
+    loop.advance(15.0)
+    assert stream.written[-1] == encode_echo(2)
+    loop.advance(30.0)  # As uvloop has it: timers first.
+    assert not held.done()
+    receive(connection, encode_answer(2, 2, 0))
+    loop.advance(0.2)
+    assert (held.done(), connection.usable) == (False, True)
+
+
+async def test_a_server_is_not_silent_while_nothing_is_read(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, stream, connection = made
+    loop.advance(1.0)
+    _, held = connection.request(PULL, (b"",), 65.0, 15.0)
+    connection.hold_reading(True)
+    loop.advance(40.0)
+    connection.hold_reading(False)
+    loop.advance(14.0)
+    written = len(stream.written)
+    loop.advance(1.0)
+    assert stream.written[written:] == [encode_echo(2)]
+    loop.advance(4.9)
+    assert not held.done()
 
 
 async def test_holding_twice_is_holding_once(made: tuple[Loop, Stream, AsyncConnection]) -> None:

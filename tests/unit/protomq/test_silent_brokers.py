@@ -20,6 +20,7 @@ from protomq import (
     _send_lines,
     _transport,
 )
+from protomq._async_routes import AsyncRoutes
 from protomq._async_transport import AsyncTransport
 from protomq._methods import (
     ACK,
@@ -40,7 +41,7 @@ from protomq._remoting_async import AsyncConnection
 from protomq._remoting_sync import Connection, ConnectionPool
 from protomq._routes import RouteBook
 from protomq._transport import SyncTransport
-from protomq._transport_options import TransportOptions
+from protomq._transport_options import HELD, SOON, TransportOptions
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     ConnectFailedError,
@@ -49,7 +50,7 @@ from protomq.errors import (
     NotMasterError,
     RequestTimeoutError,
 )
-from protomq.v1.route_service_pb2 import Broker
+from protomq.v1.route_service_pb2 import Broker, GetRouteResponse, Route
 from protomq.wire.frames import HEADER, HEADER_SIZE_BYTES, encode_answer
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 from tests.support.fake_driver import route_of
@@ -110,47 +111,99 @@ class Book(RouteBook):
 
 def test_a_broker_is_replaced_once_a_new_route_names_another_master(clock: Clock) -> None:
     book = Book(clock)
-    assert not book.is_replaced(OLD)  # Nothing is known of it.
+    assert not book.is_replaced(OLD, SOON.silent_s)  # Nothing is known of it.
     book.learn(OLD)
     clock.advance(10)
-    assert not book.is_replaced(OLD)
+    assert not book.is_replaced(OLD, SOON.silent_s)
     assert book.looked == ["T"]
     clock.advance(0.5)
-    assert not book.is_replaced(OLD)
+    assert not book.is_replaced(OLD, SOON.silent_s)
     assert book.looked == ["T"], "many sends may wait: one look-up a second"
     clock.advance(0.6)
     book.learn(NEW, leaderless=("a",))
-    assert not book.is_replaced(OLD), "a slave leads nobody"
-    assert book.looked == ["T", "T"]
+    assert not book.is_replaced(OLD, SOON.silent_s), "a slave leads nobody"
+    assert book.looked == ["T"], "that is news enough"
     clock.advance(1.0)
+    assert not book.is_replaced(OLD, SOON.silent_s)
+    assert book.looked == ["T", "T"]
     book.learn(NEW)
-    assert book.is_replaced(OLD)
-    assert not book.is_replaced(NEW)
+    assert book.is_replaced(OLD, SOON.silent_s)
+    assert not book.is_replaced(NEW, SOON.silent_s)
 
 
 def test_a_slave_from_which_a_consumer_reads_is_not_replaced_by_its_master(clock: Clock) -> None:
     book = Book(clock)
     book.learn(OLD, slave=NEW)
     clock.advance(10)
-    assert not book.is_replaced(NEW)
+    assert not book.is_replaced(NEW, SOON.silent_s)
     clock.advance(0.5)
     book.learn(OLD, slave=NEW)
-    assert not book.is_replaced(NEW)
+    assert not book.is_replaced(NEW, SOON.silent_s)
     book.learn(OLD)
-    assert book.is_replaced(NEW), "it is no slave any more"
+    assert book.is_replaced(NEW, SOON.silent_s), "it is no slave any more"
 
 
 def test_a_route_from_before_the_silence_says_nothing(clock: Clock) -> None:
     """Another topic, which was looked up when another master led, or an earlier silence of the same name."""
     book = Book(clock)
     book.learn(OLD, "before")
-    assert not book.is_replaced(NEW)
+    clock.advance(1.1)
+    assert not book.is_replaced(NEW, SOON.silent_s)
     clock.advance(0.2)
     book.learn(OLD, "before")
-    assert book.is_replaced(NEW)
+    assert book.is_replaced(NEW, SOON.silent_s)
     clock.advance(60)
-    assert not book.is_replaced(NEW)
+    assert not book.is_replaced(NEW, SOON.silent_s)
     assert book.looked == ["before", "before"]
+
+
+def test_a_route_that_somebody_has_looked_up_during_the_silence_needs_no_second_look(clock: Clock) -> None:
+    """A consumer that waits looks at its routes every 2 s anyway."""
+    book = Book(clock)
+    for _ in range(10):
+        book.learn(OLD)
+        for _ in range(3):
+            assert not book.is_replaced(OLD, HELD.silent_s)
+            clock.advance(0.65)
+    assert book.looked == []
+    book.learn(NEW, "U")
+    clock.advance(2.45)
+    assert not book.is_replaced(NEW, HELD.silent_s)
+    assert book.looked == ["U"]
+    assert book.is_replaced(OLD, HELD.silent_s)
+    clock.advance(0.2)
+    assert not book.is_replaced(OLD, HELD.silent_s), "it may be from before the silence"
+
+
+async def test_coroutines_hear_of_a_new_master_from_whoever_looks_the_route_up() -> None:
+    loop, asked, replaced = Loop(), list[float](), False
+
+    def is_replaced(silent_s: float) -> bool:
+        asked.append(silent_s)
+        return replaced
+
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=is_replaced)  # type: ignore[arg-type]
+    connection._transport = AsyncStream()  # type: ignore[assignment]
+    transport = AsyncTransport()
+    transport._connections[OLD, LANE_CONSUMER] = connection
+    routes = AsyncRoutes(transport, "n:1")
+    loop.advance(1.0)
+    _, held = connection.request(WAIT_FOR_REPLIES, (b"",), 20.0)
+    loop.advance(2.5)
+    loop.advance(0.5)
+    assert asked == [HELD.silent_s, HELD.silent_s]
+    replaced = True
+    routes._cache.store(route_of("T", "a"), 0.0)
+    steps = routes._look_up_steps("T", 1.0)
+    next(steps)
+    answer = Route(topic="T", brokers=[Broker(broker_name="a", grpc_address="new:1", remoting_address="new:2")])
+    with pytest.raises(StopIteration):
+        steps.send(GetRouteResponse(route=answer).SerializeToString())
+    loop.advance(0.0)
+    assert held.done()
+    with pytest.raises(ConnectionLostError, match="another broker leads under its name"):
+        await held
+    await transport.close()
 
 
 def test_all_that_wait_for_a_replaced_broker_are_told_so(clock: Clock) -> None:
@@ -158,12 +211,12 @@ def test_all_that_wait_for_a_replaced_broker_are_told_so(clock: Clock) -> None:
     book = Book(clock)
     book.learn(OLD)
     clock.advance(1)
-    assert not book.is_replaced(OLD)
+    assert not book.is_replaced(OLD, SOON.silent_s)
     book.learn(NEW)
     for waited_s in (0.5, 0.5, 0.0, 0.5):
         clock.advance(waited_s)
-        assert book.is_replaced(OLD)
-        assert book.is_replaced(OLD)
+        assert book.is_replaced(OLD, SOON.silent_s)
+        assert book.is_replaced(OLD, SOON.silent_s)
 
 
 # -- waiting for an answer -------------------------------------------------------------------------------------------------
@@ -278,7 +331,7 @@ def test_an_answer_in_time_asks_nobody(clock: Clock) -> None:
 
 async def test_coroutines_give_a_silent_server_up_once_it_is_replaced() -> None:
     loop, replaced = Loop(), False
-    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: replaced)  # type: ignore[arg-type]
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda _: replaced)  # type: ignore[arg-type]
     connection._transport = AsyncStream()  # type: ignore[assignment]
     loop.advance(1.0)
     _, held = connection.request(WAIT_FOR_CHECKS, (b"",), 20.0)
@@ -302,7 +355,7 @@ async def test_coroutines_give_a_silent_server_up_once_it_is_replaced() -> None:
 
 async def test_each_call_of_coroutines_is_given_up_when_it_has_waited_for_long_enough() -> None:
     loop = Loop()
-    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: True)  # type: ignore[arg-type]
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda _: True)  # type: ignore[arg-type]
     connection._transport = AsyncStream()  # type: ignore[assignment]
     loop.advance(1.0)
     calls = {method: connection.request(method, (b"",), 20.0)[1] for method in (*REPEATED, *WAITING)}
@@ -328,11 +381,11 @@ async def test_a_commit_of_a_coroutine_is_not_made_again_at_a_server_that_is_rep
             opened.append(address)
             raise ConnectFailedError("it was called again")
 
-    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda: True)  # type: ignore[arg-type]
+    connection = AsyncConnection("old:2", loop, clock=loop.clock, is_replaced=lambda _: True)  # type: ignore[arg-type]
     connection._transport = AsyncStream()  # type: ignore[assignment]
     transport = NoMore()
     transport._bind_to_loop()
-    transport.is_replaced = lambda _: True
+    transport.is_replaced = lambda *_: True
     transport._connections[OLD, LANE_CONSUMER] = connection
     call = asyncio.ensure_future(transport.call(OLD, COMMIT_OFFSETS, (b"",), 5.0))
     await asyncio.sleep(0)
@@ -406,7 +459,7 @@ async def test_coroutines_connect_for_as_long(monkeypatch: pytest.MonkeyPatch, w
 
     monkeypatch.setattr("protomq._async_transport._probe", probe)
     async with Silent() as transport:
-        transport.is_replaced = lambda _: False
+        transport.is_replaced = lambda *_: False
         transport._bind_to_loop()
         if was_reached:
             transport._kinds[OLD] = "remoting"

@@ -22,6 +22,20 @@ def test_two_that_take_turns_are_told_of_each_other() -> None:
     assert members.other(Q1, "a") == members.other(("h", "t", 0), "a") == ""
 
 
+def test_a_turn_counts_for_a_minute_beyond_its_hold() -> None:
+    clock = FakeClock()
+    members = GroupMembers(clock)
+    members.pulled(Q0, "a", 60_000)
+    members.pulled(Q0, "b", 60_000)
+    clock.advance(60_000 + REMEMBERED_MS)
+    members.pulled(Q0, "a", 60_000)
+    assert members.other(Q0, "a") == "b"
+    clock.advance(60_000 + REMEMBERED_MS - 1)
+    assert members.other(Q0, "b") == "a"
+    clock.advance(1)
+    assert members.other(Q0, "b") == ""
+
+
 def test_three_are_told_too() -> None:
     members = GroupMembers(FakeClock())
     for name in "abca":

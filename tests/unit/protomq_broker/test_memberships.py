@@ -57,6 +57,27 @@ def test_news_are_who_is_there_and_queues_that_are_free_or_have_two_owners() -> 
     assert seen(known, member("b", 1, 2, 3, wanted="tags X"))
 
 
+def test_a_member_that_says_the_same_again_is_known_for_as_long_as_if_it_had_said_something_new() -> None:
+    known = made()
+    first = member("a", 0, 1, 2, 3)
+    assert not known.says_the_same("g", first)
+    seen(known, first)
+    group = known.find("g")
+    assert group is not None
+    version = group.version
+    again = member("a", 0, 1, 2, 3)
+    assert known.says_the_same("g", again)
+    assert not known.seen("g", again, "another peer", 100_000, rejoins=True)
+    at_rest = group.members["a", 1]
+    assert at_rest.said is first, "what it said is kept once"
+    assert (at_rest.peer, at_rest.queues, group.version) == ("another peer", frozenset(("T", i) for i in range(QUEUES)), version)
+    assert known.expire(219_999) == []
+    assert not known.says_the_same("g", member("a", 0, 1, 2))
+    assert seen(known, member("a", 0, 1, 2), 219_999), "a queue is free"
+    assert known.expire(339_998) == []
+    assert known.expire(339_999) == [("g", ("a", 1))]
+
+
 def test_what_a_member_has_and_another_too_is_taken() -> None:
     known = made()
     seen(known, member("a", 0, 1))

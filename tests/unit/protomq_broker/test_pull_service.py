@@ -12,6 +12,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.config import LaneSizes
 from protomq_broker.pull_requests import GRPC_SIZE_MAX_BYTES
+from protomq_broker.pull_service import QUIET_PARTS, together_s
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
@@ -145,6 +146,62 @@ def test_a_hold_ends_with_its_time() -> None:
     assert response_of(call).status == NO_NEW_MSG
     assert broker.server.lanes["pull"].holds == 0
     assert len(broker.server.lanes["pull"].timers) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "role", "ends_ms"),
+    [
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.ASYNC_MASTER, 4_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 500}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 1 << 40}, BrokerRole.ASYNC_MASTER, 60_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": -1}, BrokerRole.ASYNC_MASTER, 1_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.SLAVE, 1_000),
+    ],
+)
+def test_a_master_holds_a_quiet_pull_for_longer(fields: dict[str, int], role: BrokerRole, ends_ms: int) -> None:
+    broker = FakeBroker(broker_role=role.value, broker_id=7 if role is BrokerRole.SLAVE else 0, broker_name="b")
+    call = hold(broker, **fields)
+    sure_ms = ends_ms - ends_ms // QUIET_PARTS - 1 if ends_ms > fields["hold_ms"] else ends_ms - 1
+    broker.advance(sure_ms)
+    assert call.is_held
+    broker.advance(ends_ms - sure_ms)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_quiet_pulls_of_one_caller_end_together_in_one_turn() -> None:
+    broker = FakeBroker()
+    calls = []
+    for delay_ms in (1, 2, 3, 500):
+        calls.append(hold(broker, hold_ms=15_000, quiet_hold_ms=60_000))
+        broker.advance(delay_ms)
+    lane = broker.server.lanes["pull"]
+    ends: list[int] = []
+    while any(call.is_held for call in calls):
+        next_at = lane.timers.next_at()
+        assert next_at is not None
+        lane.advance(next_at * 1_000 - lane.now_ms)
+        ends.append(sum(not call.is_held for call in calls) - sum(ends))
+    # One moment at which the grid of this caller happens to begin may stand between them.
+    assert len(ends) <= 2
+
+
+@pytest.mark.parametrize("peer", [f"192.0.2.1:{port}" for port in range(4000, 4010)])
+def test_a_quiet_pull_ends_a_little_earlier_than_it_was_asked_for(peer: str) -> None:
+    ends = [together_s(peer, 100.0 + 0.01 * number, 60.0) for number in range(100)]
+    assert all(60 / QUIET_PARTS >= 100.0 + 0.01 * number - end >= 0 for number, end in enumerate(ends))
+    assert len({round(end, 6) for end in ends}) <= 3
+    assert together_s("192.0.2.1:1", 100.0, 60.0) != together_s(peer, 100.0, 60.0)
+
+
+def test_a_quiet_pull_over_grpc_is_held_as_any_other() -> None:
+    broker = FakeBroker()
+    call = broker.call(PULL, pull(hold_ms=1_000, quiet_hold_ms=4_000), kind=FakeGrpcCall)
+    broker.advance(1_000)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_a_pull_without_a_hold_is_not_held_as_a_quiet_one() -> None:
+    assert response_of(FakeBroker().call(PULL, pull(quiet_hold_ms=4_000))).status == NO_NEW_MSG
 
 
 def test_a_hold_ends_before_its_caller_stops_waiting() -> None:

@@ -15,6 +15,7 @@ from protomq.wire.frames import (
     LENGTH_SIZE_BYTES,
     decode_header,
     encode_cancel,
+    encode_echo,
     encode_request,
 )
 from protomq.wire.status import decode_status
@@ -260,6 +261,19 @@ def test_a_call_that_is_answered_cannot_be_given_up(lanes: Lanes) -> None:
     assert [peer.answer(), peer.answer()] == [(0, 0, b"a"), (0, 0, b"b")]
     (connection,) = lanes.send._table.by_descriptor.values()
     assert len(connection.cancelled) == CANCELLED_COUNT_MAX
+
+
+def test_a_lane_tells_that_it_is_there_while_it_holds_what_it_was_asked(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.pull)
+    peer.ask(b"", method_id=PULL)
+    turn(lanes.pull)
+    peer.socket.sendall(encode_echo(9))
+    turn(lanes.pull)
+    assert (peer.answer(), lanes.pull.holds, lanes.pull.open_call_count) == ((9, 0, b""), 1, 1)
+    lanes.pull.refuse(SHUTTING_DOWN)
+    peer.socket.sendall(encode_echo(10))
+    turn(lanes.pull)
+    assert peer.answer() == (10, 0, b"")
 
 
 def test_a_call_whose_time_is_over_is_dropped_unstarted(lanes: Lanes) -> None:

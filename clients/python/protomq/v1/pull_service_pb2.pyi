@@ -122,6 +122,7 @@ class PullRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_EPOCH_FIELD_NUMBER: _builtins.int
+    QUIET_HOLD_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -175,6 +176,11 @@ class PullRequest(_message.Message):
     """The `log_epoch` of the last answer that told where this queue goes on; 0: not checked. If the log of this broker parted from the one that
     gave that answer before queue_offset, the answer is DIVERGED, and commit_offset is not taken.
     """
+    quiet_hold_ms: _builtins.int
+    """Over the remoting port a master holds the pull that long instead of hold_ms, if that is longer and hold_ms is not 0; above the broker's
+    hold_max_ms it counts as that. For a caller who asks by the echo frame whether the broker is there, gives up pulls of which it does not
+    want the answer any more, and follows the route meanwhile (docs/wire.md, rules 6, 12 and 14).
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -198,10 +204,11 @@ class PullRequest(_message.Message):
         filter: _builtins.str = ...,
         reset_epoch: _builtins.int | None = ...,
         log_epoch: _builtins.int = ...,
+        quiet_hold_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "log_epoch", b"log_epoch", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "reset_epoch", b"reset_epoch", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "log_epoch", b"log_epoch", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "quiet_hold_ms", b"quiet_hold_ms", "record_count_max", b"record_count_max", "reset_epoch", b"reset_epoch", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015

@@ -12,7 +12,7 @@ little-endian.
     +16  ...  payload      the protobuf message; in an answer with status != 0: google.rpc.Status
 
 The first frame is method 0 with a RemotingHello and is answered with a RemotingWelcome. Method 1, one-way, gives up the call whose request
-id it has.
+id it has. Method 2 is an echo: whoever reads it answers at once.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ assert HEADER_SIZE_BYTES == 16
 
 HELLO_METHOD_ID: Final = 0
 CANCEL_METHOD_ID: Final = 1
+ECHO_METHOD_ID: Final = 2
 FLAG_ANSWER: Final = 1
 FLAG_ONE_WAY: Final = 2
 
@@ -40,6 +41,11 @@ FRAME_SIZE_MAX_BYTES: Final = 32 << 20
 def encode_cancel(request_id: int) -> bytes:
     """The whole frame that gives up the call of this id."""
     return encode_request(request_id, CANCEL_METHOD_ID, 0, one_way=True)
+
+
+def encode_echo(request_id: int) -> bytes:
+    """The whole frame that asks whether the server is there."""
+    return encode_request(request_id, ECHO_METHOD_ID, 0)
 
 
 class FrameHeader(NamedTuple):
