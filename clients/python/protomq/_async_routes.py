@@ -39,11 +39,16 @@ class AsyncRoutes(RouteBook):
         task = self._start_look_up(topic)
         if route is not None:
             return route
+        wait_s = self._wait_s(topic, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(wait_s):
                 return await asyncio.shield(task)
         except TimeoutError:
-            raise NoRouteError(f"no name server answered within {timeout_s:.3f} s") from None
+            error = NoRouteError(f"no name server answered within {wait_s:.3f} s")
+            route = self._cache.failed(topic, error, time.monotonic())
+            if route is None:
+                raise error from None
+            return route
 
     async def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """See Routes.current."""

@@ -7,8 +7,8 @@ Rules:
 - No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
   while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
-- While no name server answers, the last known route stays in use. So does, for 4 s, one that lacks a broker in the next answer, unless a
-  call has failed. That name server may have just started.
+- While no name server answers, the last known route stays in use; a caller whose route is in doubt waits for 0.5 s. One that lacks a broker
+  in the next answer stays in use for 4 s, unless a call has failed. That name server may have just started.
 
 `_async_routes.AsyncRoutes` is the flavour for coroutines: the same `RouteBook`, with tasks where threads are here.
 """
@@ -58,6 +58,8 @@ REPLACED_LOOK_S: Final = 1.0
 OTHERS_LOOK_S: Final = 2.4
 """It is left out where somebody else has looked this topic, or another one of the broker, up within that time."""
 TIMEOUT_S: Final = 3.0
+KNOWN_WAIT_S: Final = 0.5
+"""For which a look-up holds up a caller that has a route: a name server and a broker may be gone together, and others take sends."""
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
 NAME_SERVERS: Final = "the name server"
@@ -331,6 +333,10 @@ class RouteBook:
             self.look_up_behind(route.topic)
         return False
 
+    def _wait_s(self, topic: str, timeout_s: float) -> float:
+        """For how long a look-up may hold up its caller."""
+        return timeout_s if self.last_known(topic) is None else min(timeout_s, KNOWN_WAIT_S)
+
     def _changed(self) -> None:
         """What is known of a topic is something else now."""
 
@@ -385,7 +391,7 @@ class Routes(RouteBook):
             route = self._cache.known(topic, now_s)
         if route is not None:
             return self._refreshing(route)
-        return self._driver.run(self._look_up_steps(topic, timeout_s))
+        return self._driver.run(self._look_up_steps(topic, self._wait_s(topic, timeout_s)))
 
     def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """As `get`, but waits only where nothing is known: an outdated route is looked up behind the caller's back."""

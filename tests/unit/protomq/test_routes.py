@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import socket
 import threading
@@ -13,6 +14,9 @@ from typing import Any, cast
 
 import pytest
 
+from protomq import _routes
+from protomq._async_routes import AsyncRoutes
+from protomq._async_transport import AsyncTransport
 from protomq._call_steps import pull_address
 from protomq._environment import NAMESRV_ADDR_VARIABLE
 from protomq._name_servers import (
@@ -26,6 +30,7 @@ from protomq._routes import (
     BROKER_KEPT_S,
     CLOSED_FRESH_S,
     CLOSED_LONG_FRESH_S,
+    KNOWN_WAIT_S,
     LACKING_FRESH_S,
     ROUTE_FRESH_S,
     RouteCache,
@@ -34,7 +39,13 @@ from protomq._routes import (
 )
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MessageQueue, Route
-from protomq.errors import ConfigurationError, ConnectFailedError, NoRouteError, TopicNotFoundError
+from protomq.errors import (
+    ConfigurationError,
+    ConnectFailedError,
+    NoRouteError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
 from protomq.v1 import route_service_pb2, topic_pb2
 
 
@@ -255,6 +266,47 @@ def test_the_last_known_route_is_used_while_no_name_server_answers() -> None:
     assert cache.fresh("t", 11.9) is stored
     assert cache.fresh("t", 12.0) is None
     assert cache.failed("u", NoRouteError("silence"), 10.0) is None
+
+
+class SilentNameServer:
+    """Says nothing for as long as it is asked."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+
+    def call(self, _: object, __: object, ___: object, timeout_s: float, **____: object) -> bytes:
+        self.waited_s.append(timeout_s)
+        raise RequestTimeoutError("silence")
+
+
+class SilentNameServerOfLoop(SilentNameServer):
+    async def call(self, *_: object, **__: object) -> bytes:  # type: ignore[override]
+        await asyncio.sleep(3600)
+        return b""
+
+
+def test_silent_name_servers_hold_up_nobody_who_has_a_route() -> None:
+    names = SilentNameServer()
+    routes = Routes(cast(SyncTransport, names), "a:1")
+    with pytest.raises(NoRouteError):
+        routes.get("t", 3.0)
+    known = routes._cache.store(route(), time.monotonic() - 1.0)
+    routes.invalidate("t")
+    assert routes.get("t", 3.0) is known
+    assert names.waited_s == [pytest.approx(3.0, abs=0.3), pytest.approx(KNOWN_WAIT_S, abs=0.3)]
+    assert routes.cached("t") is known, "the next one does not wait"
+
+
+async def test_silent_name_servers_hold_up_no_coroutine_that_has_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_routes, "KNOWN_WAIT_S", 0.001)
+    routes = AsyncRoutes(cast(AsyncTransport, SilentNameServerOfLoop()), "a:1")
+    with pytest.raises(NoRouteError):
+        await routes.get("t", 0.01)
+    known = routes._cache.store(route(), time.monotonic() - 1.0)
+    routes.invalidate("t")
+    assert await routes.get("t", 3600.0) is known
+    assert routes.cached("t") is known, "the next one does not wait"
+    await routes.close()
 
 
 def test_a_route_that_every_name_server_forgot_is_kept_for_ten_seconds() -> None:
