@@ -7,7 +7,7 @@ Rules:
 - No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
   while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
-- While no name server answers, the last known route stays in use; a caller whose route is in doubt waits for 0.5 s. One that lacks a broker
+- While no name server answers, the last known route stays in use. A caller whose route is in doubt waits for 0.5 s. One that lacks a broker
   in the next answer stays in use for 4 s, unless a call has failed. That name server may have just started.
 
 `_async_routes.AsyncRoutes` is the flavour for coroutines: the same `RouteBook`, with tasks where threads are here.
@@ -59,7 +59,7 @@ OTHERS_LOOK_S: Final = 2.4
 """It is left out where somebody else has looked this topic, or another one of the broker, up within that time."""
 TIMEOUT_S: Final = 3.0
 KNOWN_WAIT_S: Final = 0.5
-"""For which a look-up holds up a caller that has a route: a name server and a broker may be gone together, and others take sends."""
+"""For which a look-up holds up a caller that has a route. A name server and a broker may be gone together; others take sends."""
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
 NAME_SERVERS: Final = "the name server"
