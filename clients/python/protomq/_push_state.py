@@ -94,6 +94,12 @@ class Run:
     """Orderly: what took too long, and was told."""
     taken_away: Sequence[Message] = ()
     """Messages that took too long: what the listener says of them counts no more."""
+    first_offset: int = field(init=False)
+    last_offset: int = field(init=False)
+    """Nothing behind it is this run's any more. It stands below `first_offset` where all was taken away before any began."""
+
+    def __post_init__(self) -> None:
+        self.first_offset, self.last_offset = self.messages[0].queue_offset, self.messages[-1].queue_offset
 
 
 class Overdue(NamedTuple):
@@ -364,10 +370,10 @@ class PushState:
                 self._put_back(run, ())
 
     def revoke(self, queues: Collection[MessageQueue]) -> None:
-        """Of these queues no listener gets anything more, but what has to be done that others behind it were not done in vain.
+        """Of these queues no listener gets anything more, but what has to be done that others behind it are not done in vain.
 
-        A slow message may hold up the next ones of its run; what is done behind them cannot be committed before they are done. What
-        listeners have now still counts: see `is_running`, then `drop`.
+        A slow message may hold up the next ones of its run. What is done behind them, or is with a listener now, cannot be committed before
+        they are done. What listeners have now still counts: see `is_running`, then `drop`.
         """
         self._take_back(queues, is_for_good=False)
 
@@ -375,8 +381,13 @@ class PushState:
         runs = [run for run in self._runs if run.work.queue in queues]
         for run in runs:
             self._collect(run)
-        for run in runs:
-            self._put_back(run, (), -1 if is_for_good else max(run.work.finished, default=-1))
+        begun: dict[MessageQueue, int] = {}
+        # Those that stand behind first: of such a run nothing more can begin when it is known how far it has come.
+        for run in sorted(runs, key=lambda one: one.last_offset, reverse=True):
+            queue = run.work.queue
+            keeps_below = max(run.work.finished, default=-1) if queue not in begun else begun[queue]
+            self._put_back(run, (), -1 if is_for_good else keeps_below)
+            begun[queue] = max(keeps_below, run.last_offset if run.last_offset >= run.first_offset else -1)
         for queue in queues:
             work = self._works.get(queue)
             if work is not None:
@@ -476,6 +487,7 @@ class PushState:
         victim.count -= len(stolen)
         if not stolen:
             return None
+        victim.last_offset = stolen[0].queue_offset - 1
         return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
 
     def _listener_of(self, message: Message) -> Listener:
@@ -551,6 +563,8 @@ class PushState:
                 taken.append(run.messages.pop())
         except IndexError:
             pass
+        if taken:
+            run.last_offset = taken[-1].queue_offset - 1
         rest = [*messages, *reversed(taken)]
         run.count -= len(rest) - len(messages)
         work = run.work

@@ -110,6 +110,19 @@ def test_a_queue_that_goes_takes_no_message_along_behind_which_others_are_done()
     assert made.lowest_open(Q0) == 19
 
 
+def test_a_queue_that_goes_takes_no_message_along_behind_which_others_are_with_listeners() -> None:
+    made = state()
+    first, second, third = runs_of_four(made, 3)
+    slow, quick_one = first.messages.popleft(), second.messages.popleft()
+    made.revoke([Q0])
+    assert (offsets(first), offsets(second), offsets(third)) == ([11, 12, 13], [], []), "nobody has begun with the third run"
+    second.done.append(quick_one)
+    made.ended(second, 0.0)
+    first.done.append(slow)
+    finish(made, first)
+    assert made.lowest_open(Q0) == 15
+
+
 def test_of_a_queue_that_others_have_nothing_more_begins() -> None:
     made = state()
     first, second = runs_of_four(made, 2)
