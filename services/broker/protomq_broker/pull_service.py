@@ -180,9 +180,9 @@ class PullService:
         group, hold_ms = request.consumer_group, self._hold_ms(call, request)
         if group:
             member = sys.intern(request.member)
-            self.members.seen(group, member or call.peer, request.hold_ms)
+            self.members.seen(group, member or call.peer, hold_ms)
             if member:
-                self.members.pulled(_queue_of_group(request), member, request.hold_ms)
+                self.members.pulled(_queue_of_group(request), member, hold_ms)
         if hold_ms > 0 and not self._stopping and nothing_yet(found.result):
             self._hold(call, request, hold_ms, tag_codes, found, filter_)
         else:

@@ -211,6 +211,15 @@ def test_a_quiet_pull_of_a_caller_that_waits_for_less_is_held_for_nearly_all_of_
         broker.advance(61)
 
 
+def test_members_at_rest_at_one_queue_are_told_of_each_other() -> None:
+    broker = FakeBroker()
+    for member in ("one", "two"):
+        hold(broker, quiet_hold_ms=60_000, consumer_group="group", member=member)
+    broker.advance(62_000)
+    call = broker.call(PULL, pull(consumer_group="group", member="one"))
+    assert response_of(call).other_member == "two"
+
+
 def test_a_quiet_pull_over_grpc_is_held_as_any_other() -> None:
     broker = FakeBroker()
     call = broker.call(PULL, pull(hold_ms=1_000, quiet_hold_ms=4_000), kind=FakeGrpcCall)
