@@ -144,6 +144,10 @@ def order_lead(
     brokers = [each for each in admin.cluster_info() if each.broker_name == broker_name]
     states, failures = ha_status(admin, broker_name)
     target = next((each for each in states if each.broker_id == broker_id), None)
+    if target is None and broker_id is not None:
+        # A master is registered with the id 0, and has this one while it follows.
+        leaders = (each for each in states if each.leadership is not None and each.leadership.state == _LEADING)
+        target = next((each for each in leaders if each.leadership is not None and each.leadership.broker_id == broker_id), None)
     if target is None and (broker_id is not None or not states):
         for error in failures.values():
             raise error

@@ -289,10 +289,13 @@ class PullMultiplexer:
     def _expire(self, heard: Set[BrokerAddress | None], outcomes: list[Outcome]) -> None:
         """A broker that does not even end a hold is not there any more; `heard`: those of which something could be read."""
         now_s = time.monotonic()
+        # Before the bound of looks: the answer to an echo comes right behind the look that has sent it.
+        for of in heard:
+            if of is not None:
+                self._heard_at_s[of] = now_s
         if heard and now_s < self._look_at_s:
             return  # Messages are coming: a look at all calls for each of them would cost too much.
         self._look_at_s = now_s + EXPIRY_INTERVAL_S
-        self._heard_at_s.update((address, now_s) for address in heard if address is not None)
         late = {item.connection for item in self._in_flight.values() if item.deadline_s <= now_s}
         sent_at_s: dict[PipelinedConnection, float] = {}
         long_held: dict[PipelinedConnection, _InFlight] = {}

@@ -298,8 +298,10 @@ class ElectedBroker:
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
         elif isinstance(item, CutSettled):
-            with suppress(OSError):  # then the next start waits for others once more
-                await asyncio.to_thread(self._tail.settle_cut)
+            # It may have been caught up before the store was opened again, and that has cut the end once more.
+            if not leadership.end_is_cut:
+                with suppress(OSError):  # then the next start waits for others once more
+                    await asyncio.to_thread(self._tail.settle_cut)
 
     async def _lead(self, epoch: int) -> bool:
         """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.

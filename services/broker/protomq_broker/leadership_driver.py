@@ -208,6 +208,11 @@ class LeadershipDriver:
             self._begun.end_was_cut(cut_end)
 
     @property
+    def end_is_cut(self) -> bool:
+        """Whether a start has cut the end of the log, and it has not caught up since."""
+        return self._begun.end_is_cut
+
+    @property
     def leads_with_cut_log(self) -> bool:
         """Whether this member was elected with a log whose end a start had cut."""
         return self._begun.leads_with_cut_log

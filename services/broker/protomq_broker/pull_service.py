@@ -180,9 +180,9 @@ class PullService:
         group, hold_ms = request.consumer_group, self._hold_ms(call, request)
         if group:
             member = sys.intern(request.member)
-            self.members.seen(group, member or call.peer, request.hold_ms)
+            self.members.seen(group, member or call.peer, hold_ms)
             if member:
-                self.members.pulled(_queue_of_group(request), member, request.hold_ms)
+                self.members.pulled(_queue_of_group(request), member, hold_ms)
         if hold_ms > 0 and not self._stopping and nothing_yet(found.result):
             self._hold(call, request, hold_ms, tag_codes, found, filter_)
         else:
@@ -383,9 +383,10 @@ class PullService:
             on_expiry=self._on_expiry,
             on_drop=self._on_drop,
         )
-        hold.ends_s = hold.began_s + call.hold_time_ms(hold_ms) / 1_000
-        if hold_ms > request.hold_ms:
-            hold.ends_s = together_s(call.peer, hold.ends_s, hold_ms / 1_000)
+        hold_s = call.hold_time_ms(hold_ms) / 1_000
+        hold.ends_s = hold.began_s + hold_s
+        if hold_s * 1_000 > request.hold_ms:
+            hold.ends_s = together_s(call.peer, hold.ends_s, hold_s)
         holds.add(hold)
         call.hold(hold.drop)
         # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this

@@ -322,6 +322,11 @@ class Leadership:
         return [CutSettled()]
 
     @property
+    def end_is_cut(self) -> bool:
+        """Whether a start has cut the end of the log, and it has not caught up since."""
+        return self._cut_end is not None
+
+    @property
     def leads_with_cut_log(self) -> bool:
         """Whether it was elected with a log whose end a start had cut."""
         return self._led_cut and self.role is not Role.FOLLOWING

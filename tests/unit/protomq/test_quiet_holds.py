@@ -132,6 +132,19 @@ def test_a_program_that_polls_seldom_asks_before_it_calls_a_broker_silent(
     assert not connection.is_closed
 
 
+def test_an_echo_that_is_answered_at_once_counts(clock: Clock, connection: Connection, pulls: PullMultiplexer) -> None:
+    pulls.send(ADDRESS, "one", b"", 20.0, REST)
+    for _ in range(3):
+        clock.now_s += 15.0
+        assert looks(pulls) == []
+        clock.now_s += 0.001
+        assert looks(pulls, heard=True) == []
+    assert [what for what, _ in connection.told] == ["echo"] * 3
+    clock.now_s += 5.0
+    assert looks(pulls) == []
+    assert not connection.is_closed
+
+
 def test_a_pull_that_is_held_as_ever_asks_nobody(clock: Clock, connection: Connection, pulls: PullMultiplexer) -> None:
     pulls.send(ADDRESS, "one", b"", 20.0)
     clock.now_s += 19.9

@@ -25,7 +25,8 @@ from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
-from protomq_ha.leadership_values import Role, StopLeading
+from protomq_ha.cluster_state import LogEnd
+from protomq_ha.leadership_values import CutSettled, Role, StopLeading
 
 ROOT = "/store"
 
@@ -85,12 +86,14 @@ class Failing:
         broker._config = BrokerConfig(broker_name="b")
         broker._settings, broker._is_stopping = EtcdConfig(), False
         broker._tail = SimpleNamespace(  # type: ignore[assignment]
-            doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut
-        )
+            doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut,
+            settle_cut=lambda: self.done.append("forgets that it was cut"),
+        )  # fmt: skip
         broker.leadership = SimpleNamespace(  # type: ignore[assignment]
             role=role,
             tail_may_be_lost=lambda: self.done.append("leaves the set"),
-            end_was_cut=lambda cut_end: self.done.append(f"was cut: {tuple(cut_end)}"),
+            end_was_cut=self._note_cut,
+            end_is_cut=False,
             hand_over=self._hand_over,
             unable=self._unable,
             able=lambda: self.done.append("may run"),
@@ -106,6 +109,10 @@ class Failing:
     def _hand_over(self, timeout_s: float) -> bool:
         self.done.append("hands over")
         return True
+
+    def _note_cut(self, cut_end: LogEnd) -> None:
+        self._broker.leadership.end_is_cut = True  # type: ignore[misc]
+        self.done.append(f"was cut: {tuple(cut_end)}")
 
     def _note_damage(self, is_damaged: bool) -> None:
         self._broker.leadership.is_damaged = is_damaged  # type: ignore[misc]
@@ -200,6 +207,16 @@ def test_a_store_that_opens_again_and_cuts_its_end_says_so_before_it_serves() ->
     failing = Failing(Role.FOLLOWING, is_cut=True)
     asyncio.run(failing._broker._open_again())
     assert failing.done == ["stops", "knows that it was cut", "was cut: (3, 0, True)", "starts"]
+
+
+def test_what_caught_up_before_a_store_was_opened_again_and_cut_once_more_settles_nothing() -> None:
+    failing = Failing(Role.FOLLOWING, is_cut=True)
+    asyncio.run(failing._broker._open_again())
+    asyncio.run(failing._broker._do(CutSettled()))
+    assert failing.done[-1] == "starts"
+    failing._broker.leadership.end_is_cut = False  # type: ignore[misc]
+    asyncio.run(failing._broker._do(CutSettled()))
+    assert failing.done[-1] == "forgets that it was cut"
 
 
 def test_a_store_that_was_cut_at_an_earlier_start_is_so_when_it_opens_again() -> None:

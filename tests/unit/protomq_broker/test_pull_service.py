@@ -193,6 +193,33 @@ def test_a_quiet_pull_ends_a_little_earlier_than_it_was_asked_for(peer: str) -> 
     assert together_s("192.0.2.1:1", 100.0, 60.0) != together_s(peer, 100.0, 60.0)
 
 
+class ImpatientCall(FakeCall):
+    """Its caller waits for 1 s at most."""
+
+    def hold_time_ms(self, wanted_ms: float) -> float:
+        return min(wanted_ms, 900.0)
+
+
+def test_a_quiet_pull_of_a_caller_that_waits_for_less_is_held_for_nearly_all_of_that() -> None:
+    broker = FakeBroker()
+    for _ in range(5):
+        call = broker.call(PULL, pull(hold_ms=500, quiet_hold_ms=60_000), kind=ImpatientCall)
+        broker.advance(900 - 900 // QUIET_PARTS - 2)
+        assert call.is_held
+        broker.advance(900 // QUIET_PARTS + 2)
+        assert response_of(call).status == NO_NEW_MSG
+        broker.advance(61)
+
+
+def test_members_at_rest_at_one_queue_are_told_of_each_other() -> None:
+    broker = FakeBroker()
+    for member in ("one", "two"):
+        hold(broker, quiet_hold_ms=60_000, consumer_group="group", member=member)
+    broker.advance(62_000)
+    call = broker.call(PULL, pull(consumer_group="group", member="one"))
+    assert response_of(call).other_member == "two"
+
+
 def test_a_quiet_pull_over_grpc_is_held_as_any_other() -> None:
     broker = FakeBroker()
     call = broker.call(PULL, pull(hold_ms=1_000, quiet_hold_ms=4_000), kind=FakeGrpcCall)
