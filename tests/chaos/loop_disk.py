@@ -9,6 +9,7 @@ times in 160 tries, without protomq). So what is acknowledged after the cut has 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -19,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import IO, Final
 
 EXT4_IOC_SHUTDOWN: Final = 0x8004587D
 NO_LOG_FLUSH: Final = 2
@@ -64,7 +65,7 @@ class LoopDisk:
         """Takes the free space with a file; remove it to give the space back."""
         filler = self.mount_point / "filler"
         free = shutil.disk_usage(self.mount_point).free - leave_bytes
-        with open(filler, "wb") as file:
+        with _opened_when_there_is_room(filler) as file:
             block = bytes(64 << 10)
             try:
                 while free > 0:
@@ -87,6 +88,18 @@ class LoopDisk:
     ) -> None:
         self.unmount()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _opened_when_there_is_room(path: Path) -> IO[bytes]:
+    """A broker that prepares its next segment may have all space for a moment, until it finds that this is too little."""
+    gives_up_s = time.monotonic() + 5.0
+    while True:
+        try:
+            return open(path, "wb")
+        except OSError as error:
+            if error.errno != errno.ENOSPC or time.monotonic() > gives_up_s:
+                raise
+            time.sleep(0.01)
 
 
 @functools.cache
