@@ -98,7 +98,7 @@ def promote(
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
     """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker has the id that is to lead."""
-    states = admin.ha_status(broker)
+    states = _states(admin, broker)
     if not any(each.leadership for each in states):
         raise CliError(
             ExitCode.REFUSED,
@@ -115,6 +115,17 @@ def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None
         "BROKER_NOT_FOUND",
         f"no broker {broker} with id {to} is registered, only {known}; `protomq ha status` shows them",
     )
+
+
+def _states(admin: Admin, broker: str) -> list[HaStatus]:
+    """Of the brokers that answer: one that is silent keeps no other from the lead."""
+    from protomq.errors import PartialResultError
+
+    try:
+        return admin.ha_status(broker)
+    except PartialResultError as error:
+        states: list[HaStatus] = error.result
+        return states
 
 
 def _is_id_of(leader: HaStatus, broker_id: int) -> bool:
@@ -149,7 +160,7 @@ def _wait_for_another(
     give_up_s = time.monotonic() + DONE_WITHIN_S
     while time.monotonic() < give_up_s:
         try:
-            now = _leader(admin.ha_status(broker))
+            now = _leader(_states(admin, broker))
         except ProtomqError:  # stores are being opened again
             now = None
         if now is not None and (before is None or now.epoch > before.epoch):

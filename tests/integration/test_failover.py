@@ -223,6 +223,8 @@ def test_a_switch_loses_nothing(cluster: ElectedCluster, producer: CountingProdu
     begun_s = time.monotonic()
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.switch_master("pair", target.status().broker_id)
+        # Connections from its time as a slave are closed, and a change is not sent to nobody.
+        admin.create_topic("made-at-once")
     wait_for(lambda: cluster.leading() is target, PATIENCE_S)
     producer.wait_for_more()
     print(f"time without service: {producer.longest_pause_s(begun_s):.2f} s")
@@ -234,6 +236,20 @@ def test_a_switch_loses_nothing(cluster: ElectedCluster, producer: CountingProdu
             said = run("ha", *command, "--to", str(broker_id), namesrv=cluster.namesrv).stderr
             assert f"broker_id {broker_id} of {NAME} leads already" in said
     assert cluster.wait_leading(3) is target
+
+
+@pytest.mark.long
+def test_a_slave_that_is_silent_keeps_no_other_from_the_lead(cluster: ElectedCluster) -> None:
+    old = cluster.wait_leading()
+    target, silent = (each for each in cluster.brokers if each is not old)
+    broker_id = target.status().broker_id
+    assert silent.process is not None
+    silent.process.send_signal(signal.SIGSTOP)
+    try:
+        assert run("ha", "switch", NAME, "--to", str(broker_id), "--timeout", "1", namesrv=cluster.namesrv).code == 0
+        assert cluster.leading() is target
+    finally:
+        silent.process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.long

@@ -142,6 +142,13 @@ REPEATABLE: Final = frozenset(
 """Methods that only read, or whose requests may be carried out twice, and that the server does not hold. Of a send, an acknowledgement
 and the like the caller knows better what a second one does."""
 
-LOOKED_AT_FIRST: Final = frozenset(method.method_id for method in (ACK, CHANGE_INVISIBLE, RECALL_MESSAGE))
+LOOKED_AT_FIRST: Final = frozenset(
+    method.method_id
+    for method in (
+        ACK, CHANGE_INVISIBLE, RECALL_MESSAGE,
+        CREATE_TOPIC, DELETE_TOPIC, PUT_GROUP, DELETE_GROUP, RESET_OFFSETS, CLONE_OFFSETS,
+        REPLAY_DEAD_LETTERS, DEPLOY_FILTER, DELETE_FILTER, ORDER_LEAD, FORGET_BROKER,
+    )
+)  # fmt: skip
 """Of these a second try cannot tell whether the first was done, or came too late. So an idle connection is not trusted: its server may have
-closed it, and nothing is to be sent to nobody."""
+closed it, and nothing is to be sent to nobody. A broker that comes to lead closes all that it had as a slave."""

@@ -71,3 +71,10 @@ def test_enums_are_those_of_the_descriptors() -> None:
     assert {f"PERMISSION_{permission.name}": permission.value for permission in Permission} == dict(
         topic_pb2.Permission.items()
     )
+
+
+def test_a_change_that_an_operator_orders_goes_over_no_connection_that_may_be_closed() -> None:
+    table = [value for value in vars(_methods).values() if isinstance(value, MethodInfo) and value.lane == _methods.LANE_ADMIN]
+    changes = {method.path: method.method_id for method in table if method.method_id not in _methods.REPEATABLE}
+    assert len(changes) >= 7
+    assert [path for path, method_id in changes.items() if method_id not in _methods.LOOKED_AT_FIRST] == []
