@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from protomq import _methods
+from protomq import _methods, _remoting_sync
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
 from protomq._transport import Choice, SyncTransport
@@ -448,8 +448,10 @@ def test_a_server_of_one_port_that_was_silent_is_not_taken_for_grpcs(server: Fak
 
 
 def test_a_broken_remoting_port_falls_back_within_the_call(
-    server: FakeServer, transport: SyncTransport
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As a call is that is made too often for a look at its socket.
+    monkeypatch.setattr(_remoting_sync, "LOOKED_AT_FIRST", frozenset())
     with FakeGrpcFront(server) as front:
         address = BrokerAddress("b", front.address, server.address)
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
@@ -461,6 +463,17 @@ def test_a_broken_remoting_port_falls_back_within_the_call(
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         assert transport.kind(address) == "grpc"
         transport.close()
+
+
+def test_an_order_of_an_operator_is_not_sent_over_a_pooled_socket_that_its_server_has_closed(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    with FakeGrpcFront(server) as front:
+        address = BrokerAddress("b", front.address, server.address)
+        transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        server.stop()
+        transport.call(address, _methods.CREATE_TOPIC, (PING,), PATIENCE_S)
+        assert transport.kind(address) == "grpc"
 
 
 def test_one_transport_alone_can_be_asked_for(server: FakeServer) -> None:

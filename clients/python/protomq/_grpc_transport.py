@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -48,6 +49,8 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+STUCK_S: Final = 1.0
+"""How much later than in time a call may end. Later, its channel is stuck: gRPC's thread that ends calls does not run."""
 _SILENT_TEXTS: Final = ("timed out", "timeout", "handshaker shutdown")
 """What gRPC says where it has tried to connect, or to ping, and nothing came: it has no code for that."""
 
@@ -69,8 +72,8 @@ class GrpcLink:
     kind: Literal["grpc"] = "grpc"
 
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
-        self._address = address
-        self._channel = grpc.insecure_channel(address, options=_channel_options(peer_timeout_s))
+        self._address, self._options = address, _channel_options(peer_timeout_s)
+        self._channel = grpc.insecure_channel(address, options=self._options)
         self._closed = False
         self._methods: dict[str, Any] = {}
         self._one_way_calls: set[Any] = set()
@@ -110,6 +113,7 @@ class GrpcLink:
         self, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
     ) -> bytes:
         future, (wait_s, look_s) = stub.future(request, timeout=timeout_s), WATCHED[method.method_id]
+        stuck_s = time.monotonic() + timeout_s + STUCK_S
         try:
             while True:
                 try:
@@ -119,6 +123,11 @@ class GrpcLink:
                     if is_replaced():
                         lost = given_up(self._address, method)
                         raise lost from lost.__cause__
+                    if time.monotonic() > stuck_s:
+                        # A signal handler's error has hit gRPC where it was about to start that thread.
+                        if self._methods.get(method.path) is stub:  # else another caller has found it
+                            self._renew_channel()
+                        raise RequestTimeoutError(f"{self._address}: no answer to {method.path} in time") from TimeoutError()
                     wait_s = look_s
         except grpc.FutureCancelledError:
             if self._closed:
@@ -126,6 +135,13 @@ class GrpcLink:
             raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
         finally:
             future.cancel()  # Where it has not ended.
+
+    def _renew_channel(self) -> None:
+        stuck, self._methods = self._channel, {}
+        self._channel = grpc.insecure_channel(self._address, options=self._options)
+        if self._closed:
+            self._channel.close()
+        stuck.close()
 
     def method(self, method: MethodInfo) -> Any:
         """The callable of a method: bytes in, bytes out."""
