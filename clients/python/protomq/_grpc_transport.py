@@ -137,11 +137,10 @@ class GrpcLink:
             future.cancel()  # Where it has not ended.
 
     def _renew_channel(self) -> None:
-        stuck, self._methods = self._channel, {}
-        self._channel = grpc.insecure_channel(self._address, options=self._options)
+        # The stuck one is left alone: its `close` would wait for its calls.
+        self._methods, self._channel = {}, grpc.insecure_channel(self._address, options=self._options)
         if self._closed:
             self._channel.close()
-        stuck.close()
 
     def method(self, method: MethodInfo) -> Any:
         """The callable of a method: bytes in, bytes out."""
