@@ -6,14 +6,18 @@ from protomq_broker.etcd_gateway import EtcdGateway
 from protomq_ha.cluster_state import (
     IN_SYNC,
     MASTER,
+    ORDER,
+    SWITCH,
     ClusterView,
     Compare,
     LogEnd,
     Put,
     Transaction,
     encode_end,
+    encode_full,
     encode_in_sync,
     encode_master,
+    encode_order,
 )
 from protomq_ha.leadership_values import Committed, GrantLease, Lease, ReadCluster, RenewLease
 
@@ -55,7 +59,12 @@ def check_contract(etcd: EtcdGateway) -> Lease:
 
     unknown = Transaction((Compare(IN_SYNC, made.revision),), (Put(MASTER, b"{}", 12_345),))
     assert etcd.ask(unknown) is None, "a lease that is not there: nothing was done"
-    puts = Put(IN_SYNC, encode_in_sync(4, members, unclean_epoch=0)), Put("end/7", encode_end(LogEnd(3, 500)))
+    puts = (
+        Put(IN_SYNC, encode_in_sync(4, members, unclean_epoch=0)),
+        Put(ORDER, encode_order(SWITCH, "8")),
+        Put("end/7", encode_end(LogEnd(3, 500))),
+        Put("full/8", encode_full()),
+    )
     both = Transaction((), puts, (MASTER, "end/8"))
     assert isinstance(etcd.ask(both), Committed)
     end = etcd.ask(ReadCluster())
@@ -63,5 +72,9 @@ def check_contract(etcd: EtcdGateway) -> Lease:
     assert end.master is None
     assert end.in_sync is not None
     assert (end.in_sync.epoch, end.in_sync.revision) == (4, end.revision)
+    assert end.rows.keys() == {put.key for put in puts}, "what one has written the others read"
+    assert end.order is not None
+    assert (end.order.kind, end.order.target) == (SWITCH, "8")
     assert end.ends == {"7": LogEnd(3, 500)}
+    assert end.full == {"8"}
     return lease

@@ -23,6 +23,8 @@ ORDER: Final = "order"
 KEYS: Final = (MASTER, IN_SYNC, ORDER)
 END_PREFIX: Final = "end/"
 FULL_PREFIX: Final = "full/"
+PREFIXES_OF_MEMBERS: Final = (END_PREFIX, FULL_PREFIX)
+"""Of the keys that each member has of its own."""
 
 SWITCH: Final = "switch"
 PROMOTE_UNCLEAN: Final = "promote_unclean"

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .cluster_state import END_PREFIX, KEYS, ClusterView, Row, Transaction
+from .cluster_state import KEYS, PREFIXES_OF_MEMBERS, ClusterView, Row, Transaction
 from .leadership_values import (
     Committed,
     GrantLease,
@@ -87,7 +87,7 @@ def _rows(answer: Mapping[str, Any], prefix: str) -> dict[str, Row]:
     rows = {}
     for each in answer.get("kvs", ()):
         key = b64decode(each["key"]).decode().removeprefix(f"{prefix}/")
-        if key in KEYS or key.startswith(END_PREFIX):
+        if key in KEYS or key.startswith(PREFIXES_OF_MEMBERS):
             value = b64decode(each.get("value", ""))
             rows[key] = Row(value, int(each["mod_revision"]), int(each.get("lease", 0)))
     return rows
