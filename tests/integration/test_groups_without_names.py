@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from protomq import Admin, Producer, PushConsumer
 from protomq.errors import NoRouteError
+from tests.support.body_files import bodies, member_process
 from tests.support.named_brokers import running
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -50,21 +46,6 @@ asyncio.run(main())
 }
 
 
-@contextmanager
-def member(kind: str, namesrv: str, seen: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that writes down each body. Killed at the end."""
-    process = subprocess.Popen([sys.executable, "-c", MEMBERS[kind], namesrv, str(seen)])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def bodies(*files: Path) -> Counter[str]:
-    return Counter(line for file in files if file.exists() for line in file.read_text().splitlines())
-
-
 def knows(admin: Admin) -> bool:
     """Whether the name server is back, and its broker too."""
     try:
@@ -81,8 +62,8 @@ def test_members_go_on_without_a_name_server_and_take_over_and_one_joins_when_it
         with (
             Admin(namesrv=namesrv) as admin,
             Producer(namesrv=namesrv) as producer,
-            member(kind, namesrv, one) as first,
-            member(kind, namesrv, two),
+            member_process(MEMBERS[kind], namesrv, one) as first,
+            member_process(MEMBERS[kind], namesrv, two),
         ):
             admin.create_topic("t", write_queues=4, read_queues=4)
 
@@ -109,7 +90,7 @@ def test_members_go_on_without_a_name_server_and_take_over_and_one_joins_when_it
                 late.start()
             with running_namesrv(remoting_port=port):
                 wait_for(lambda: knows(admin), PATIENCE_S)
-                with member(kind, namesrv, three):
+                with member_process(MEMBERS[kind], namesrv, three):
                     wait_for(lambda: shares() == [2, 2], PATIENCE_S)
                     send(80)
                     wait_for(lambda: len(bodies(one, two, three)) == 120, PATIENCE_S)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from protomq import Admin, Producer
 from protomq.testing import Broker
+from tests.support.body_files import bodies, member_process
 from tests.support.waiting import PATIENCE_S, wait_for
 
 MEMBER = """
@@ -45,21 +41,6 @@ else:
 """
 
 
-@contextmanager
-def push_process(broker: Broker, seen: Path, kind: str = "threads") -> Iterator[subprocess.Popen[bytes]]:
-    """A member whose listener writes down each body."""
-    process = subprocess.Popen([sys.executable, "-c", MEMBER, broker.namesrv, str(seen), kind])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def bodies(*files: Path) -> Counter[str]:
-    return Counter(line for file in files if file.exists() for line in file.read_text().splitlines())
-
-
 def shares(admin: Admin) -> list[int]:
     """How many queues of the topic each member has."""
     return sorted(sum(queue.topic == "t" for queue in member.queues) for member in admin.group_members("g"))
@@ -69,7 +50,7 @@ def test_a_killed_members_messages_come_to_the_other_and_nobody_is_said_to_diffe
     one, two = tmp_path / "one", tmp_path / "two"
     with Broker() as broker, Admin(namesrv=broker.namesrv) as admin, Producer(namesrv=broker.namesrv) as producer:
         admin.create_topic("t", write_queues=8, read_queues=8)
-        with push_process(broker, one) as first, push_process(broker, two):
+        with member_process(MEMBER, broker.namesrv, one, "threads") as first, member_process(MEMBER, broker.namesrv, two, "threads"):
             wait_for(lambda: shares(admin) == [4, 4], PATIENCE_S)
             for number in range(400):
                 producer.send("t", b"%d" % number)
@@ -99,7 +80,7 @@ def test_one_that_is_stopped_past_its_time_and_woken_begins_nothing_that_the_oth
                 producer.send("t", b"%d" % number)
             return {str(number) for number in numbers}
 
-        with push_process(broker, one, kind) as stopped, push_process(broker, two, kind):
+        with member_process(MEMBER, broker.namesrv, one, kind) as stopped, member_process(MEMBER, broker.namesrv, two, kind):
             wait_for(lambda: shares(admin) == [4, 4], PATIENCE_S)
             before = send(0)
             wait_for(lambda: set(bodies(one, two)) == before, PATIENCE_S)
