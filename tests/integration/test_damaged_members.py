@@ -63,9 +63,16 @@ def problems_of(broker: HaBroker) -> str:
         return ""
 
 
+def has_confirmed_all(master: HaBroker) -> bool:
+    """Until all members of the set have reported, a new master gives nothing that one of them may lack."""
+    status = master.status()
+    return status.confirmed_position == status.end_position
+
+
 def check_whole(cluster: ElectedCluster, broker: HaBroker, bodies: list[bytes]) -> None:
     """This broker is in sync again, has the same log as the others, and can lead with all of it."""
     master = cluster.wait_leading(3)
+    wait_for(lambda: has_confirmed_all(master), PATIENCE_S)
     assert cluster.bodies() == bodies
     if broker is not master:
         broker.wait_for_all_of(master)
@@ -76,7 +83,7 @@ def check_whole(cluster: ElectedCluster, broker: HaBroker, bodies: list[bytes]) 
     if broker is not master:
         with Admin(namesrv=cluster.namesrv) as admin:
             admin.switch_master(NAME, broker.status().broker_id)
-        wait_for(lambda: cluster.leading(copies=3) is broker, 2 * PATIENCE_S)
+        wait_for(lambda: cluster.leading(copies=3) is broker and has_confirmed_all(broker), 2 * PATIENCE_S)
         assert cluster.bodies() == bodies
 
 
