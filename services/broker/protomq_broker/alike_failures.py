@@ -141,20 +141,20 @@ def _read_named(payload: bytes) -> AlikeFailures | None:
     """A request that names the runs itself."""
     request = SendBackRequest.FromString(payload)
     failures = request.alike
-    if request.messages or not request.HasField("alike") or _mistake_in(failures):
+    queue_ids, firsts, counts = _named_runs(failures)
+    common, ids = failures.common, failures.message_ids
+    if request.messages or _mistake_in(queue_ids, firsts, counts, common, ids):
         return None
-    firsts, counts = list(failures.first_offsets), list(failures.message_counts)
     if len(counts) == 1:
-        queue_ids = np.full(counts[0], failures.queue_ids[0], np.int64)
+        of_queue = np.full(counts[0], queue_ids[0], np.int64)
         offsets = np.arange(firsts[0], firsts[0] + counts[0])
     else:
-        spans = sorted(zip(failures.queue_ids, firsts, counts, strict=True))
+        spans = sorted(zip(queue_ids, firsts, counts, strict=True))
         if any(one[0] == behind[0] and one[1] + one[2] > behind[1] for one, behind in pairwise(spans)):
             return None  # a message is named twice
-        queue_ids = np.repeat(np.array(failures.queue_ids, np.int64), counts)
+        of_queue = np.repeat(np.array(queue_ids, np.int64), counts)
         offsets = np.concatenate([np.arange(first, first + count) for first, count in zip(firsts, counts, strict=True)])
-    common = failures.common
-    run = AlikeRun(common, queue_ids, offsets, failures.message_ids)
+    run = AlikeRun(common, of_queue, offsets, ids)
     return AlikeFailures(request.consumer_group, bool(request.request_id), [run], common.SerializeToString())
 
 
@@ -164,10 +164,12 @@ def messages_of(request: SendBackRequest) -> list[FailedMessage]:
     if not request.HasField("alike"):
         return messages
     failures = request.alike
-    if mistake := "stands beside messages" if messages else _mistake_in(failures):
+    queue_ids, firsts, counts = _named_runs(failures)
+    mistake = _mistake_in(queue_ids, firsts, counts, failures.common, failures.message_ids)
+    if mistake := "stands beside messages" if messages else mistake:
         raise ValueError(mistake)
     ids = failures.message_ids.hex().upper()
-    for queue_id, first, count in zip(failures.queue_ids, failures.first_offsets, failures.message_counts, strict=True):
+    for queue_id, first, count in zip(queue_ids, firsts, counts, strict=True):
         for queue_offset in range(first, first + count):
             at = len(messages) * MESSAGE_ID_LENGTH
             message = FailedMessage(queue_id=queue_id, queue_offset=queue_offset, message_id=ids[at : at + MESSAGE_ID_LENGTH])
@@ -176,9 +178,13 @@ def messages_of(request: SendBackRequest) -> list[FailedMessage]:
     return messages
 
 
-def _mistake_in(failures: EncodedFailures) -> str:
+def _named_runs(failures: EncodedFailures) -> tuple[list[int], list[int], list[int]]:
+    """Queue, first offset and number of messages of each run that a request names. Slices: protobuf copies them faster than `list`."""
+    return failures.queue_ids[:], failures.first_offsets[:], failures.message_counts[:]
+
+
+def _mistake_in(queue_ids: list[int], firsts: list[int], counts: list[int], common: FailedMessage, ids: bytes) -> str:
     """What is wrong with runs that a request names; "" if nothing is."""
-    counts, queue_ids, firsts = list(failures.message_counts), list(failures.queue_ids), list(failures.first_offsets)
     if not counts or not len(counts) == len(queue_ids) == len(firsts):
         return "has not a queue, a first offset and a number of messages for each run, and one run at least"
     count = sum(counts)
@@ -186,9 +192,8 @@ def _mistake_in(failures: EncodedFailures) -> str:
         return f"has not 1 to {NAMED_MAX} messages, one at least in each run"
     if min(queue_ids) < 0 or min(firsts) < 0 or max(firsts) > _OFFSET_MAX:
         return "has a queue or an offset that none can be"
-    if len(failures.message_ids) not in (0, count * _ID_SIZE_BYTES):
+    if len(ids) not in (0, count * _ID_SIZE_BYTES):
         return f"has not an id of {_ID_SIZE_BYTES} octets for each message"
-    common = failures.common
     if common.queue_id or common.queue_offset or common.message_id:
         return "has a queue, offset or id in common, which only one message can have"
     return ""

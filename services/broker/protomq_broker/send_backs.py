@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -127,15 +127,21 @@ class _Outcome:
 
     def encoded(self) -> bytes:
         """The SendBackResponse."""
-        parts = [SendBackResponse(results=[self._result(plan)]).SerializeToString() * count for plan, count in self.runs]
+        parts = [_encoded_results(plan, count, self.is_repeat) for plan, count in self.runs]
         if self.is_repeat:
             parts.append(SendBackResponse(repeated_request=True).SerializeToString())
         return b"".join([*parts, _TAKES_ALIKE])
 
-    def _result(self, plan: RetryPlan) -> SentBack:
-        if plan.due_time_ms is None:
-            return SentBack(attempt=plan.attempt, dead_letter=True)
-        return SentBack(attempt=plan.attempt, due_time_ms=0 if self.is_repeat else plan.due_time_ms)
+
+# Requests that come together mostly share a plan, and name as many messages.
+@lru_cache(maxsize=16)
+def _encoded_results(plan: RetryPlan, count: int, is_repeat: bool) -> bytes:
+    """What a SendBackResponse says of `count` messages that have one plan."""
+    if plan.due_time_ms is None:
+        result = SentBack(attempt=plan.attempt, dead_letter=True)
+    else:
+        result = SentBack(attempt=plan.attempt, due_time_ms=0 if is_repeat else plan.due_time_ms)
+    return SendBackResponse(results=[result]).SerializeToString() * count
 
 
 @dataclass(slots=True)
