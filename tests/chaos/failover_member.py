@@ -508,6 +508,7 @@ class Member:
             Settings(
                 self.member, self.address, lease_ttl_ms=LEASE_MS, renew_interval_ms=270, read_interval_ms=120, member_timeout_ms=LEASE_MS,
                 member_lost_timeout_ms=200, hand_over_timeout_ms=1_000, new_name_wait_ms=1_000,
+                broker_id=self.broker_id,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,

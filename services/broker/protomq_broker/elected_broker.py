@@ -144,6 +144,7 @@ class ElectedBroker:
                 member_lost_timeout_ms=etcd.member_lost_timeout_ms,
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
                 new_name_wait_ms=new_name_wait_ms(etcd),
+                broker_id=self._config.broker_id,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
