@@ -186,8 +186,8 @@ class Leadership:
         """Its start has skipped damaged parts of the log."""
         self._counts_as_full_until_ms, self._full_pause_ms = NEVER_MS, FULL_PAUSE_MS
         self._next_full_ms = self._next_give_away_ms = self._next_name_ms = now_ms
-        """When etcd may next be told whether the disk is full, when a switch away from it may next be ordered, and when etcd may next be told
-        whose store this member is."""
+        """When etcd may next be told whether the disk is full, when a switch away from it may next be ordered, and when etcd may next be
+        told whose store this is."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._gone = ""
@@ -275,8 +275,8 @@ class Leadership:
         unheard = frozenset(each for each in others if not self._says_cut(each))
         return (
             "the start has cut the end of the log here, which may have been acknowledged: this member leads only if nobody in the in-sync"
-            f" set has more. It waits for {self._named(unheard) or 'a master'}. If nobody leads, start them. If they do not come back, order"
-            " the unclean promotion of the member with the highest epoch and the furthest end_position (protomq ha promote --unclean)"
+            f" set has more. It waits for {self._named(unheard) or 'a master'}. If nobody leads, start them. If they do not come back,"
+            " order the unclean promotion of the member with the highest epoch and the furthest end_position (protomq ha promote --unclean)"
         )
 
     def _named(self, members: frozenset[str]) -> str:

@@ -55,8 +55,8 @@ class Member:
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
-            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost,
-            cut_end=cut_end,
+            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id), epoch, now_ms, log_is_empty=empty,
+            tail_may_be_lost=lost, cut_end=cut_end,
         )  # fmt: skip
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
