@@ -543,7 +543,7 @@ class FailoverWorld:
         )
 
     def _is_settled(self) -> bool:
-        if any(producer.call is not None for producer in self.producers):
+        if any(producer.call is not None for producer in self.producers) or any(member.is_changing for member in self.members):
             return False
         ends = {(member.store.appended_position, member.store.readable_position) for member in self.members}
         return len(ends) == 1 and len(set(ends.pop())) == 1

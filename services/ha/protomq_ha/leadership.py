@@ -18,6 +18,7 @@ Rules
   that. If it leads all the same, they do not follow it (`Follow.may_lose`).
 - A member of the set that hears nothing of its master writes where its log ends. When the lead is free, whoever has less waits a moment.
   So the others need not truncate their logs, for which sends would wait. That is a preference: nobody relies on it.
+  A member without such a key has died with its master, or cannot lead. The new master does not wait long for it (`_absent`).
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
@@ -45,7 +46,7 @@ Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from .cluster_state import (
     END_PREFIX,
@@ -97,6 +98,8 @@ HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
 LONGER_LOG_WAIT_MS: Final = 500
 """How long a member with a shorter log lets one with a longer log run first. A truncation takes longer."""
+ABSENT_AFTER_READS: Final = 3
+"""So many looks at etcd a member has to find its new master before it counts as dead. One that was heard of gets more."""
 FULL_PAUSE_MS: Final = 60_000
 """How long a member counts as full after it has given the lead away for that. A disk may report room, and yet refuse messages (a quota)."""
 FULL_PAUSE_MAX_MS: Final = 960_000
@@ -190,6 +193,8 @@ class Leadership:
         told whose store this is."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
+        self._absent_from_ms: int | None = None
+        """From then on members that say nothing have died with the master before this one; None: it has handed over."""
         self._gone = ""
         """The last master whose lease ran out, as far as this member has seen."""
 
@@ -359,6 +364,7 @@ class Leadership:
             self.role, self.own_epoch, self._log_is_empty = Role.LEADING, epoch, False
             self._end_position, self._reports = end_position, {}
             self.in_sync.begin(end_position, now_ms, self._gone)
+            self._absent_from_ms = now_ms + ABSENT_AFTER_READS * self.settings.read_interval_ms if self._gone else None
             self._gone = ""
         return self._advance(now_ms)
 
@@ -787,7 +793,7 @@ class Leadership:
         elif self.role is Role.LEADING:
             settings = self.settings
             wanted = in_sync.wanted(
-                self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms
+                self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms, self._absent(view, in_sync, now_ms)
             )
             if self._should_give_away(view, in_sync, now_ms):
                 self._next_give_away_ms = now_ms + settings.lease_ttl_ms
@@ -800,6 +806,12 @@ class Leadership:
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
                 put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted, unclean_epoch=self._unclean_epoch))
                 self._ask(effects, Transaction(compares, (put,), _names_of(view, in_sync.members - wanted)), now_ms)
+
+    def _absent(self, view: ClusterView, in_sync: InSyncSet, now_ms: int) -> frozenset[str]:
+        """Members that have not said where their logs end while the master before this one was silent for longer than its lease."""
+        if self._absent_from_ms is None or now_ms < self._absent_from_ms:
+            return frozenset()
+        return in_sync.members - view.ends.keys()
 
     def _give_back(self, view: ClusterView, in_sync: InSyncSet) -> Transaction:
         unclean_epoch = self._unclean_epoch
@@ -878,3 +890,18 @@ class Leadership:
 def _names_of(view: ClusterView, members: frozenset[str]) -> tuple[str, ...]:
     """The keys that name these members, as far as they are there."""
     return tuple(f"{NAME_PREFIX}{each}" for each in sorted(members & view.names.keys()))
+
+
+class HasCutEnd(Protocol):
+    """A Leadership, or who drives one."""
+
+    @property
+    def end_is_cut(self) -> bool:
+        """See Leadership."""
+
+
+def may_forget_cut(leadership: HasCutEnd) -> bool:
+    """Whether `CutSettled` holds still when its turn comes. The store may have been opened again meanwhile, and that has cut its end once
+    more.
+    """
+    return not leadership.end_is_cut

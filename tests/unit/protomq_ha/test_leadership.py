@@ -237,6 +237,36 @@ def test_whoever_has_less_of_the_log_runs_if_the_other_does_not(etcd: SimEtcd) -
     assert shorter.lead(TTL_MS + 550) == 2, "it has all that was acknowledged"
 
 
+def test_who_died_with_its_master_keeps_the_next_one_waiting_for_a_moment_only(etcd: SimEtcd) -> None:
+    """It has not said where its log ends. Who has said that is there, and gets the whole time to appear."""
+    master_with(etcd, "s0", "s1", "dead")
+    heir, late = (Member(etcd, name, epoch=1, empty=False) for name in ("s0", "s1"))
+    for slave in (heir, late):
+        slave.tick(0)
+        slave.tick(2_000)
+    heir.lead(TTL_MS)
+    heir.report(0, {}, TTL_MS + 800)
+    assert heir.members() == {"s0", "s1", "dead"}, "it may have heard its master a moment ago"
+    heir.report(0, {}, TTL_MS + 950)
+    assert heir.members() == {"s0", "s1"}
+    heir.report(0, {}, TTL_MS + 2_900)
+    assert heir.members() == {"s0", "s1"}
+    heir.report(0, {}, 2 * TTL_MS)
+    assert heir.members() == {"s0"}
+
+
+def test_who_is_silent_at_a_switch_has_not_died_with_a_master(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s", "t")
+    heir = Member(etcd, "s", epoch=1, empty=False)
+    heir.tick(0)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    for now_ms in (300, 400, 500):
+        master.report(0, {"s": MemberReport(0, True, now_ms)}, now_ms)
+    heir.lead(700)
+    heir.report(0, {}, 2_700)
+    assert "t" in heir.members()
+
+
 def test_nobody_waits_for_a_longer_log_from_outside_the_set_or_for_one_that_ends_there(etcd: SimEtcd) -> None:
     first, second = silent_slaves(etcd, 700, 700)
     stranger = Put("end/x", encode_end(LogEnd(9, 900)))
