@@ -56,6 +56,7 @@ from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
+from protomq_ha import leadership
 from protomq_ha.cluster_state import ORDER, SWITCH, Compare, Put, Transaction, encode_order
 from protomq_ha.leadership_values import (
     CutSettled,
@@ -818,7 +819,7 @@ class Member:
         elif isinstance(item, TailSettled):
             self.tail.settle()
             self.is_doubtful = False
-        elif isinstance(item, CutSettled):
+        elif isinstance(item, CutSettled) and leadership.may_forget_cut(driver):
             self.world.fired["led with a cut log"] += driver.role is not Role.FOLLOWING
             self.tail.settle_cut()
             self.is_cut = self.is_damaged_at_end = False

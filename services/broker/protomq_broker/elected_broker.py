@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from protomq_ha.cluster_state import LogEnd
+from protomq_ha.leadership import may_forget_cut
 from protomq_ha.leadership_values import (
     CutSettled,
     Effect,
@@ -334,11 +335,9 @@ class ElectedBroker:
         elif isinstance(item, TailSettled):
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
-        elif isinstance(item, CutSettled):
-            # It may have been caught up before the store was opened again, and that has cut the end once more.
-            if not leadership.end_is_cut:
-                with suppress(OSError):  # then the next start waits for others once more
-                    await asyncio.to_thread(self._tail.settle_cut)
+        elif isinstance(item, CutSettled) and may_forget_cut(leadership):
+            with suppress(OSError):  # then the next start waits for others once more
+                await asyncio.to_thread(self._tail.settle_cut)
 
     async def _lead(self, epoch: int) -> bool:
         """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.
