@@ -298,7 +298,7 @@ def _lives(seed: int, mood: Mood | None) -> list[Violation]:
 BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("counts its lease by the wall clock", lease_by_the_wall_clock, drill),
     ("counts its lease by a clock that stands still in a suspend", lease_stands_still_in_a_suspend, drill),
-    ("counts its lease from the answer", lease_counts_from_the_answer, drill, 80),
+    ("counts its lease from the answer", lease_counts_from_the_answer, drill, 200),
     ("acknowledges behind its lease", acknowledges_whatever_the_lease, drill),
     ("acknowledges what it has given away", acknowledges_what_it_gave_away, deaf_masters),
     ("breaks its promise", breaks_its_promise, drill),

@@ -6,7 +6,7 @@
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without. It asks
                        for as much as the link brings soon. If a part takes long all the same, each side hears from the other meanwhile
 
-Where a start has skipped damaged parts of an elected member's log, it stores nothing: bytes behind a part that is missing would not fit to
+Where a start has skipped damaged parts of an elected member's log, it stores nothing. What comes behind a missing part would not fit to
 what is derived from the log. It only compares the logs. If the damage lies in what the master's log never had, no replica can heal it. So
 that goes (`LeadershipDriver.on_fork`), and what is left may be healed.
 
@@ -395,8 +395,8 @@ class HaFollower:
             confirmed = own.kept_for(target, shares_past=shares_past)
             if _sound_bytes(store, shared, confirmed):
                 raise OtherPastError(
-                    f"the master at {client.address} has this log up to position {shared} only, what was confirmed here ends at"
-                    f" {confirmed}, and the start has skipped damaged parts of this log: nothing is dropped"
+                    f"the start has skipped damaged parts of this log. The master at {client.address} has it up to position {shared} only,"
+                    f" and what was confirmed here ends at {confirmed}: nothing is dropped"
                 )
             if shared < store.appended_position:
                 self._leadership.on_fork(point)

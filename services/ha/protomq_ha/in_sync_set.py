@@ -92,7 +92,7 @@ class InSyncSet:
         """The members as they should be: those that keep up, and those that have caught up.
 
         `timeout_ms`: for a member that does not keep up; `lost_timeout_ms`: for one that has followed this master, and whose session has
-        ended, or that is `absent` and has never followed this master.
+        ended. It also holds for those that are `absent`, and have never followed this master.
         """
         floor = max(self.confirmed_position, self.start_position)
         live = {member for member, report in reports.items() if report.is_live}
