@@ -26,7 +26,7 @@ from protomq.v1 import log_service_pb2, send_service_pb2
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.delays import Delays
-from protomq_broker.elected_broker import FULL_LOOKS, _cut_end_of, _lack_of_room
+from protomq_broker.elected_broker import FULL_LOOKS, CutFork, _cut_end_of, _lack_of_room
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import (
@@ -34,6 +34,7 @@ from protomq_broker.ha_follower import (
     NoMasterError,
     OtherPastError,
     SilencedError,
+    SkippedPartsError,
     TruncatedError,
 )
 from protomq_broker.ha_session import FollowSession, OtherSegmentsError
@@ -55,6 +56,7 @@ from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
+from protomq_ha import leadership
 from protomq_ha.cluster_state import ORDER, SWITCH, Compare, Put, Transaction, encode_order
 from protomq_ha.leadership_values import (
     CutSettled,
@@ -73,6 +75,7 @@ from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeLane, FakeServer
 
 if TYPE_CHECKING:
+    from protomq_broker.store.log.agreement import LogPoint
     from protomq_ha.leadership_values import Ask
     from protomq_runtime.addresses import Address
 
@@ -103,7 +106,8 @@ FETCHES: Final = 2
 PART_BYTES: Final = 1 << 20
 
 _EXPECTED: Final = (
-    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, OtherPastError, StoreError, DecodeError, ValueError,
+    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, OtherPastError, SkippedPartsError, StoreError, DecodeError,
+    ValueError,
 )  # fmt: skip
 _NO_THREAD: Final = SimpleNamespace(start=lambda: None, is_alive=lambda: False)
 
@@ -308,7 +312,7 @@ class Following:
             return
         if error is not None:
             follower._complain(error)
-        has_disk_failed = isinstance(error, DiskFullError | OtherPastError) or member.store.log_failure
+        has_disk_failed = isinstance(error, DiskFullError | OtherPastError | SkippedPartsError) or member.store.log_failure
         self.is_of_another_past = isinstance(error, OtherPastError)
         if self.is_of_another_past:
             self.world.fired["refused to drop its log"] += 1
@@ -334,8 +338,9 @@ class Following:
         assert follower._target is not None
         request = session.begin_request(NAME, member.broker_id, member.address, follower._target.epoch)
         request.cluster = member.config.cluster
-        follower._check_may_speak()
-        connection = self.connection = Connection(member, master)
+        connection = Connection(member, master)
+        follower._check_whole(_MasterClient(connection, address))  # type: ignore[arg-type]
+        self.connection = connection
         world.connections.append(connection)
         self.heard_ms = world.now_ms
         turn = self.turn
@@ -419,6 +424,7 @@ class SimDriver(LeadershipDriver):
 
     def __init__(self, member: Member) -> None:
         super().__init__(None, member.lease_clock_ms, member.do_soon, member.broker_id)  # type: ignore[arg-type]
+        self.on_fork = lambda point: member.do_soon(CutFork(member, point))  # type: ignore[arg-type]
         self._askers = SimpleNamespace(submit=lambda function, ask: member.ask_etcd(ask))  # type: ignore[assignment]
         self._thread = _NO_THREAD  # type: ignore[assignment]
 
@@ -486,7 +492,7 @@ class Member:
         """A process begins. See ElectedBroker.start."""
         world = self.world
         self.life += 1
-        self.todo: deque[Effect | str] = deque()
+        self.todo: deque[Effect | CutFork | str] = deque()
         self.is_work_due = self.is_changing = False
         self.asked: set[int] = set()
         self.other_looks = 0
@@ -508,6 +514,7 @@ class Member:
             Settings(
                 self.member, self.address, lease_ttl_ms=LEASE_MS, renew_interval_ms=270, read_interval_ms=120, member_timeout_ms=LEASE_MS,
                 member_lost_timeout_ms=200, hand_over_timeout_ms=1_000, new_name_wait_ms=1_000,
+                broker_id=self.broker_id,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
@@ -782,7 +789,7 @@ class Member:
 
     # Roles: see ElectedBroker.
 
-    def do_soon(self, item: Effect | str) -> None:
+    def do_soon(self, item: Effect | CutFork | str) -> None:
         self.todo.append(item)
         self._work_soon()
 
@@ -796,7 +803,7 @@ class Member:
         while self.todo and not self.is_changing:
             self._do(self.todo.popleft())
 
-    def _do(self, item: Effect | str) -> None:
+    def _do(self, item: Effect | CutFork | str) -> None:
         driver, rng = self.driver, self.world.rng
         follower = self.replication.follower
         if isinstance(item, Follow):
@@ -812,13 +819,16 @@ class Member:
         elif isinstance(item, TailSettled):
             self.tail.settle()
             self.is_doubtful = False
-        elif isinstance(item, CutSettled):
+        elif isinstance(item, CutSettled) and leadership.may_forget_cut(driver):
             self.world.fired["led with a cut log"] += driver.role is not Role.FOLLOWING
             self.tail.settle_cut()
             self.is_cut = self.is_damaged_at_end = False
         elif isinstance(item, StopLeading):
             driver.machine.is_leaving = False
             self._reopen_soon()
+        elif isinstance(item, CutFork):
+            if driver.is_damaged and follower is not None:
+                self._cut_fork(item.point)
         elif item == "reopen":
             if follower is not None:
                 self._reopen_soon()
@@ -841,6 +851,22 @@ class Member:
         elif driver.machine.has_successor and (self.name, "etcd") not in world.cut and world.etcd.is_up:
             driver.machine.is_leaving = True
             world.etcd.commit(Transaction((Compare(ORDER, 0),), (Put(ORDER, encode_order(SWITCH, "")),)))
+
+    def _cut_fork(self, point: LogPoint) -> None:
+        """See ElectedBroker._cut_fork."""
+        self._stop_following()
+        self._doubt_tail()
+        if self.driver.role is not Role.FOLLOWING:
+            return
+        try:
+            self.store.truncate_to(point)
+        except (OSError, StoreError):
+            self.world.fired["fork not cut yet"] += 1
+            if self.replication.follower is not None:
+                self.replication.follower.go_on()
+            return
+        self.world.fired["damaged fork cut"] += 1
+        self._reopen_soon()
 
     def _doubt_tail(self) -> None:
         self.is_doubtful = True

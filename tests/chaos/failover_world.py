@@ -524,20 +524,11 @@ class FailoverWorld:
                 self._down(member, "kill", 10.0)
             # It led a log that nobody else had begun, and nothing of that was confirmed. It cannot be sure of it; its operator is.
             is_unconfirmed = member.following.is_of_another_past and member.store.positions.confirmed <= SEAL_SIZE_BYTES
-            if is_unconfirmed or self._is_damaged_for_good(member):
+            if is_unconfirmed:
                 self.fired["given an empty folder"] += 1
                 self._down(member, "kill", 10.0)
                 member.replace_disk()
         self.at(500, self._mend)
-
-    def _is_damaged_for_good(self, member: Member) -> bool:
-        """Whether nobody has what is damaged there: the master's log went another way before that, and what was there was not confirmed."""
-        master = next((each for each in self.members if each.is_up and each.driver.role is Role.LEADING), None)
-        if master is None or not member.driver.is_damaged or not member.store.unhealed_ranges:
-            return False
-        end = member.store.unhealed_ranges[-1].end_position
-        stop = min(master.store.appended_position, member.store.appended_position)
-        return stop > end and log_of(master.store, end, stop) != log_of(member.store, end, stop)
 
     def _is_quiet(self, acknowledged: int) -> bool:
         view = self.etcd.view
@@ -545,13 +536,14 @@ class FailoverWorld:
             return False
         stores = {member.member for member in self.members}
         return (
-            all(member.is_up and not member.is_changing for member in self.members)
+            # One that has just started with damage may not have left the set yet.
+            all(member.is_up and not member.is_changing and not member.driver.is_damaged for member in self.members)
             and view.in_sync.members == stores
             and self.fired["SEND_OK"] >= acknowledged + 2
         )
 
     def _is_settled(self) -> bool:
-        if any(producer.call is not None for producer in self.producers):
+        if any(producer.call is not None for producer in self.producers) or any(member.is_changing for member in self.members):
             return False
         ends = {(member.store.appended_position, member.store.readable_position) for member in self.members}
         return len(ends) == 1 and len(set(ends.pop())) == 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from protomq_ha import leadership
 from protomq_ha.cluster_state import LogEnd
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership import Leadership
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 TICK_MS: Final = 100
 FULL_AFTER_MS: Final = 3_000
 """A master says that its disk is full when it has refused messages for this time."""
+SETTLE_MS: Final = 300
+"""Until a broker has done what its machine has said, at most."""
 HOLD_MS: Final = 150
 SILENCE_MS: Final = 800
 BREAK_MS: Final = 5
@@ -157,6 +160,10 @@ class SimBroker:
         """What was written stays. Whoever has a session with it sees its connection break."""
         self.is_up = False
         self.life += 1
+        self.break_sessions()
+
+    def break_sessions(self) -> None:
+        """Whoever is its master hears of it."""
         member = self.disk.member
         for other in self.world.brokers:
             if other.is_up and member in other.sessions:
@@ -256,10 +263,36 @@ class SimBroker:
                 self.unanswered.clear()
                 self.reports.clear()
             elif isinstance(effect, CutSettled):
-                self.world.fired["led with a cut log"] += self.machine.role is not Role.FOLLOWING
-                self.disk.was_cut = self.disk.is_damaged = False
+                self.settle_cut_soon()
             else:
                 self.disk.may_lack_tail = False
+
+    def settle_cut_soon(self) -> None:
+        """It is done behind what the broker does now, such as opening its store again."""
+        world, life = self.world, (self, self.life)
+        world.fired["led with a cut log"] += self.machine.role is not Role.FOLLOWING
+        world.at(world.tears.uniform(0, SETTLE_MS), self.settle_cut, life=life)
+        if world.reopens and world.is_faulty and self.machine.role is Role.FOLLOWING:
+            world.at(world.tears.uniform(0, SETTLE_MS), self.reopen, life=life)
+
+    def settle_cut(self) -> None:
+        """The start's cut is forgotten, if it may be."""
+        if leadership.may_forget_cut(self.machine):
+            self.disk.was_cut = self.disk.is_damaged = False
+
+    def reopen(self) -> None:
+        """A slave's process opens its store again, and that may cut its log's end, too."""
+        if self.machine.role is not Role.FOLLOWING:
+            return
+        self.world.fired["opened again"] += 1
+        self.break_sessions()
+        self.session = 0
+        disk = self.disk
+        self.cut_log()
+        if disk.was_cut:
+            self.machine.end_was_cut(LogEnd(disk.log[-1].epoch, len(disk.log), is_cut=True))
+        # It does not catch up before all are down.
+        self.world.stop_all(self)
 
     def answered(self, number: int, result: Result) -> None:
         """Etcd's answer, or the time-out."""

@@ -35,7 +35,7 @@ from protomq_ha.cluster_state import (
 from protomq_ha.leadership_values import Ask, Role
 
 from .checker import Violation
-from .leadership_broker import HOLD_MS, TICK_MS, Disk, Entry, SimBroker
+from .leadership_broker import HOLD_MS, SETTLE_MS, TICK_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
@@ -57,7 +57,7 @@ KINDS: Final = (
 class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
     full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
-    over hears nothing of etcd for some seconds."""
+    over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up."""
 
     kinds: tuple[str, ...]
     loss: float
@@ -65,6 +65,7 @@ class Mood(NamedTuple):
     full: float = 0.0
     forgets: bool = False
     deafens: bool = False
+    reopens: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -85,8 +86,8 @@ class LeadershipWorld:
         mood = mood or Mood.drawn(self.rng)._replace(full=self.disks.choice((0.0, 0.0, 0.3)), forgets=self.disks.random() < 0.25)
         # The same without logs that are cut.
         self.tears = Random(f"tears of {seed}")
-        self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.0
-        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens = mood
+        self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens = mood
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -331,6 +332,24 @@ class LeadershipWorld:
             waiting, broker.waiting = broker.waiting, []
             for function, arguments, life in waiting:
                 self.at(0, function, *arguments, life=life)
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether faults still come."""
+        return self.now_ms < FAULTY_MS - SETTLE_MS
+
+    def stop_all(self, last: SimBroker) -> None:
+        """All processes are killed. The last one is back at once, and the others are some seconds later."""
+        for broker in self.brokers:
+            if broker is not last and broker.is_up:
+                broker.kill()
+                self.at(self.tears.uniform(4_000, 9_000), self.revive, broker)
+        self.at(SETTLE_MS, self.restart, last, life=(last, last.life))
+
+    def restart(self, broker: SimBroker) -> None:
+        """Kills a process, and starts it again."""
+        broker.kill()
+        self.at(STEP_MS, self.revive, broker)
 
     def revive(self, broker: SimBroker) -> None:
         if not broker.is_up:

@@ -1104,7 +1104,7 @@ FIRST_SEEDS: Final = {
     "truncates a slave by length": 18,
     "acknowledges before it writes": 78,
     "answers acks before the sync": 11,
-    "counts its lease from the answer": 4,
+    "counts its lease from the answer": 103,
     "saves a cache of what is not synced": 4,
     "compares no in-sync set": 4,
     "does not count proposals": 5,

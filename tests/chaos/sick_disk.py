@@ -1,4 +1,4 @@
-"""A broker whose disk is slow or full when it is told to: a small library that is preloaded into the process. Needs gcc."""
+"""A broker whose disk is slow, full or scant when it is told to: a small library that is preloaded into the process. Needs gcc."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SickDisk:
     """The disk of one process. Attribute: environment, which the process needs."""
 
     def __init__(self, folder: Path, library: Path) -> None:
-        self._slow, self._full = folder / "disk-is-slow", folder / "disk-is-full"
+        self._slow, self._full, self._scant = (folder / f"disk-is-{how}" for how in ("slow", "full", "scant"))
         folder.mkdir(parents=True, exist_ok=True)
         self._library = library
 
@@ -40,6 +40,7 @@ class SickDisk:
             "LD_PRELOAD": str(self._library),
             "PROTOMQ_CHAOS_SLOW_DISK": str(self._slow),
             "PROTOMQ_CHAOS_FULL_DISK": str(self._full),
+            "PROTOMQ_CHAOS_SCANT_DISK": str(self._scant),
         }
 
     @contextmanager
@@ -59,3 +60,12 @@ class SickDisk:
             yield
         finally:
             self._full.unlink()
+
+    @contextmanager
+    def scant(self) -> Iterator[None]:
+        """It is full enough that a broker takes no more messages. Whoever writes all the same finds space."""
+        self._scant.touch()
+        try:
+            yield
+        finally:
+            self._scant.unlink()

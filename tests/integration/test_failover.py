@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -300,6 +301,31 @@ def test_a_master_whose_disk_is_full_gives_the_lead_to_a_member_with_room_and_jo
             sends.wait_for_more()
         sends.check(here.bodies()[1:])
         assert max(here.led_epochs().values()) == 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(why_no_sick_disk() != "", reason=why_no_sick_disk())
+def test_where_all_disks_are_full_the_lead_stays_and_sends_are_taken_as_soon_as_there_is_room(tmp_path: Path) -> None:
+    library = build_library(tmp_path)
+    disks = [SickDisk(tmp_path / f"disk-{number}", library) for number in (1, 2, 3)]
+    with elected_cluster(tmp_path, environments=[disk.environment for disk in disks]) as here:
+        master = here.wait_leading(3)
+        epochs, stays = here.led_epochs(), "the lead stays here until a member in sync has room"
+        with CountingProducer(here.namesrv) as sends:
+            sends.wait_for_more()
+            with ExitStack() as full:
+                for disk in disks:
+                    full.enter_context(disk.scant())
+                wait_for(lambda: stays in problem_of(0, here.namesrv), PATIENCE_S)
+                ends_s = time.monotonic() + 2 * LEASE_S
+                while time.monotonic() < ends_s:
+                    assert here.leading(copies=3) is master
+                    assert stays in problem_of(0, here.namesrv)
+                assert here.led_epochs() == epochs, "the lead does not go round"
+            sends.wait_for_more()
+            # Whoever finds first that it has room may have the lead by now.
+            here.wait_leading(3)
+        sends.check(here.bodies()[1:])
 
 
 def test_an_unclean_promotion_says_what_is_lost_and_nothing_else_is(cluster: ElectedCluster) -> None:

@@ -12,7 +12,8 @@ leaves the in-sync set, and opens its store again as soon as that works. A membe
 does not take the new epoch. It stays a slave, and runs again when the disk has taken the file of epochs.
 
 A start may skip damaged parts of a log. Then this member follows nobody, and leads only as the last member of the in-sync set. When a
-replica has healed them, the store is opened again, with what follows from them.
+replica has healed them, the store is opened again, with what follows from them. If the damage lies in what the master's log never had, no
+replica can heal it: then this log ends before that. The damage may reach into what was acknowledged. So the member leaves the set before.
 
 A start may cut the end of the log, which looked like a torn write, and may have been acknowledged all the same. Then this member leads
 only if nobody in the in-sync set has more, until it has caught up again.
@@ -30,6 +31,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from protomq_ha.cluster_state import LogEnd
+from protomq_ha.leadership import may_forget_cut
 from protomq_ha.leadership_values import (
     CutSettled,
     Effect,
@@ -50,8 +52,9 @@ from .config import BrokerConfig, EtcdConfig
 from .etcd_gateway import ANSWER_TIMEOUT_S, HttpEtcd
 from .failed_opens import FailedOpens
 from .leadership_driver import LeadershipDriver
-from .store.errors import StoreFailedError
+from .store.errors import StoreError, StoreFailedError
 from .store.files.disk import Disk
+from .store.log.agreement import LogPoint
 from .store.log.commit_log import DISK_FULL_ERRNOS
 from .store.store import Store
 from .tail_file import TailFile, read_boot_id
@@ -86,7 +89,14 @@ class LookForRoom(NamedTuple):
     """Look whether the disk is full."""
 
 
-Item = Effect | BrokerProcess | LogFailed | TryRoom | LookForRoom
+class CutFork(NamedTuple):
+    """The damaged log of this process is to end at this point: what stands behind it, the master's log never had."""
+
+    process: BrokerProcess
+    point: LogPoint
+
+
+Item = Effect | BrokerProcess | LogFailed | CutFork | TryRoom | LookForRoom
 
 
 def new_name_wait_ms(etcd: EtcdConfig) -> int:
@@ -115,6 +125,7 @@ class ElectedBroker:
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
         self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon, config.broker_id)
+        self.leadership.on_fork = lambda point: self._do_soon(CutFork(self.process, point))
         self.process = self._make(self._config, None)
         self._tail = TailFile(Disk(), self.process.broker.store.root, read_boot_id())
 
@@ -144,6 +155,7 @@ class ElectedBroker:
                 member_lost_timeout_ms=etcd.member_lost_timeout_ms,
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
                 new_name_wait_ms=new_name_wait_ms(etcd),
+                broker_id=self._config.broker_id,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
@@ -255,6 +267,30 @@ class ElectedBroker:
         if not await asyncio.to_thread(self.leadership.hand_over, timeout_s):
             log.error("nobody in sync can lead %s: start this broker again when its disk is well", self._config.broker_name)
 
+    async def _cut_fork(self, item: CutFork) -> None:
+        """A slave's log is truncated, so that it has no damage that nobody can heal."""
+        process, leadership = self.process, self.leadership
+        if item.process is not process or not leadership.is_damaged:
+            return
+        await asyncio.to_thread(process.broker.stop_following)
+        # The damage may begin in what was acknowledged, and then this log lacks it, and does not look damaged any more.
+        await self._doubt_tail()
+        if leadership.role is not Role.FOLLOWING:
+            return
+        store, end = process.broker.store, process.broker.store.appended_position
+        try:
+            kept = await asyncio.to_thread(store.truncate_to, item.point)
+        except (OSError, StoreError) as error:
+            log.warning("the log cannot be truncated to position %d, where it agrees with the master's: %s", item.point.position, error)
+            process.broker.go_on_following()
+            return
+        log.warning(
+            "the log ends at %d, and agrees with the master's up to %d. It is damaged behind that, where no other log goes on so: it is"
+            " truncated",
+            end, kept.position,
+        )  # fmt: skip
+        await self._open_again()
+
     async def _doubt_tail(self) -> None:
         """The slave leaves the set before it may run."""
         self.leadership.tail_may_be_lost()
@@ -269,7 +305,9 @@ class ElectedBroker:
             if item.process is process:
                 await self._leave_failed_log(process)
             return
-        if isinstance(item, TryRoom):
+        if isinstance(item, CutFork):
+            await self._cut_fork(item)
+        elif isinstance(item, TryRoom):
             await self._try_room(process.broker.store)
         elif isinstance(item, LookForRoom):
             await self._look_for_room(process.broker.store)
@@ -297,11 +335,9 @@ class ElectedBroker:
         elif isinstance(item, TailSettled):
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
-        elif isinstance(item, CutSettled):
-            # It may have been caught up before the store was opened again, and that has cut the end once more.
-            if not leadership.end_is_cut:
-                with suppress(OSError):  # then the next start waits for others once more
-                    await asyncio.to_thread(self._tail.settle_cut)
+        elif isinstance(item, CutSettled) and may_forget_cut(leadership):
+            with suppress(OSError):  # then the next start waits for others once more
+                await asyncio.to_thread(self._tail.settle_cut)
 
     async def _lead(self, epoch: int) -> bool:
         """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.

@@ -6,6 +6,10 @@
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without. It asks
                        for as much as the link brings soon. If a part takes long all the same, each side hears from the other meanwhile
 
+Where a start has skipped damaged parts of an elected member's log, it stores nothing. What comes behind a missing part would not fit to
+what is derived from the log. It only compares the logs. If the damage lies in what the master's log never had, no replica can heal it. So
+that goes (`LeadershipDriver.on_fork`), and what is left may be healed.
+
 Any error ends the connection; the thread makes another one after a pause. After a truncation the store must be opened again, so the thread
 calls `on_truncated` and ends.
 """
@@ -88,8 +92,13 @@ class OtherPastError(Exception):
     """The master lacks what was confirmed here: only an operator knows which log is right."""
 
 
+class SkippedPartsError(Exception):
+    """The start has skipped parts of this log: nothing is stored behind them."""
+
+
 _EXPECTED: Final = (
-    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, OtherPastError, StoreError, DecodeError, ValueError,
+    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, OtherPastError, SkippedPartsError, StoreError, DecodeError,
+    ValueError,
 )  # fmt: skip
 """Errors that end a session without being a defect."""
 
@@ -191,7 +200,8 @@ class HaFollower:
         self._hurrying = threading.Event()
         """Ends the pause before the next try."""
         self._complaint = ""
-        self._has_disk_failed = self._is_of_another_past = False
+        # An operator, or a replica that heals this log.
+        self._has_disk_failed = self._needs_others = False
         self._thread: threading.Thread | None = None
         self.on_following: Callable[[Address], None] = lambda master: None
         """Called on the follower's thread when a session with this master has begun. It must not wait."""
@@ -246,7 +256,7 @@ class HaFollower:
             heard_ms, begun_ms = self.view.heard_ms, self._clock.monotonic_ms()
             try:
                 self._follow_once()
-                self._is_of_another_past = self._has_disk_failed = False
+                self._needs_others = self._has_disk_failed = False
                 # A session that ends as soon as it has begun may be ended by another store with our id.
                 if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
                     continue
@@ -255,7 +265,7 @@ class HaFollower:
                 self._on_truncated()
                 return
             except _EXPECTED as error:
-                self._is_of_another_past = isinstance(error, OtherPastError)
+                self._needs_others = isinstance(error, OtherPastError | SkippedPartsError)
                 self._has_disk_failed = isinstance(error, DiskFullError) or (
                     isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
                 )
@@ -263,7 +273,7 @@ class HaFollower:
             except Exception as error:
                 log.exception("following the master failed; it begins again")
                 self._complain(error)
-            if self._store.log_failure or self._has_disk_failed or self._is_of_another_past:
+            if self._store.log_failure or self._has_disk_failed or self._needs_others:
                 pause_s = RETRY_PAUSE_MAX_S
             elif self._leadership is not None:
                 pause_s = ELECTED_PAUSE_S
@@ -284,6 +294,7 @@ class HaFollower:
             with RemotingClient(
                 address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s, lend=memory.lend, on_connecting=self._connecting
             ) as client:
+                self._check_whole(client)
                 session = FollowSession(self._store, self._writer.run)
                 part_size = PartSize(self._config.ha.transfer_size_bytes)
                 request = session.begin_request(
@@ -358,6 +369,38 @@ class HaFollower:
         raise TruncatedError(
             f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
         )
+
+    def _check_whole(self, client: RemotingClient) -> None:
+        """Raises TruncatedError or SkippedPartsError if what the master sends would not fit behind this log, though its end may."""
+        self._check_may_speak()
+        if self._leadership is not None and self._leadership.is_damaged:
+            self._leave_fork(client)
+        # The CRC at the end may be known all the same, so that the master agrees. But the start has skipped what stands before it.
+        if self._store.has_lost_its_end:
+            self._truncate(client)
+
+    def _leave_fork(self, client: RemotingClient) -> None:
+        """Says where this log is to end, if it has damage in what the master's log never had. Raises SkippedPartsError; OtherPastError: the
+        master lacks what was confirmed here.
+        """
+        assert self._leadership is not None
+        store, target = self._store, self._target
+        assert target is not None, "it is followed"
+        master = RemoteLog(client, self._broker_name)
+        point = last_agreed(store, master, store.epoch)
+        if point is not None and any(damage.end_position > point.position for damage in store.unhealed_ranges):
+            shares_past = point.position > SEAL_SIZE_BYTES or (point.position > 0 and store.has_dated_head)
+            shared = max(point.position, master.first_position) if shares_past else 0
+            own = OwnLog(store.appended_position, store.epoch, store.positions.confirmed, _has_led(store))
+            confirmed = own.kept_for(target, shares_past=shares_past)
+            if _sound_bytes(store, shared, confirmed):
+                raise OtherPastError(
+                    f"the start has skipped damaged parts of this log. The master at {client.address} has it up to position {shared} only,"
+                    f" and what was confirmed here ends at {confirmed}: nothing is dropped"
+                )
+            if shared < store.appended_position:
+                self._leadership.on_fork(point)
+        raise SkippedPartsError("the start has skipped damaged parts of this log: nothing is stored behind them")
 
     def _check_may_drop(self, position: int, first_position: int, address: Address) -> None:
         """Raises OtherPastError if this log may be the last copy of something that was acknowledged at or behind `position`.
@@ -509,3 +552,11 @@ def _has_sound_part(store: Store) -> bool:
 def _is_sound(store: Store, start: int, end: int) -> bool:
     """Whether nothing of a part of the log is in quarantine. Where this log is damaged, it agrees with no other."""
     return all(damage.end_position <= start or end <= damage.start_position for damage in store.damaged_ranges)
+
+
+def _sound_bytes(store: Store, start: int, end: int) -> int:
+    """How many bytes of a part of the log are not in quarantine."""
+    damaged = sum(
+        max(min(damage.end_position, end) - max(damage.start_position, start), 0) for damage in store.damaged_ranges
+    )
+    return max(end - start, 0) - damaged

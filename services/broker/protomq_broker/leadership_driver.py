@@ -4,6 +4,7 @@ it. One lock protects the machine.
     ha lane            report: what the slaves have -> what is confirmed, and may be answered
     send lane          confirm_alone: the same after an append, where no other member is waited for
     follower's thread  target, may_speak, heard, followed
+                       on_fork: what this slave's damaged log has behind this point, the master's never had
     elected_broker     is told all effects but `Ask`, in order; answers with opened or unable, following_stopped
 
 Nothing here knows a store or a socket.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from protomq_ha.in_sync_set import MemberReport
 
     from .etcd_gateway import EtcdGateway
+    from .store.log.agreement import LogPoint
 
 log = logging.getLogger("protomq.broker")
 
@@ -129,6 +131,8 @@ class LeadershipDriver:
         self._thread = threading.Thread(target=self._run, name="protomq-leadership", daemon=True)
         self.on_standing: Callable[[], None] = lambda: None
         """Called on any thread when `report` may return something else. Set by the broker that leads."""
+        self.on_fork: Callable[[LogPoint], None] = lambda point: None
+        """Called on the follower's thread if a damaged log is to end at this point. Set by the elected broker."""
 
     def begin(
         self,
@@ -169,8 +173,8 @@ class LeadershipDriver:
 
     @property
     def target(self) -> Follow | None:
-        """Returns whom to follow; None: nobody. Bytes behind a part that is missing here would not fit to what is derived from the log."""
-        return None if self.is_damaged else self._target
+        """Returns whom to follow; None: nobody. A damaged slave only compares its log with that of the master (`is_damaged`)."""
+        return self._target
 
     def may_speak(self, target: Follow) -> bool:
         """Whether this slave may tell this master now which part of the log it has."""

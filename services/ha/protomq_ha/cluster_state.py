@@ -5,6 +5,8 @@
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
     <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
     <prefix>/full/<member>  the disk of a member is full; bound to the member's lease
+    <prefix>/name/<member>  the broker of a member of the in-sync set: its id, and where it runs. For people: bound to nothing, so that it
+                            is there when the member is not
 
 A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
 of a key; 0 means that there is no such key.
@@ -23,7 +25,8 @@ ORDER: Final = "order"
 KEYS: Final = (MASTER, IN_SYNC, ORDER)
 END_PREFIX: Final = "end/"
 FULL_PREFIX: Final = "full/"
-PREFIXES_OF_MEMBERS: Final = (END_PREFIX, FULL_PREFIX)
+NAME_PREFIX: Final = "name/"
+PREFIXES_OF_MEMBERS: Final = (END_PREFIX, FULL_PREFIX, NAME_PREFIX)
 """Of the keys that each member has of its own."""
 
 SWITCH: Final = "switch"
@@ -83,6 +86,13 @@ class LogEnd(NamedTuple):
     is_cut: bool = False
 
 
+class MemberName(NamedTuple):
+    """Of the broker whose store is a member. Attributes: broker_id: while it follows; address: of its remoting port."""
+
+    broker_id: int
+    address: str
+
+
 class Compare(NamedTuple):
     """The transaction needs the key to be last written by this revision; 0: the key must not exist."""
 
@@ -124,6 +134,10 @@ class ClusterView:
         self.ends = {member: end for member, end in ends.items() if end is not None}
         self.full = frozenset(key.removeprefix(FULL_PREFIX) for key in self.rows if key.startswith(FULL_PREFIX))
         """Members whose disks are full, as far as they know."""
+        names = {
+            key.removeprefix(NAME_PREFIX): _name(row, key) for key, row in self.rows.items() if key.startswith(NAME_PREFIX)
+        }
+        self.names = {member: name for member, name in names.items() if name is not None}
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""
@@ -170,6 +184,11 @@ def encode_end(end: LogEnd) -> bytes:
 def encode_full() -> bytes:
     """The value of a key below FULL_PREFIX: that it is there says all."""
     return _encode()
+
+
+def encode_name(name: MemberName) -> bytes:
+    """The value of a key below NAME_PREFIX."""
+    return _encode(broker_id=name.broker_id, address=name.address)
 
 
 def encode_order(kind: str, target: str) -> bytes:
@@ -234,6 +253,15 @@ def _end(row: Row, key: str) -> LogEnd | None:
     except ValueError:
         return None
     return LogEnd(fields["epoch"], fields["position"], fields["is_cut"])
+
+
+def _name(row: Row, key: str) -> MemberName | None:
+    """None for a value that nobody can read: it is for people only."""
+    try:
+        fields = _decode(row, key, broker_id=int, address=str)
+    except ValueError:
+        return None
+    return MemberName(fields["broker_id"], fields["address"])
 
 
 def _order(row: Row | None) -> Order | None:

@@ -9,12 +9,13 @@ Rules
   acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
   because it may have lost the end of its log writes the set. So what it had said before does not bring it back.
 - A member that does not keep up for the time-out leaves; one whose session has ended, and that is not back, leaves sooner. The master
-  before this one, whose lease ran out, has had that time already: it leaves at once, and joins when it is back.
+  before this one, whose lease ran out, has had that time already: it leaves at once, and joins when it is back. Who has died with it
+  leaves sooner, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 
@@ -86,17 +87,18 @@ class InSyncSet:
         timeout_ms: int,
         lost_timeout_ms: int,
         now_ms: int,
+        absent: Set[str] = frozenset(),
     ) -> frozenset[str]:
         """The members as they should be: those that keep up, and those that have caught up.
 
         `timeout_ms`: for a member that does not keep up; `lost_timeout_ms`: for one that has followed this master, and whose session has
-        ended.
+        ended. It also holds for those that are `absent`, and have never followed this master.
         """
         floor = max(self.confirmed_position, self.start_position)
         live = {member for member, report in reports.items() if report.is_live}
         self._live_ms.update(dict.fromkeys(live, now_ms))
         self._met.update(reports)
-        lost = self._met - reports.keys()
+        lost = (self._met - reports.keys()) | (absent - self._met)
         kept = {
             each
             for each in self.members & self._live_ms.keys()

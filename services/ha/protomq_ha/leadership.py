@@ -18,6 +18,7 @@ Rules
   that. If it leads all the same, they do not follow it (`Follow.may_lose`).
 - A member of the set that hears nothing of its master writes where its log ends. When the lead is free, whoever has less waits a moment.
   So the others need not truncate their logs, for which sends would wait. That is a preference: nobody relies on it.
+  A member without such a key has died with its master, or cannot lead. The new master does not wait long for it (`_absent`).
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
@@ -36,6 +37,8 @@ Rules
 - A member whose disk is full says so in etcd (`full`). If it leads, it orders a switch to a member in sync that has not said so, and leaves
   the set. If there is none, it stays. So the lead comes back to it only if its disk has room, or if no member of the set has. When the lead
   is free, it lets members with room run first, for a moment: that is a preference, too.
+- A member of the set writes its broker's id and address while somebody leads (`name`). So others can say for whom they wait, who is away.
+  Whoever takes it out of the set takes that away. It is for people: nothing depends on it.
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -43,13 +46,14 @@ Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from .cluster_state import (
     END_PREFIX,
     FULL_PREFIX,
     IN_SYNC,
     MASTER,
+    NAME_PREFIX,
     ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
@@ -57,6 +61,7 @@ from .cluster_state import (
     Compare,
     InSync,
     LogEnd,
+    MemberName,
     Order,
     Put,
     Transaction,
@@ -64,6 +69,7 @@ from .cluster_state import (
     encode_full,
     encode_in_sync,
     encode_master,
+    encode_name,
     encode_order,
 )
 from .in_sync_set import InSyncSet, MemberReport
@@ -92,6 +98,8 @@ HURRIED_INTERVAL_MS: Final = 50
 """Between two looks at etcd while the lead changes, or may: sends wait for it."""
 LONGER_LOG_WAIT_MS: Final = 500
 """How long a member with a shorter log lets one with a longer log run first. A truncation takes longer."""
+ABSENT_AFTER_READS: Final = 3
+"""So many looks at etcd a member has to find its new master before it counts as dead. One that was heard of gets more."""
 FULL_PAUSE_MS: Final = 60_000
 """How long a member counts as full after it has given the lead away for that. A disk may report room, and yet refuse messages (a quota)."""
 FULL_PAUSE_MAX_MS: Final = 960_000
@@ -180,10 +188,13 @@ class Leadership:
         self.is_damaged = False
         """Its start has skipped damaged parts of the log."""
         self._counts_as_full_until_ms, self._full_pause_ms = NEVER_MS, FULL_PAUSE_MS
-        self._next_full_ms = self._next_give_away_ms = now_ms
-        """When etcd may next be told whether the disk is full, and when a switch away from it may next be ordered."""
+        self._next_full_ms = self._next_give_away_ms = self._next_name_ms = now_ms
+        """When etcd may next be told whether the disk is full, when a switch away from it may next be ordered, and when etcd may next be
+        told whose store this is."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
+        self._absent_from_ms: int | None = None
+        """From then on members that say nothing have died with the master before this one; None: it has handed over."""
         self._gone = ""
         """The last master whose lease ran out, as far as this member has seen."""
 
@@ -256,7 +267,7 @@ class Leadership:
                 "nobody is followed. If this store has the latest messages, order its unclean promotion"
             )
         elif view.master is None and self.settings.member not in view.in_sync.members:
-            members = ", ".join(sorted(view.in_sync.members)) or "none is left"
+            members = self._named(view.in_sync.members) or "none is left"
             found.append(
                 "nobody leads, and this store may lack what was acknowledged: start a member of the in-sync set "
                 f"({members}), or order an unclean promotion"
@@ -265,11 +276,20 @@ class Leadership:
 
     def _problem_of_cut(self) -> str:
         in_sync = self.view.in_sync if self.view is not None else None
-        others = in_sync.members - {self.settings.member} if in_sync is not None else ()
-        unheard = ", ".join(sorted(each for each in others if not self._says_cut(each)))
+        others = in_sync.members - {self.settings.member} if in_sync is not None else frozenset()
+        unheard = frozenset(each for each in others if not self._says_cut(each))
         return (
             "the start has cut the end of the log here, which may have been acknowledged: this member leads only if nobody in the in-sync"
-            f" set has more. It waits for {unheard or 'a master'}. If nobody leads, and they do not come back, order an unclean promotion"
+            f" set has more. It waits for {self._named(unheard) or 'a master'}. If nobody leads, start them. If they do not come back,"
+            " order the unclean promotion of the member with the highest epoch and the furthest end_position (protomq ha promote --unclean)"
+        )
+
+    def _named(self, members: frozenset[str]) -> str:
+        """These members as an operator knows them, as far as etcd has it. An empty folder is another member of the same broker."""
+        names = self.view.names if self.view is not None else {}
+        return ", ".join(
+            f"broker_id {names[each].broker_id} at {names[each].address} (store {each})" if each in names else f"store {each}"
+            for each in sorted(members)
         )
 
     def is_hurried(self, now_ms: int) -> bool:
@@ -344,6 +364,7 @@ class Leadership:
             self.role, self.own_epoch, self._log_is_empty = Role.LEADING, epoch, False
             self._end_position, self._reports = end_position, {}
             self.in_sync.begin(end_position, now_ms, self._gone)
+            self._absent_from_ms = now_ms + ABSENT_AFTER_READS * self.settings.read_interval_ms if self._gone else None
             self._gone = ""
         return self._advance(now_ms)
 
@@ -523,6 +544,7 @@ class Leadership:
             self._while_leading(effects, view, now_ms)
         if self.role in (Role.FOLLOWING, Role.LEADING):
             self._tell_room(effects, view, now_ms)
+            self._tell_name(effects, view, now_ms)
         return effects
 
     def _read_interval_ms(self, now_ms: int) -> int:
@@ -610,6 +632,17 @@ class Leadership:
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
             puts = (Put(key, encode_full(), self._lease),) if counts_as_full else ()
             self._ask(effects, Transaction(compares, puts, () if puts else (key,)), now_ms)
+
+    def _tell_name(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Tells etcd whose store this member of the set is. While nobody leads, it keeps no election waiting for that."""
+        own, name = self.settings.member, MemberName(self.settings.broker_id, self.settings.address)
+        is_member = view.master is not None and view.in_sync is not None and own in view.in_sync.members
+        if not is_member or view.names.get(own) == name or now_ms < self._next_name_ms:
+            return
+        if self._is_fresh and not self._is_pending(Transaction):
+            self._next_name_ms = now_ms + self.settings.lease_ttl_ms
+            compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
+            self._ask(effects, Transaction(compares, (Put(f"{NAME_PREFIX}{own}", encode_name(name)),)), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
@@ -733,7 +766,7 @@ class Leadership:
                 Put(MASTER, encode_master(own, epoch, self.settings.address), self._lease),
                 Put(IN_SYNC, encode_in_sync(epoch, members, unclean_epoch=unclean_epoch)),
             ),
-            (ORDER,) if is_ordered else (),
+            ((ORDER,) if is_ordered else ()) + _names_of(view, (in_sync.members if in_sync is not None else frozenset()) - members),
         )
 
     def _while_leading(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
@@ -760,7 +793,7 @@ class Leadership:
         elif self.role is Role.LEADING:
             settings = self.settings
             wanted = in_sync.wanted(
-                self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms
+                self._reports, settings.member_timeout_ms, settings.member_lost_timeout_ms, now_ms, self._absent(view, in_sync, now_ms)
             )
             if self._should_give_away(view, in_sync, now_ms):
                 self._next_give_away_ms = now_ms + settings.lease_ttl_ms
@@ -772,7 +805,13 @@ class Leadership:
                 in_sync.propose(wanted)
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
                 put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted, unclean_epoch=self._unclean_epoch))
-                self._ask(effects, Transaction(compares, (put,)), now_ms)
+                self._ask(effects, Transaction(compares, (put,), _names_of(view, in_sync.members - wanted)), now_ms)
+
+    def _absent(self, view: ClusterView, in_sync: InSyncSet, now_ms: int) -> frozenset[str]:
+        """Members that have not said where their logs end while the master before this one was silent for longer than its lease."""
+        if self._absent_from_ms is None or now_ms < self._absent_from_ms:
+            return frozenset()
+        return in_sync.members - view.ends.keys()
 
     def _give_back(self, view: ClusterView, in_sync: InSyncSet) -> Transaction:
         unclean_epoch = self._unclean_epoch
@@ -844,6 +883,25 @@ class Leadership:
             value = encode_in_sync(self.epoch, members, self._successor, unclean_epoch=self._unclean_epoch)
             revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
             compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))
-            self._ask(
-                effects, Transaction(compares, (Put(IN_SYNC, value),), (MASTER, ORDER)), now_ms
-            )
+            deletes = (MASTER, ORDER, *_names_of(view, in_sync.members - members))
+            self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),), deletes), now_ms)
+
+
+def _names_of(view: ClusterView, members: frozenset[str]) -> tuple[str, ...]:
+    """The keys that name these members, as far as they are there."""
+    return tuple(f"{NAME_PREFIX}{each}" for each in sorted(members & view.names.keys()))
+
+
+class HasCutEnd(Protocol):
+    """A Leadership, or who drives one."""
+
+    @property
+    def end_is_cut(self) -> bool:
+        """See Leadership."""
+
+
+def may_forget_cut(leadership: HasCutEnd) -> bool:
+    """Whether `CutSettled` holds still when its turn comes. The store may have been opened again meanwhile, and that has cut its end once
+    more.
+    """
+    return not leadership.end_is_cut

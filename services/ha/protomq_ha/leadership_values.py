@@ -12,7 +12,7 @@ from .cluster_state import ClusterView, Transaction
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Attributes:
-    member: this store; address: where others reach it.
+    member: this store; address: where others reach it; broker_id: while it follows.
     lease_ttl_ms: of the master key; also the time for which a member's promise binds it. Etcd grants no less than 2 s by default.
     renew_interval_ms: between two renewals; read_interval_ms: between two looks at etcd.
     member_timeout_ms: a member that does not keep up for this time leaves the set; member_lost_timeout_ms: one whose session has ended, and
@@ -30,6 +30,7 @@ class Settings:
     member_lost_timeout_ms: int = 500
     hand_over_timeout_ms: int = 3_000
     new_name_wait_ms: int = 3_000
+    broker_id: int = 0
 
     @property
     def trusted_ms(self) -> int:

@@ -14,6 +14,7 @@ from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.elected_broker import (
     CHANGE_GRACE_S,
     FULL_LOOKS,
+    CutFork,
     ElectedBroker,
     LogFailed,
     LookForRoom,
@@ -22,6 +23,7 @@ from protomq_broker.elected_broker import (
 )
 from protomq_broker.etcd_gateway import ANSWER_TIMEOUT_S
 from protomq_broker.store.errors import StoreFailedError
+from protomq_broker.store.log.agreement import LogPoint
 from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
@@ -131,6 +133,12 @@ class Failing:
         if self._leads_after:
             raise OSError(errno.ENOSPC, "full")
 
+    def _truncate(self, point: LogPoint) -> LogPoint:
+        if self._leads_after:
+            raise OSError(errno.ENOSPC, "full")
+        self.done.append(f"ends at {point.position}")
+        return point
+
     def _process(self, failure: str, *, has_lost_its_end: bool = False) -> Any:
         number = self._processes = self._processes + 1
 
@@ -155,6 +163,7 @@ class Failing:
             check_room=self._check_room,
             close=lambda: self.done.append("closes its store"),
             appended_position=0,
+            truncate_to=self._truncate,
         )
         return SimpleNamespace(
             give_up_store=give_up_store,
@@ -285,6 +294,29 @@ class Unreadable:
         raise OSError(errno.EIO, "cannot be read")
 
     has_healed_what_was_skipped = skipped_ranges
+
+
+def cut_fork(failing: Failing, process: Any = None) -> list[str]:
+    failing._broker.leadership.is_damaged = True  # type: ignore[misc]
+    item = CutFork(process or failing._broker.process, LogPoint(70, 1, 0))
+    asyncio.run(failing._broker._do(item))
+    return failing.done
+
+
+def test_a_member_whose_damage_lies_in_a_fork_leaves_the_set_before_its_log_is_truncated() -> None:
+    """The damage may begin in what was acknowledged: after the truncation nothing shows that it lacks that."""
+    assert cut_fork(Failing(Role.FOLLOWING, "")) == [
+        "process 1 follows nobody", "leaves the set", "doubts its end", "ends at 70", "stops", "starts",
+    ]  # fmt: skip
+
+
+def test_a_fork_that_a_full_disk_keeps_is_looked_for_again() -> None:
+    assert cut_fork(Failing(Role.FOLLOWING, "", leads_after=1))[-1] == "process 1 follows"
+
+
+def test_a_log_that_was_opened_again_or_leads_is_not_truncated_for_a_fork() -> None:
+    assert cut_fork(Failing(Role.FOLLOWING, ""), SimpleNamespace()) == []
+    assert "ends at 70" not in cut_fork(Failing(Role.LEADING, ""))
 
 
 def test_a_log_that_cannot_be_read_is_not_healed_and_may_be_damaged() -> None:

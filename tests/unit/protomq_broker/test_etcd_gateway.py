@@ -10,6 +10,7 @@ from protomq_ha.cluster_state import (
     IN_SYNC,
     MASTER,
     ORDER,
+    PREFIXES_OF_MEMBERS,
     ClusterView,
     Compare,
     Put,
@@ -114,3 +115,12 @@ def test_keys_of_others_are_no_keys_of_this_name() -> None:
     view = gateway.ask(ReadCluster())
     assert isinstance(view, ClusterView)
     assert set(view.rows) == {MASTER}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES_OF_MEMBERS)
+def test_keys_that_each_member_has_of_its_own_are_read(prefix: str) -> None:
+    gateway = HttpEtcd(URLS, PREFIX, FakeEtcd(PREFIX).transport)
+    gateway.ask(Transaction((), (Put(f"{prefix}7", b"{}"),)))
+    view = gateway.ask(ReadCluster())
+    assert isinstance(view, ClusterView)
+    assert set(view.rows) == {f"{prefix}7"}

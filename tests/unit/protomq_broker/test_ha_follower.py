@@ -17,7 +17,7 @@ from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
-from protomq_broker.ha_follower import HaFollower, OtherPastError, TruncatedError
+from protomq_broker.ha_follower import HaFollower, OtherPastError, SkippedPartsError, TruncatedError
 from protomq_broker.ha_service import HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
@@ -247,6 +247,91 @@ def test_what_was_confirmed_is_dropped_for_an_elected_master_by_order_only() -> 
     assert truncated_to(master, slave, elected=elected._replace(unclean_epoch=master.epoch)) == shared
 
 
+def damaged_at(slave: Store, *positions: int) -> Store:
+    """As a start opens it after a bit was flipped near each of these positions."""
+    slave.checkpoint()
+    slave.close()
+    disk = disk_of(slave)
+    for position in positions:
+        path = f"/s/commitlog/{position // SEGMENT * SEGMENT:020}"
+        disk.flip_bit(path, (position % SEGMENT + 100) * 8)
+    slave = open_store(disk, follows=True, corruption="quarantine")
+    assert len(slave.skipped_ranges) == len(positions)
+    return slave
+
+
+def fork_of(master: Store, slave: Store) -> int | None:
+    """Where this damaged log is to end, as it is told; None: it is not."""
+    told: list[int] = []
+    leadership = SimpleNamespace(on_fork=lambda point: told.append(point.position))
+    follower = follower_of(slave, leadership=leadership)
+    follower._target = Follow("m", "m:1", master.epoch)
+    with pytest.raises((SkippedPartsError, OtherPastError)) as raised:
+        follower._leave_fork(_Line(master))  # type: ignore[arg-type]
+    assert not told or isinstance(raised.value, SkippedPartsError)
+    return told[0] if told else None
+
+
+def test_damage_in_what_the_master_never_had_goes_with_the_fork_and_what_is_left_is_healed() -> None:
+    master, slave, shared = longer_than_its_master(confirmed=False)
+    in_both = slave.min_position + 2_000
+    slave = damaged_at(slave, in_both, shared + 50)
+    assert fork_of(master, slave) == shared
+    slave.truncate_to(slave.log_point(shared))  # type: ignore[arg-type]
+    slave.close()
+    left = open_store(disk_of(slave), follows=True, corruption="quarantine")
+    assert left.appended_position == shared
+    (damage,) = left.unhealed_ranges
+    assert damage.start_position <= in_both + 100 < damage.end_position
+    left.heal_log(damage, log_of(disk_of(master), damage.start_position, damage.end_position))
+    left.close()
+    whole = open_store(disk_of(left), follows=True)
+    assert not whole.damaged_ranges
+    follow(master, whole)
+    end = master.appended_position
+    assert log_of(disk_of(whole), 0, end) == log_of(disk_of(master), 0, end)
+
+
+def test_damage_before_the_fork_is_healed_first() -> None:
+    master, slave, shared = longer_than_its_master(confirmed=False)
+    assert fork_of(master, damaged_at(slave, shared - 1_000)) is None
+
+
+def test_a_damaged_log_that_the_master_has_is_not_truncated() -> None:
+    master = with_messages(20)
+    slave = slave_of(master)
+    middle = slave.appended_position // 2
+    assert fork_of(master, damaged_at(slave, middle)) is None
+
+
+def test_a_damaged_fork_with_sound_parts_that_were_confirmed_stays() -> None:
+    """As where etcd was restored from a copy."""
+    master, slave, shared = longer_than_its_master(confirmed=True)
+    confirmed = slave.positions.confirmed
+    slave = damaged_at(slave, shared + 50)
+    slave.positions.note_replicated(confirmed)
+    assert fork_of(master, slave) is None
+
+
+def test_a_log_that_ends_with_damage_begins_again_before_it_even_if_the_crc_at_its_end_is_known() -> None:
+    """The flipped bit is in the last seal, but not in its CRC: the master has that point."""
+    master = with_messages(20)
+    slave = slave_of(master)
+    end = slave.appended_position
+    slave.checkpoint()
+    slave.close()
+    disk = disk_of(slave)
+    disk.flip_bit(f"/s/commitlog/{0:020}", (end - SEAL_SIZE_BYTES) * 8)
+    slave = open_store(disk, follows=True, corruption="quarantine")
+    assert slave.has_lost_its_end
+    assert slave.positions.tail.crc32c == master.positions.tail.crc32c
+    follower = follower_of(slave)
+    with pytest.raises(TruncatedError):
+        follower._check_whole(_Line(master))  # type: ignore[arg-type]
+    slave.close()
+    assert open_store(disk_of(slave), follows=True).appended_position < end
+
+
 def test_a_master_of_an_epoch_that_this_log_has_from_another_one_is_followed_by_order_only() -> None:
     """Each epoch has one writer. So etcd was restored from a copy that did not know of the epoch, and gave it again."""
     old = elected_with_messages(5)
@@ -407,7 +492,8 @@ def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: 
     line = _SilentMaster(answers_hello=asks != "to be connected")
     monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
     target = Follow("m", "m:1", 2)
-    follower = follower_of(slave_of(with_messages(5)), leadership=SimpleNamespace(target=target, may_speak=lambda asked: True))
+    leadership = SimpleNamespace(target=target, may_speak=lambda asked: True, is_damaged=False)
+    follower = follower_of(slave_of(with_messages(5)), leadership=leadership)
     if asks == "where both logs agree":
         monkeypatch.setattr(follower, "_follow_once", lambda: _compare_only(follower, line))
     said: list[BaseException] = []
@@ -483,7 +569,7 @@ def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: 
     line = _SilentMaster()
     monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
     monkeypatch.setattr(ha_follower, "ELECTED_PAUSE_S", 600)
-    leadership = SimpleNamespace(target=None, may_speak=lambda asked: True)
+    leadership = SimpleNamespace(target=None, may_speak=lambda asked: True, is_damaged=False)
     follower = follower_of(slave_of(with_messages(5)), leadership=leadership)
     has_complained = threading.Event()
     monkeypatch.setattr(follower, "_complain", lambda error: has_complained.set())

@@ -111,7 +111,8 @@ def test_from_the_moment_a_slave_is_to_join_nothing_is_confirmed_without_it(
     driver = make("1").lead().driver
     driver.report(100, {})
     asked_ms = driver.now_ms() + 1_000
-    driver.report(100, {"2": MemberReport(100, True, asked_ms)})
+    # What it has said to etcd before may be under way still.
+    until(lambda: not driver.report(100, {"2": MemberReport(100, True, asked_ms)}).alone)
     standing = driver.confirm_alone(200)
     assert (standing.confirmed_position, standing.alone) == (100, False)
     until(lambda: driver.report(200, {"2": MemberReport(150, True, asked_ms)}).copies == 2)

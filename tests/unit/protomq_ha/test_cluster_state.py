@@ -11,12 +11,14 @@ from protomq_ha.cluster_state import (
     ClusterView,
     Compare,
     LogEnd,
+    MemberName,
     Put,
     Row,
     Transaction,
     encode_end,
     encode_in_sync,
     encode_master,
+    encode_name,
     encode_order,
 )
 
@@ -32,6 +34,11 @@ def test_what_is_written_is_read_again() -> None:
     assert view.in_sync == (3, frozenset({"m1", "m2"}), "m2", 8, False, 2)
     assert view.order == (SWITCH, "", 9)
     assert [view.key_revision(key) for key in (MASTER, IN_SYNC, ORDER, "other")] == [7, 8, 9, 0]
+
+
+def test_the_name_of_a_member_is_for_people_so_one_that_nobody_can_read_is_none() -> None:
+    rows = {"name/m1": Row(encode_name(MemberName(2, "host:1")), 7), "name/m2": Row(b"{}", 8)}
+    assert ClusterView(8, rows).names == {"m1": MemberName(2, "host:1")}
 
 
 def test_nothing_is_there_at_first() -> None:

@@ -15,6 +15,7 @@ from protomq_ha.cluster_state import (
     PROMOTE_UNCLEAN,
     SWITCH,
     LogEnd,
+    MemberName,
     Put,
     Transaction,
     encode_end,
@@ -47,15 +48,15 @@ class Member:
 
     def __init__(
         self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0,
-        cut_end: LogEnd | None = None,
+        cut_end: LogEnd | None = None, broker_id: int = 7,
     ) -> None:
         self.etcd, self.answers = etcd, True
         self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
-            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost,
-            cut_end=cut_end,
+            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id), epoch, now_ms, log_is_empty=empty,
+            tail_may_be_lost=lost, cut_end=cut_end,
         )  # fmt: skip
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
@@ -236,6 +237,36 @@ def test_whoever_has_less_of_the_log_runs_if_the_other_does_not(etcd: SimEtcd) -
     assert shorter.lead(TTL_MS + 550) == 2, "it has all that was acknowledged"
 
 
+def test_who_died_with_its_master_keeps_the_next_one_waiting_for_a_moment_only(etcd: SimEtcd) -> None:
+    """It has not said where its log ends. Who has said that is there, and gets the whole time to appear."""
+    master_with(etcd, "s0", "s1", "dead")
+    heir, late = (Member(etcd, name, epoch=1, empty=False) for name in ("s0", "s1"))
+    for slave in (heir, late):
+        slave.tick(0)
+        slave.tick(2_000)
+    heir.lead(TTL_MS)
+    heir.report(0, {}, TTL_MS + 800)
+    assert heir.members() == {"s0", "s1", "dead"}, "it may have heard its master a moment ago"
+    heir.report(0, {}, TTL_MS + 950)
+    assert heir.members() == {"s0", "s1"}
+    heir.report(0, {}, TTL_MS + 2_900)
+    assert heir.members() == {"s0", "s1"}
+    heir.report(0, {}, 2 * TTL_MS)
+    assert heir.members() == {"s0"}
+
+
+def test_who_is_silent_at_a_switch_has_not_died_with_a_master(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s", "t")
+    heir = Member(etcd, "s", epoch=1, empty=False)
+    heir.tick(0)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    for now_ms in (300, 400, 500):
+        master.report(0, {"s": MemberReport(0, True, now_ms)}, now_ms)
+    heir.lead(700)
+    heir.report(0, {}, 2_700)
+    assert "t" in heir.members()
+
+
 def test_nobody_waits_for_a_longer_log_from_outside_the_set_or_for_one_that_ends_there(etcd: SimEtcd) -> None:
     first, second = silent_slaves(etcd, 700, 700)
     stranger = Put("end/x", encode_end(LogEnd(9, 900)))
@@ -363,7 +394,9 @@ def test_a_member_whose_log_was_cut_does_not_run_while_another_one_may_have_more
     for now_ms in range(4_000, 20_000, 100):
         assert cut.tick(now_ms) == [], now_ms
     assert cut.members() == {"m", "s", "t"}
-    assert "m, t" in cut.machine.problems(20_000)[0]
+    (problem,) = cut.machine.problems(20_000)
+    assert "It waits for broker_id 7 at m:1 (store m), store t." in problem, "t has never run here"
+    assert "protomq ha promote --unclean" in problem
     whole = Member(etcd, "t", 20_000, epoch=1, empty=False)
     for now_ms in range(20_000, 20_000 + TTL_MS, 100):
         assert cut.tick(now_ms) == []
@@ -453,6 +486,33 @@ def test_the_end_of_a_cut_log_is_told_again_behind_a_change_of_the_set_and_never
     assert "end/s" not in told
 
 
+def test_members_of_the_set_are_known_by_name_until_they_are_taken_out_of_it(etcd: SimEtcd) -> None:
+    """And at the address that they have now."""
+    master = master_with(etcd, "s", "t")
+    slave, outsider = Member(etcd, "s", 0, broker_id=2), Member(etcd, "u", 0)
+    for now_ms in range(0, 1_000, 300):
+        for member in (slave, outsider):
+            member.tick(now_ms)
+        master.report(0, {"s": MemberReport(0, True, now_ms)}, now_ms)
+    assert etcd.view.names == {"m": MemberName(7, "m:1"), "s": MemberName(2, "s:1")}
+    moved = Member(etcd, "s", 1_000, broker_id=3)
+    moved.tick(1_000)
+    assert etcd.view.names["s"] == MemberName(3, "s:1")
+    for now_ms in range(1_000, 9_000, 300):
+        master.report(0, {}, now_ms)
+    assert master.members() == {"m"}
+    assert etcd.view.names == {"m": MemberName(7, "m:1")}
+
+
+def test_who_takes_over_takes_away_the_name_of_the_master_that_is_gone(etcd: SimEtcd) -> None:
+    master_with(etcd, "s").tick(300)
+    slave = Member(etcd, "s", 300)
+    slave.tick(300)
+    assert etcd.view.names.keys() == {"m", "s"}
+    assert slave.lead(300 + TTL_MS) == 2
+    assert etcd.view.names.keys() == {"s"}
+
+
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave = Member(etcd, "s")
@@ -472,7 +532,7 @@ def test_a_store_from_outside_the_set_does_not_run_and_says_who_could(etcd: SimE
         stranger.tick(now_ms)
     assert stranger.machine.role is Role.FOLLOWING
     (problem,) = stranger.machine.problems(20_000)
-    assert "start a member of the in-sync set (m, s), or order an unclean promotion" in problem
+    assert "start a member of the in-sync set (broker_id 7 at m:1 (store m), store s), or order an unclean promotion" in problem
 
 
 def test_an_operator_can_promote_it_all_the_same(etcd: SimEtcd) -> None:
@@ -994,7 +1054,7 @@ def test_a_store_that_may_lack_its_end_stays_in_doubt_while_etcd_knows_no_member
 
 def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
     master_with(etcd)
-    revision = etcd.view.key_revision(IN_SYNC)
+    revision = etcd.revision
     slave = Member(etcd, "s", epoch=1, empty=False, lost=True)
     slave.tick(0)
     assert etcd.view.key_revision(IN_SYNC) == revision + 1, "a set with it that is under way can no longer be made"
