@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ._interrupts import interrupt_behind
 from ._methods import WATCHED
 from ._transport_options import given_up
 from ._types import PEER_TIMEOUT_S, MethodInfo
@@ -107,6 +108,11 @@ class GrpcLink:
             if self._closed:
                 raise ClosedError("the transport is closed") from None
             raise ConnectionLostError(f"{self._address}: {error}") from None
+        except RuntimeError as error:
+            interrupt = interrupt_behind(error)
+            if interrupt is None:
+                raise
+            raise interrupt from interrupt.__cause__
         return answer
 
     def _call_watched(

@@ -1,7 +1,13 @@
-"""A channel of gRPC whose calls end no more, for a signal handler's error has hit gRPC itself: it is made anew. The channels are fakes."""
+"""A signal handler's error that has hit gRPC itself: it reaches the caller, and a channel whose calls end no more is made anew.
+
+The channels are fakes.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -58,3 +64,51 @@ def test_a_call_that_does_not_end_in_time_ends_all_the_same_and_the_next_one_has
     assert (stuck.is_closed, stuck.cancelled_count) == (False, 1), "its close would wait for the call"
     assert send() == b"stored"
     assert not new.is_closed
+
+
+class WaitingChannel(FakeChannel):
+    """Its calls wait as gRPC's do; the answer comes before anybody waits for it."""
+
+    def result(self, _: float) -> bytes:
+        condition = threading.Condition()
+        with condition:
+            condition.wait(0.0)
+        return b"stored"
+
+
+class HandlerAt:
+    """A profiler that raises an error at one of the places in `threading.Condition.wait`, as a signal handler does."""
+
+    def __init__(self, place: int, error: type[BaseException]) -> None:
+        self.left = place
+        self._error = error
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code is threading.Condition.wait.__code__:
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                raise self._error("of the handler")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, LookupError])
+def test_the_error_of_a_handler_that_comes_inside_grpcs_own_wait_reaches_the_caller(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: WaitingChannel(b""))
+    link = GrpcLink("a:1")
+
+    def outcome_with_handler_at(place: int) -> bytes | str:
+        sys.setprofile(HandlerAt(place, error))
+        try:
+            return link.call(SEND, [b"x"], 1.0, False, lambda: False)
+        except error as caught:
+            return str(caught)
+        finally:
+            sys.setprofile(None)
+
+    outcomes = [outcome_with_handler_at(1)]
+    while outcomes[-1] != b"stored":
+        outcomes.append(outcome_with_handler_at(len(outcomes) + 1))
+    assert outcomes[:-1] == ["of the handler"] * (len(outcomes) - 1)
+    assert len(outcomes) > 5
