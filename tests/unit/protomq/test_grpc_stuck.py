@@ -5,8 +5,10 @@ The channels are fakes.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -24,7 +26,8 @@ class FakeChannel:
 
     def __init__(self, answer: bytes | None) -> None:
         self.answer = answer
-        self.is_closed = False
+        self.close_ends = threading.Event()
+        self.is_closed = threading.Event()
         self.cancelled_count = 0
 
     def unary_unary(self, _: str) -> FakeChannel:
@@ -42,7 +45,10 @@ class FakeChannel:
         self.cancelled_count += 1
 
     def close(self) -> None:
-        self.is_closed = True
+        """Waits for its calls, as gRPC's does."""
+        if self.answer is None:
+            self.close_ends.wait()
+        self.is_closed.set()
 
 
 def test_a_call_that_does_not_end_in_time_ends_all_the_same_and_the_next_one_has_a_new_channel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +67,38 @@ def test_a_call_that_does_not_end_in_time_ends_all_the_same_and_the_next_one_has
     with pytest.raises(RequestTimeoutError, match=f"a:1: no answer to {SEND.path} in time") as caught:
         send()
     assert isinstance(caught.value.__cause__, TimeoutError)
-    assert (stuck.is_closed, stuck.cancelled_count) == (False, 1), "its close would wait for the call"
+    assert stuck.cancelled_count == 1
     assert send() == b"stored"
-    assert not new.is_closed
+    assert not stuck.is_closed.is_set(), "nobody waits for that"
+    assert not new.is_closed.is_set()
+    link.close()
+    assert new.is_closed.is_set()
+    stuck.close_ends.set()
+    assert stuck.is_closed.wait(5.0)
+
+
+def test_the_close_of_a_link_does_not_wait_for_a_stuck_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = FakeChannel(None)
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: stuck)
+    monkeypatch.setattr(_grpc_transport, "CLOSE_S", 0.0)
+    GrpcLink("a:1").close()
+    assert not stuck.is_closed.is_set()
+    stuck.close_ends.set()
+    assert stuck.is_closed.wait(5.0)
+
+
+def test_a_stuck_channel_is_not_collected_for_that_would_wait_for_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = FakeChannel(None)
+    found, ends, channels = weakref.ref(channel), channel.close_ends, [FakeChannel(b""), channel]
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: channels.pop())
+    monkeypatch.setattr(_grpc_transport, "STUCK_S", 0.0)
+    link = GrpcLink("a:1")
+    del channel
+    with pytest.raises(RequestTimeoutError):
+        link.call(SEND, [b"x"], 0.001, False, lambda: False)
+    gc.collect()
+    assert found() is not None
+    ends.set()
 
 
 class WaitingChannel(FakeChannel):
