@@ -36,8 +36,8 @@ def switch(
 ) -> None:  # fmt: skip
     """Have the master give the lead to a slave that is in sync; nothing is lost.
 
-    Sends wait for a second or so. If that broker leads already, all stays. Exit code 6: the master has refused, and still leads. 1: it is not
-    known yet whether the switch comes.
+    Sends wait for a second or so. If that broker leads already, all stays. Exit code 6: the master has refused, and still leads. 1: whether
+    the switch comes is not known yet.
     """
     from protomq.errors import RequestTimeoutError
 
