@@ -36,7 +36,8 @@ def switch(
 ) -> None:  # fmt: skip
     """Have the master give the lead to a slave that is in sync; nothing is lost.
 
-    Sends wait for a second or so. If that broker leads already, all stays.
+    Sends wait for a second or so. If that broker leads already, all stays. Exit code 6: the master has refused, and still leads. 1: whether
+    the switch comes is not known yet.
     """
     from protomq.errors import RequestTimeoutError
 
@@ -49,11 +50,13 @@ def switch(
             raise CliError(
                 ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"
             )
+        give_up_s = time.monotonic() + DONE_WITHIN_S
+        is_left = True
         try:
             admin.switch_master(broker, to, timeout_s=DONE_WITHIN_S)
-        except RequestTimeoutError:
-            raise _nobody_else(broker) from None
-        _wait_for_another(admin, broker, before, output)
+        except RequestTimeoutError as error:
+            is_left = error.metadata.get("order") == "left"
+        _wait_for_another(admin, broker, before, output, give_up_s=give_up_s, is_left=is_left)
 
 
 def demote(
@@ -152,13 +155,19 @@ def _print_leader(leader: HaStatus, output: OutputFormat) -> None:
 
 
 def _wait_for_another(
-    admin: Admin, broker: str, before: HaStatus | None, output: OutputFormat
+    admin: Admin,
+    broker: str,
+    before: HaStatus | None,
+    output: OutputFormat,
+    *,
+    give_up_s: float | None = None,
+    is_left: bool = True,
 ) -> None:
-    """Until another one leads, in a later epoch; else says so."""
+    """Until another one leads, in a later epoch; else says who does. `is_left`: whether the order has surely been left."""
     from protomq.errors import ProtomqError
 
-    give_up_s = time.monotonic() + DONE_WITHIN_S
-    while time.monotonic() < give_up_s:
+    give_up_s = time.monotonic() + DONE_WITHIN_S if give_up_s is None else give_up_s
+    while True:
         try:
             now = _leader(_states(admin, broker))
         except ProtomqError:  # stores are being opened again
@@ -166,13 +175,17 @@ def _wait_for_another(
         if now is not None and (before is None or now.epoch > before.epoch):
             _print_leader(now, output)
             return
+        if time.monotonic() >= give_up_s:
+            raise _not_switched(broker, now, is_left=is_left)
         time.sleep(LOOK_INTERVAL_S)
-    raise _nobody_else(broker)
 
 
-def _nobody_else(broker: str) -> CliError:
-    return CliError(
-        ExitCode.FAILURE,
-        "NOT_SWITCHED",
-        f"nobody else leads {broker} after {DONE_WITHIN_S:.0f} s; `protomq ha status` tells who is in sync",
-    )
+def _not_switched(broker: str, now: HaStatus | None, *, is_left: bool) -> CliError:
+    who = "nobody leads it" if now is None or now.leadership is None else f"{now.leadership.member} leads it in epoch {now.epoch}"
+    if now is not None and is_left:
+        why = "No slave in sync could take over; `protomq ha status` tells who is"
+        text = f"{broker} was not switched in {DONE_WITHIN_S:.0f} s: {who}, as before. {why}"
+        return CliError(ExitCode.REFUSED, "NOT_SWITCHED", text)
+    why = "" if is_left else " The order was not answered, and may still be carried out."
+    text = f"it is not known yet whether {broker} is switched: now {who}.{why} `protomq ha status` tells how it ends"
+    return CliError(ExitCode.FAILURE, "SWITCH_UNKNOWN", text)

@@ -336,6 +336,7 @@ def test_fake_group(protomq_server: Broker) -> None:
     assert run_example(protomq_server, "fake_group.py").splitlines() == [
         "12A is paid at the second try, 10 seconds later",
         "dead letter: a ticket without a seat",
+        "the first member has all queues, and billed 2C and 3C again",
     ]
 
 

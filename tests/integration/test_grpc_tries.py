@@ -6,6 +6,7 @@ A server that says nothing at all costs no try, as over the remoting port.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import grpc.aio
 import pytest
 
 from protomq import _methods
-from protomq._grpc_transport import AioGrpcLink, GrpcLink
+from protomq._grpc_transport import SILENT_S, AioGrpcLink, GrpcLink
 from protomq._retry import CALL
 from protomq._transport_options import was_silent
 from protomq._types import MethodInfo
@@ -73,11 +74,14 @@ class Held(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.began, self.ends = threading.Event(), threading.Event()
+        self.both_began, self._numbers = threading.Event(), itertools.count()
 
     def service(self, handler_call_details: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(self._hold)
 
     def _hold(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if next(self._numbers) == 1:
+            self.both_began.set()
         self.began.set()
         self.ends.wait(PATIENCE_S)
         return b""
@@ -156,6 +160,79 @@ async def test_a_server_behind_a_slow_link_is_connected_at_the_first_try() -> No
                 sync_link.close()
                 await aio_link.close()
         assert link.connections_accepted == 6, "no try was given up"
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_channel_that_a_firewall_has_forgotten_costs_one_call(is_watched: bool) -> None:
+    with held_server() as (held, address), FaultProxy(address) as proxy:
+        held.ends.set()
+        link = GrpcLink(proxy.address)
+
+        def commit(timeout_s: float) -> bytes:
+            return link.call(_methods.COMMIT_OFFSETS, (b"",), timeout_s, False, (lambda: False) if is_watched else None)
+
+        try:
+            for accepted in (1, 2, 3):
+                assert commit(PATIENCE_S) == b""
+                assert proxy.connections_accepted == accepted
+                proxy.swallow()
+                with pytest.raises(RequestTimeoutError):
+                    commit(SILENT_S)
+        finally:
+            link.close()
+
+
+async def test_a_channel_of_coroutines_that_a_firewall_has_forgotten_costs_one_call() -> None:
+    with held_server() as (held, address), FaultProxy(address) as proxy:
+        held.ends.set()
+        link = AioGrpcLink(proxy.address)
+        try:
+            for accepted in (1, 2, 3):
+                assert await link.call(_methods.COMMIT_OFFSETS, (b"",), PATIENCE_S, False) == b""
+                assert proxy.connections_accepted == accepted
+                proxy.swallow()
+                with pytest.raises(RequestTimeoutError):
+                    await link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S, False)
+        finally:
+            await link.close()
+
+
+async def test_calls_that_end_in_less_time_say_nothing_of_a_channel() -> None:
+    with held_server() as (held, address), FaultProxy(address) as proxy:
+        link, aio_link = GrpcLink(proxy.address), AioGrpcLink(proxy.address)
+        try:
+            for _ in range(3):
+                with pytest.raises(RequestTimeoutError):
+                    link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S / 4, False)
+                with pytest.raises(RequestTimeoutError):
+                    await aio_link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S / 4, False)
+            held.ends.set()
+            assert link.call(_methods.COMMIT_OFFSETS, (b"",), PATIENCE_S, False) == b""
+            assert await aio_link.call(_methods.COMMIT_OFFSETS, (b"",), PATIENCE_S, False) == b""
+            assert proxy.connections_accepted == 2
+        finally:
+            link.close()
+            await aio_link.close()
+
+
+async def test_a_held_call_on_a_connection_that_a_firewall_has_forgotten_ends_by_a_ping() -> None:
+    """A ping each 1.5 s here, which has 0.5 s."""
+    with held_server() as (held, address), FaultProxy(address) as proxy, ThreadPoolExecutor(1) as pool:
+        link, aio_link = GrpcLink(proxy.address, peer_timeout_s=3.0), AioGrpcLink(proxy.address, peer_timeout_s=3.0)
+        try:
+            waiting = pool.submit(link.call, _methods.POP, (b"",), 20.0, False)
+            aio_waiting = asyncio.ensure_future(aio_link.call(_methods.POP, (b"",), 20.0, False))
+            assert await asyncio.to_thread(held.both_began.wait, PATIENCE_S)
+            assert proxy.swallow() == 2
+            with pytest.raises(ConnectionLostError) as caught:
+                await aio_waiting
+            assert was_silent(caught.value)
+            error = await asyncio.to_thread(waiting.exception, PATIENCE_S)
+            assert isinstance(error, ConnectionLostError)
+            assert was_silent(error)
+        finally:
+            link.close()
+            await aio_link.close()
 
 
 async def test_a_port_that_refuses_is_not_silent() -> None:

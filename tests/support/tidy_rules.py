@@ -112,6 +112,7 @@ THREADS: Final = {
     "protomq_broker.store.log.flusher": "flusher and housekeeping of a store",
     "protomq._async_steps": "a function that blocks",
     "protomq._daemon_threads": "functions that may never return",
+    "protomq._grpc_transport": "closes a channel whose calls may never end",
     "protomq._loop_watch": "what blocks an event loop",
     "protomq._member_stand_in": "the calls of members whose event loop is blocked",
     "protomq._send_lines": "lines and their senders",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from . import _forks
 from ._async_acks import AckGatherer
@@ -34,6 +34,7 @@ from ._pop_handling import (
 )
 from ._pop_steps import (
     COUNT_DEFAULT,
+    GIVE_BACK_S,
     HOLD_DEFAULT_S,
     INVISIBLE_DEFAULT_S,
     PopSteps,
@@ -46,9 +47,6 @@ from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue
 from .errors import ClosedError, ConfigurationError
 from .hooks import Hook
-
-GIVE_BACK_S: Final = 1.0
-"""For which `close` waits until what was on its way to a cancelled call is given back."""
 
 
 class AsyncSimpleConsumer(OfOneProcess):

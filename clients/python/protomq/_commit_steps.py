@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from ._consumer_calls import ConsumerCalls, Limits
+from ._hook_points import HookPoints
 from ._offset_calls import CommitErrors, by_broker, without_gone_queues, without_lost_queues
 from ._open_consumers import share_s
 from ._outages import Outages
@@ -32,6 +34,7 @@ from .errors import (
 
 logger = logging.getLogger("protomq")
 
+_T = TypeVar("_T")
 Stands = Callable[[MessageQueue, bool], bool]
 """See MembershipState.stands."""
 MembershipOf = Callable[[MessageQueue], Membership | None]
@@ -47,6 +50,20 @@ def _commits_at(broker_name: str) -> str:
 
 def _never(topic: str, broker_name: str, timeout_s: float) -> Steps[None]:
     raise AssertionError("no commit names a membership")
+
+
+def _hooked(
+    hooks: HookPoints, topic: str, broker_name: str, offsets: Mapping[MessageQueue, int], steps: Steps[_T]
+) -> Steps[_T]:
+    """What the steps of a commit return, with the hooks around them."""
+    context = hooks.before_commit(topic, broker_name, offsets)
+    try:
+        result = yield from steps
+    except BaseException as error:
+        hooks.after_commit(context, error)
+        raise
+    hooks.after_commit(context)
+    return result
 
 
 class CommitSteps:
@@ -74,6 +91,8 @@ class CommitSteps:
         self._stands = stands
         self._membership = membership
         self._rejoin = rejoin
+        self.hooks: HookPoints | None = None
+        """None: nobody watches commits."""
         self._troubles: dict[tuple[str, str], str] = {}
         """Why the last commit of a topic at a broker was refused, where another try does not help."""
 
@@ -219,9 +238,10 @@ class CommitSteps:
         log_epochs = {queue: state.log_epoch(queue) for queue in part}
         locks = self._locks
         tokens = {queue: locks.token(queue) for queue in part} if locks is not None else {}
-        resets = yield from self._calls.commit(
+        steps = self._calls.commit(
             limits, self._group, topic, broker_name, part, incarnations, epochs, tokens, log_epochs, member
         )
+        resets = yield from (steps if self.hooks is None else _hooked(self.hooks, topic, broker_name, part, steps))
         state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
         for queue, reset in resets.items():
             state.follow_reset(queue, *reset)

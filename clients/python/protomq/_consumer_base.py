@@ -92,6 +92,8 @@ class ConsumerBase(OfOneProcess):
         self._hooks.named_by(self.name or client_name(connection.client_id))
         if self.options.trace:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
+        if self._hooks.commit:
+            self._steps.commits.hooks = self._hooks
         if self._hooks.consume:
             self._handed = HandedOut(self._hooks)
 

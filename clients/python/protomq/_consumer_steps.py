@@ -119,7 +119,7 @@ class ConsumerSteps:
         if member is not None and options.lock_queues:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
             member.state.is_named = False
-        self._commits = CommitSteps(
+        self.commits = CommitSteps(
             options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin
         )
         self._unpinned: dict[MessageQueue, _Start] = {}
@@ -351,7 +351,7 @@ class ConsumerSteps:
         if self._listener is not None:
             yield from self._tell(self._listener.on_revoked, queues)
         if self.options.auto_commits:
-            yield from self._commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
+            yield from self.commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
         else:
             yield from self._pin_existing(limits, frozenset(queues))
         if self.locks is not None:
@@ -705,7 +705,7 @@ class ConsumerSteps:
         self._committing_count += 1
         try:
             offsets = {queue: start.queue_offset for queue, start in starts.items()}
-            yield from self._commits.commit_or_log(offsets, "where they begin", limits)
+            yield from self.commits.commit_or_log(offsets, "where they begin", limits)
         finally:
             self._committing_count -= 1
 
@@ -779,7 +779,7 @@ class ConsumerSteps:
         if offsets is None:
             self.state.user_came_back()
             offsets = self.state.to_commit(safe_only=True)
-        errors = yield from self._commits.commit(offsets, self._limits)
+        errors = yield from self.commits.commit(offsets, self._limits)
         if errors:
             raise combined(errors)
 
@@ -787,7 +787,7 @@ class ConsumerSteps:
         """Commits what was finished; meanwhile `poll` of another task does not."""
         self._committing_count += 1
         try:
-            yield from self._commits.commit_dealt_with(when, limits, of=of)
+            yield from self.commits.commit_dealt_with(when, limits, of=of)
         finally:
             self._committing_count -= 1
 
@@ -801,4 +801,4 @@ class ConsumerSteps:
     def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
         """What was finished, when nothing comes after. The first error."""
         limits = self._limits._replace(retries=LAST_COMMIT)
-        return self._commits.commit_dealt_with(when, limits, ends_s=ends_s, is_last=True)
+        return self.commits.commit_dealt_with(when, limits, ends_s=ends_s, is_last=True)

@@ -7,11 +7,14 @@ Rules:
 - Errors come from grpc-status-details-bin; without it (a proxy's, or gRPC's own) from the status code.
 - A server that says nothing is told from one that refuses by the cause of the error, as over the remoting port: see `was_silent`.
 - A call that waits when its channel is closed ends with ClosedError, which is not definite: the server may carry it out.
+- A channel on which a call was not answered in time, and nothing else for SILENT_S, is used no more. A firewall may drop what is sent
+  there. The calls on it go on. Where it is silent indeed, gRPC's pings end them within PING_S and PING_TIMEOUT_S.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
@@ -20,8 +23,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ._interrupts import interrupt_behind
 from ._methods import WATCHED
-from ._transport_options import given_up
+from ._transport_options import SOON, given_up, was_silent
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -49,6 +53,13 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+PING_S: Final = 12.0
+"""A connection on which nothing comes is asked by a ping after this time, or after half of a shorter `peer_timeout_s`."""
+PING_TIMEOUT_S: Final = 5.0
+"""For which an answer to a ping is awaited, or a sixth of a shorter `peer_timeout_s`."""
+SILENT_S: Final = SOON.silent_s
+CLOSE_S: Final = 1.0
+"""How long `close` waits at most for a channel whose calls do not end."""
 STUCK_S: Final = 1.0
 """How much later than in time a call may end. Later, its channel is stuck: gRPC's thread that ends calls does not run."""
 _SILENT_TEXTS: Final = ("timed out", "timeout", "handshaker shutdown")
@@ -57,10 +68,13 @@ _SILENT_TEXTS: Final = ("timed out", "timeout", "handshaker shutdown")
 
 def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]:
     """The servers allow a ping every 10 s; connections behind NAT and dead peers need them even between calls."""
+    ping_timeout_ms = int(min(peer_timeout_s / 6, PING_TIMEOUT_S) * 1000)
     return (
         *CHANNEL_OPTIONS,
-        ("grpc.keepalive_time_ms", int(peer_timeout_s * 500)),
-        ("grpc.keepalive_timeout_ms", int(peer_timeout_s * 1000 / 6)),
+        ("grpc.keepalive_time_ms", int(min(peer_timeout_s / 2, PING_S) * 1000)),
+        ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+        # What counts where another ping is under way already, as mostly. Its default is 60 s.
+        ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     )
@@ -73,10 +87,17 @@ class GrpcLink:
 
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address, self._options = address, _channel_options(peer_timeout_s)
-        self._channel = grpc.insecure_channel(address, options=self._options)
+        self._lock = threading.Lock()
+        self._current = self._open()
+        self._silent_channel: Any = None
+        """The last one that was silent, for the calls that are still on it."""
+        self._heard_s = float("-inf")
         self._closed = False
-        self._methods: dict[str, Any] = {}
         self._one_way_calls: set[Any] = set()
+
+    def _open(self) -> tuple[Any, dict[str, Any]]:
+        """A channel and its callables, by path."""
+        return grpc.insecure_channel(self._address, options=self._options), {}
 
     def call(
         self,
@@ -89,6 +110,7 @@ class GrpcLink:
         """See SyncTransport.call."""
         stub = self.method(method)
         request = payload[0] if len(payload) == 1 else b"".join(payload)
+        started_s = time.monotonic()
         try:
             if one_way:
                 future = stub.future(request, timeout=timeout_s)
@@ -96,10 +118,15 @@ class GrpcLink:
                 future.add_done_callback(self._one_way_calls.discard)
                 return b""
             if is_replaced is not None:
-                return self._call_watched(stub, request, method, timeout_s, is_replaced)
-            answer: bytes = stub(request, timeout=timeout_s)
+                answer = self._call_watched(stub, request, method, timeout_s, is_replaced)
+            else:
+                answer = stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
             failure = error_of_rpc(error, self._address, method)
+            if not _is_unanswered(failure):
+                self._heard_s = time.monotonic()
+            elif time.monotonic() - max(started_s, self._heard_s) >= SILENT_S:
+                self._leave_silent_channel(method, stub)
             if self._closed and isinstance(failure, ConnectFailedError | ConnectionLostError):
                 raise _closed_meanwhile() from None
             raise failure from failure.__cause__
@@ -107,6 +134,12 @@ class GrpcLink:
             if self._closed:
                 raise ClosedError("the transport is closed") from None
             raise ConnectionLostError(f"{self._address}: {error}") from None
+        except RuntimeError as error:
+            interrupt = interrupt_behind(error)
+            if interrupt is None:
+                raise
+            raise interrupt from interrupt.__cause__
+        self._heard_s = time.monotonic()
         return answer
 
     def _call_watched(
@@ -125,8 +158,9 @@ class GrpcLink:
                         raise lost from lost.__cause__
                     if time.monotonic() > stuck_s:
                         # A signal handler's error has hit gRPC where it was about to start that thread.
-                        if self._methods.get(method.path) is stub:  # else another caller has found it
-                            self._renew_channel()
+                        stuck = self._renew_channel(method, stub)
+                        if stuck is not None:
+                            _close_aside(stuck, 0.0)
                         raise RequestTimeoutError(f"{self._address}: no answer to {method.path} in time") from TimeoutError()
                     wait_s = look_s
         except grpc.FutureCancelledError:
@@ -136,23 +170,47 @@ class GrpcLink:
         finally:
             future.cancel()  # Where it has not ended.
 
-    def _renew_channel(self) -> None:
-        # The stuck one is left alone: its `close` would wait for its calls.
-        self._methods, self._channel = {}, grpc.insecure_channel(self._address, options=self._options)
-        if self._closed:
-            self._channel.close()
+    def _renew_channel(self, method: MethodInfo, stub: Any) -> Any:
+        """Returns the one that was there. None: another caller has found it before."""
+        with self._lock:
+            channel, methods = self._current
+            if self._closed or methods.get(method.path) is not stub:
+                return None
+            self._current = self._open()
+            return channel
+
+    def _leave_silent_channel(self, method: MethodInfo, stub: Any) -> None:
+        silent = self._renew_channel(method, stub)
+        if silent is not None:
+            before, self._silent_channel = self._silent_channel, silent
+            if before is not None:
+                _close_aside(before, 0.0)
 
     def method(self, method: MethodInfo) -> Any:
         """The callable of a method: bytes in, bytes out."""
-        stub = self._methods.get(method.path)
+        channel, methods = self._current
+        stub = methods.get(method.path)
         if stub is None:
-            stub = self._methods[method.path] = self._channel.unary_unary(method.path)
+            stub = methods[method.path] = channel.unary_unary(method.path)
         return stub
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
-        self._closed = True
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+        for channel in (self._current[0], self._silent_channel):
+            if channel is not None:
+                _close_aside(channel, CLOSE_S)
+
+
+def _close_aside(channel: Any, wait_s: float) -> None:
+    """Closes a channel, on a thread, for `close` waits for its calls: for ever where the thread of gRPC's that ends them is stuck.
+
+    The thread keeps the channel from the garbage collector, too, which would do the same.
+    """
+    thread = threading.Thread(target=channel.close, name="protomq-grpc-close", daemon=True)
+    thread.start()
+    thread.join(wait_s)
 
 
 class AioGrpcLink:
@@ -161,11 +219,14 @@ class AioGrpcLink:
     kind: Literal["grpc"] = "grpc"
 
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
-        self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_channel_options(peer_timeout_s))
+        self._address, self._options = address, _channel_options(peer_timeout_s)
+        self._channel = grpc.aio.insecure_channel(address, options=self._options)
+        self._silent_channel: Any = None
+        """See GrpcLink."""
+        self._heard_s = float("-inf")
         self._closed = False
         self._methods: dict[str, Any] = {}
-        self._one_way_calls: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
@@ -179,13 +240,18 @@ class AioGrpcLink:
             task = asyncio.get_running_loop().create_task(
                 _ignore_outcome(stub(request, timeout=timeout_s))
             )
-            self._one_way_calls.add(task)
-            task.add_done_callback(self._one_way_calls.discard)
+            self._keep(task)
             return b""
+        started_s = time.monotonic()
         try:
             answer: bytes = await stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
             failure = error_of_rpc(error, self._address, method)
+            is_last = self._methods.get(method.path) is stub
+            if not _is_unanswered(failure):
+                self._heard_s = time.monotonic()
+            elif is_last and not self._closed and time.monotonic() - max(started_s, self._heard_s) >= SILENT_S:
+                self._leave_silent_channel()
             raise failure from failure.__cause__
         except grpc.aio.UsageError as error:  # "Channel is closed."
             if self._closed:
@@ -197,12 +263,25 @@ class AioGrpcLink:
             if self._closed and (caller is None or not caller.cancelling()):
                 raise _closed_meanwhile() from None
             raise
+        self._heard_s = time.monotonic()
         return answer
+
+    def _leave_silent_channel(self) -> None:
+        before, self._silent_channel = self._silent_channel, self._channel
+        self._methods, self._channel = {}, grpc.aio.insecure_channel(self._address, options=self._options)
+        if before is not None:
+            self._keep(asyncio.get_running_loop().create_task(before.close()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         self._closed = True
         await self._channel.close()
+        if self._silent_channel is not None:
+            await self._silent_channel.close()
 
 
 async def _ignore_outcome(call: Any) -> None:
@@ -216,6 +295,10 @@ def _closed_meanwhile() -> ClosedError:
     error = ClosedError("it was closed while this call waited")
     error.definite = False
     return error
+
+
+def _is_unanswered(failure: ProtomqError) -> bool:
+    return isinstance(failure, RequestTimeoutError) and was_silent(failure)
 
 
 def error_of_rpc(error: grpc.RpcError, address: str, method: MethodInfo) -> ProtomqError:

@@ -184,7 +184,9 @@ def wait_for_lead(admin: AdminCalls, broker_name: str, after_epoch: int, timeout
                 if said.state == _LEADING and said.epoch > after_epoch:
                     return
         if time.monotonic() >= give_up_s:
-            raise RequestTimeoutError(f"nobody else leads {broker_name} after {timeout_s:g} s; `ha_status` tells who is in sync")
+            late = RequestTimeoutError(f"nobody else leads {broker_name} after {timeout_s:g} s; `ha_status` tells who is in sync")
+            late.metadata = {"order": "left"}  # A call to leave it that got no answer is another thing.
+            raise late
         time.sleep(_LOOK_INTERVAL_S)
 
 

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ._late_imports import fork_waits
@@ -20,6 +20,7 @@ from ._outgoing import OutgoingMessage
 from .errors import ConfigurationError, WrongTypeError
 from .hooks import (
     CallContext,
+    CommitContext,
     ConsumeContext,
     EndTransactionContext,
     Hook,
@@ -40,6 +41,7 @@ _POINTS: Final = {
     "send": ("before_send", "after_send"),
     "receive": ("before_receive", "after_receive"),
     "settle": ("before_settle", "after_settle"),
+    "commit": ("before_commit", "after_commit"),
     "consume": ("before_consume", "after_consume"),
     "filter": ("keeps",),
     "end": ("before_end_transaction", "after_end_transaction"),
@@ -72,7 +74,8 @@ class HookPoints:
     """The hooks of one client."""
 
     __slots__ = (
-        "_hooks", "_kind_of", "_name", "_route_of", "_said", "call", "consume", "end", "filter", "group", "receive", "send", "settle",
+        "_hooks", "_kind_of", "_name", "_route_of", "_said", "call", "commit", "consume", "end", "filter", "group", "receive", "send",
+        "settle",
     )  # fmt: skip
 
     def __init__(self, group: str, hooks: Iterable[Hook] = (), client_id: str = "") -> None:
@@ -85,6 +88,7 @@ class HookPoints:
         self.send: tuple[Hook, ...] = ()
         self.receive: tuple[Hook, ...] = ()
         self.settle: tuple[Hook, ...] = ()
+        self.commit: tuple[Hook, ...] = ()
         self.consume: tuple[Hook, ...] = ()
         self.filter: tuple[Hook, ...] = ()
         self.end: tuple[Hook, ...] = ()
@@ -203,6 +207,20 @@ class HookPoints:
         """They were told, or not."""
         context.stale, context.error = stale, error
         self._after(self.settle, "after_settle", context)
+
+    def before_commit(self, topic: str, broker_name: str, offsets: Mapping[MessageQueue, int]) -> CommitContext:
+        """These offsets go to a broker."""
+        context = CommitContext(self.group, topic, broker_name, dict(offsets), self.client_id)
+        context.server_address = self.server_of(offsets)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.commit:
+            self._tell(hook, "before_commit", context)
+        return context
+
+    def after_commit(self, context: CommitContext, error: BaseException | None = None) -> None:
+        """It has them, or not."""
+        context.error = error
+        self._after(self.commit, "after_commit", context)
 
     def kept(self, messages: list[Message]) -> list[Message]:
         """Those that the program is to get."""

@@ -26,3 +26,15 @@ def comes_of_signal(error: BaseException) -> bool:
             if value is frame or (type(value) is tuple and any(each is frame for each in value)):
                 return True
     return False
+
+
+def interrupt_behind(error: BaseException) -> BaseException | None:
+    """What a signal handler has raised, where `error` came of it. None: of nothing.
+
+    `threading.Condition.wait` does not take its lock back where it is interrupted right behind letting it go. Then whoever waited lets
+    it go once more, which is an error.
+    """
+    seen: BaseException | None = error
+    while seen is not None and not is_interrupt(seen):
+        seen = seen.__context__
+    return seen

@@ -31,6 +31,7 @@ from ._pop_steps import (
     COUNT_DEFAULT,
     HOLD_DEFAULT_S,
     INVISIBLE_DEFAULT_S,
+    HandOut,
     PopSteps,
     Start,
 )
@@ -40,11 +41,30 @@ from ._races import Races
 from ._routes import Routes
 from ._steps import Driver
 from ._trace import Tracer, traced
-from ._types import PEER_TIMEOUT_S, Body, MessageQueue
+from ._transport import SyncTransport
+from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue, MethodInfo
 from .errors import ClosedError, WrongTypeError
 from .hooks import Hook
 
 REQUEST_TIMEOUT_S: Final = 5.0
+
+
+class _NotedCalls:
+    """Calls of one `receive`: what a broker hands out is noted at once, for an interrupt may come at any place."""
+
+    __slots__ = ("_given", "_transport")
+
+    def __init__(self, transport: SyncTransport, given: list[HandOut]) -> None:
+        self._transport = transport
+        self._given = given
+
+    def call(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, *, one_way: bool = False
+    ) -> bytes:
+        answer = self._transport.call(address, method, payload, timeout_s, one_way=one_way)
+        if method is _methods.POP:
+            self._given.append(HandOut(address.broker_name, answer))
+        return answer
 
 
 class SimpleConsumer(OfOneProcess):
@@ -137,6 +157,8 @@ class SimpleConsumer(OfOneProcess):
         elected, it is asked again until the hold is over. The others are asked meanwhile. If none has any, the list is empty. Raises
         TopicNotFoundError, NotPermittedError, IllegalFilterError, GroupDisabledError, and NoRouteError if no name server answers.
         Raises StoreFailedError if the log of the brokers has failed, and no other one takes over within the hold.
+
+        A call that ends with another error, as by Ctrl-C or a signal handler, gives back what it has been given.
         """
         self._check_open()
         wish = self._steps.wish(
@@ -152,9 +174,16 @@ class SimpleConsumer(OfOneProcess):
             fifo=fifo,
             start=start,
         )
-        messages = self._driver.run(self._steps.receive(wish))
-        self._steps.tell_received(messages)
-        return messages
+        given: list[HandOut] = []
+        try:
+            driver = Driver(_NotedCalls(self._transport, given), self._routes, race=self._races.run)
+            messages = driver.run(self._steps.receive(wish, given))
+            self._steps.tell_received(messages)
+            return messages
+        except BaseException:  # Ctrl-C, or the error of a signal handler.
+            if given:
+                self._driver.run(self._steps.give_back_all(topic, given))
+            raise
 
     def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
         """Acknowledges messages: nobody gets them again. Returns those that were done before, or that another member has by now.

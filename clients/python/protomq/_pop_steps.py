@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from . import _methods
 from ._call_steps import broker_of, call_broker, retried
@@ -79,6 +79,8 @@ HOLD_DEFAULT_S: Final = 15.0
 HOLD_MAX_S: Final = 60.0
 SIZE_MAX_BYTES: Final = 4 << 20
 SETTLED_COUNT_MAX: Final = 10_000
+GIVE_BACK_S: Final = 1.0
+"""How long whoever is interrupted, or closes, gives back what nobody has seen."""
 REST_MIN_S: Final = 0.1
 REST_MAX_S: Final = 3.0
 """A broker that failed is asked again after this time, which doubles, as long as others answer; as pulls are."""
@@ -91,6 +93,13 @@ _OFFSET: Final = attrgetter("queue_offset")
 logger = logging.getLogger("protomq")
 
 Start = Literal["earliest", "latest"]
+
+
+class HandOut(NamedTuple):
+    """What a broker has handed out: its answer."""
+
+    broker_name: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +214,25 @@ class PopSteps:
             self.group, topic, count, invisible_ms, hold_s, queue, wanted, filter_, fifo, start  # type: ignore[arg-type]
         )
 
-    def receive(self, wish: PopWish) -> Steps[list[Message]]:
-        """Messages of one broker; none if none had any within the hold."""
+    def receive(self, wish: PopWish, given: list[HandOut] | None = None) -> Steps[list[Message]]:
+        """Messages of one broker; none if none had any within the hold.
+
+        `given`: gets what several brokers have handed out, before anything else is done with it; who calls one adds it. For whoever is
+        interrupted, see `give_back_all`.
+        """
+        given = [] if given is None else given
         if not self._hooks.receive:
-            return (yield from self._receive(wish))
+            return (yield from self._receive(wish, given))
         context = self._hooks.before_receive(wish.topic)
         try:
-            messages = yield from self._receive(wish)
+            messages = yield from self._receive(wish, given)
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
         self._hooks.after_receive(context, messages)
         return messages
 
-    def _receive(self, wish: PopWish) -> Steps[list[Message]]:
+    def _receive(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
         if self._clock() >= self._next_look_s.get(wish.topic, 0.0):
             self._next_look_s[wish.topic] = self._clock() + LOOK_S
@@ -244,9 +258,10 @@ class PopSteps:
                 messages = yield from self._receive_from_one(wish, names[0], deadline_s, failed)
             elif names:
                 turn = [names[(first + index) % len(names)] for index in range(len(names))]
-                messages = yield from self._receive_from_several(wish, route, turn, deadline_s, failed)
+                messages = yield from self._receive_from_several(wish, route, turn, deadline_s, failed, given)
             if messages:
                 return messages
+            given.clear()
             # Others have left the route meanwhile; of none it is known who failed.
             failures = [error for name, error in failed.items() if not names or name in names]
             left_s = deadline_s - self._clock()
@@ -287,7 +302,7 @@ class PopSteps:
         return messages
 
     def _receive_from_several(
-        self, wish: PopWish, route: Route, names: list[str], deadline_s: float, failed: dict[str, ProtomqError]
+        self, wish: PopWish, route: Route, names: list[str], deadline_s: float, failed: dict[str, ProtomqError], given: list[HandOut]
     ) -> Steps[list[Message]]:
         """Messages of the first that has some. None: one has failed, or time to ask one again that rests, or the hold is over."""
         awake = self._awake(names)
@@ -299,10 +314,15 @@ class PopSteps:
 
         rest_ends_s = [self._rests[name][0] for name in names if name not in awake]
         limit_s = min([deadline_s, *rest_ends_s])
+
         def may_hold(name: str) -> bool:
             return self._kind_of(broker_of(route, name)) != "grpc"
 
-        race = PopRace(awake, make, lambda name, data: decode_pop_answer(data, wish.topic, name), limit_s, self._clock, may_hold)
+        def decode(name: str, data: bytes) -> list[Message]:
+            given.append(HandOut(name, data))
+            return decode_pop_answer(data, wish.topic, name)
+
+        race = PopRace(awake, make, decode, limit_s, self._clock, may_hold)
         yield Race(race)
         for name in race.answered:
             self._answered(name, wish.topic)
@@ -446,7 +466,14 @@ class PopSteps:
         if messages:
             yield from self.give_back(messages)
 
-    def give_back(self, messages: Sequence[Message]) -> Steps[None]:
+    def give_back_all(self, topic: str, given: Iterable[HandOut]) -> Steps[None]:
+        """Gives back what a `receive` that was interrupted has taken; it takes GIVE_BACK_S at most."""
+        found = [decode_pop_answer(data, topic, broker_name) for broker_name, data in given]
+        messages = [message for some in found for message in some]
+        if messages:
+            yield from self.give_back(messages, GIVE_BACK_S)
+
+    def give_back(self, messages: Sequence[Message], timeout_s: float | None = None) -> Steps[None]:
         """Nobody has seen them: the delivery does not count, and others may have them at once."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
@@ -459,6 +486,7 @@ class PopSteps:
                 pb.ChangeInvisibleResponse,
                 repeat_is_stale=True,
                 retries=CALL,
+                timeout_s=timeout_s,
             )
         except StaleReceiptError:
             return  # They are not held any more.
@@ -549,6 +577,7 @@ class PopSteps:
         *,
         repeat_is_stale: bool,
         retries: Retries = SETTLE,
+        timeout_s: float | None = None,
     ) -> Steps[list[Message]]:
         """`repeat_is_stale`: when it is done, nobody holds the messages any more, so the same call is refused."""
         by_topic: dict[tuple[str, str], list[Message]] = {}
@@ -556,7 +585,7 @@ class PopSteps:
             by_topic.setdefault(place, []).extend(neighbours)
         steps = [
             self._settle_at(
-                topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class, repeat_is_stale, retries
+                topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class, repeat_is_stale, retries, timeout_s
             )
             for (topic, broker_name), some in by_topic.items()
             for start in range(0, len(some), SETTLED_COUNT_MAX)
@@ -576,6 +605,7 @@ class PopSteps:
         answer_class: type,
         repeat_is_stale: bool,
         retries: Retries,
+        timeout_s: float | None,
     ) -> Steps[list[Message]]:
         """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure.
 
@@ -590,14 +620,14 @@ class PopSteps:
             runs = _runs_of(sorted(map(_OFFSET, some)))
             request.messages.add(receipt=receipt, offset_runs=runs)  # type: ignore[attr-defined]
         payload = (request.SerializeToString(),)  # type: ignore[attr-defined]
-        deadline_s = self._clock() + self._request_timeout_s
+        deadline_s = self._clock() + (self._request_timeout_s if timeout_s is None else timeout_s)
         may_be_done = False
 
         def attempt() -> Steps[bytes]:
             nonlocal may_be_done
-            timeout_s = max(deadline_s - self._clock(), 0.001)
+            left_s = max(deadline_s - self._clock(), 0.001)
             try:
-                return (yield from call_broker(topic, broker_name, method, payload, timeout_s, ONCE))
+                return (yield from call_broker(topic, broker_name, method, payload, left_s, ONCE))
             except StaleReceiptError:
                 if may_be_done:
                     return b""

@@ -19,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ._message import Message
     from ._outgoing import OutgoingMessage, SendResult
     from ._transactions import TransactionDecision
+    from ._types import MessageQueue
 
 __all__ = [
     "CallContext",
+    "CommitContext",
     "ConsumeContext",
     "EndTransactionContext",
     "Hook",
@@ -153,6 +155,32 @@ class SettleContext:
 
 
 @dataclass(slots=True, eq=False)
+class CommitContext:
+    """Offsets of a group that one broker is told, by the program's `commit` or by the client itself. Local files are no broker.
+
+    Attributes:
+        group: of the consumer.
+        topic, broker_name: whose queues these are.
+        offsets: by queue, the next message to consume.
+        server_address: host:port of the broker; "" if it is not known.
+        client_id: of the client, as the brokers see it.
+        error: why the broker did not take them.
+        duration_s: until it answered.
+        notes: of the hooks.
+    """
+
+    group: str
+    topic: str
+    broker_name: str
+    offsets: Mapping[MessageQueue, int]
+    client_id: str = ""
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    server_address: str = ""
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class EndTransactionContext:
     """A decision on a transaction, which the client sends to its broker.
 
@@ -234,6 +262,12 @@ class Hook:
 
     def after_settle(self, context: SettleContext) -> None:
         """They have taken it, but for `context.stale`, or not (`context.error`)."""
+
+    def before_commit(self, context: CommitContext) -> None:
+        """A broker is to be told offsets."""
+
+    def after_commit(self, context: CommitContext) -> None:
+        """It has taken them, or not (`context.error`)."""
 
     def keeps(self, message: Message) -> bool:
         """Returns whether the program gets a message; one that it does not get counts as done. If a hook raises, the program gets the

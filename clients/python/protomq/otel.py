@@ -11,6 +11,7 @@ spans follow the semantic conventions for messaging spans (version 1.36, in deve
     create T     PRODUCER; one for each message of a batch: its context goes into the message
     receive T    CLIENT; of a `poll` or `receive` that brought messages, or failed; linked to the messages' contexts
     ack T        CLIENT, as `nack T`: popped messages are settled; linked to the messages' contexts
+    commit T     CLIENT; of type settle as these: a broker is told a group's offsets, also by the client itself. It knows no messages
     process T    CONSUMER; linked to the messages' contexts. One message, and no span around: it is a child, too
 
 Rules:
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ._requests import CORRELATION_ID
 from .errors import ProtomqError
-from .hooks import ConsumeContext, Hook, ReceiveContext, SendContext, SettleContext
+from .hooks import CommitContext, ConsumeContext, Hook, ReceiveContext, SendContext, SettleContext
 
 try:
     from opentelemetry import context as otel_context
@@ -174,6 +175,18 @@ class Spans(Hook):
     def after_settle(self, context: SettleContext) -> None:
         """See Hook."""
         self._tell(context.operation, "settle", context, "")
+
+    def after_commit(self, context: CommitContext) -> None:
+        """See Hook."""
+        attributes = _attributes("commit", "settle", context.topic, context.client_id) | _server(context.server_address)
+        attributes["messaging.consumer.group.name"] = context.group
+        if len(context.offsets) == 1:
+            (queue,) = context.offsets
+            attributes["messaging.destination.partition.id"] = str(queue.queue_id)
+        ended_ns = time.time_ns()
+        began_ns = ended_ns - int(context.duration_s * 1e9)
+        span = self._tracer.start_span(f"commit {context.topic}", None, SpanKind.CLIENT, attributes, start_time=began_ns)
+        _end(span, context.error, "" if context.error is None else str(context.error), ended_ns)
 
     def _tell(
         self, name: str, type_: str, context: ReceiveContext | SettleContext, topic: str

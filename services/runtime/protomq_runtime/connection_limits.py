@@ -68,6 +68,8 @@ def grpc_options(limits: ConnectionLimits) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", round(HELLO_TIMEOUT_S * 1000)),
         ("grpc.keepalive_time_ms", ping_interval_ms),
         ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+        # What counts where another ping is under way already, as mostly. Its default is 60 s.
+        ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Clients behind NAT may ping every 10 s, even without calls.

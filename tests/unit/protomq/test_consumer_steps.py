@@ -18,6 +18,7 @@ from protomq import MessageQueue
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
 from protomq._filters import NO_FILTER, MessageFilter
+from protomq._hook_points import HookPoints
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
 from protomq._pull_logic import Ticket
 from protomq._types import BrokerAddress, MethodInfo
@@ -38,6 +39,7 @@ from protomq.errors import (
     TopicRecreatedError,
     UnsupportedError,
 )
+from protomq.hooks import CommitContext, Hook
 from protomq.v1 import consumer_service_pb2 as pb
 from protomq.v1 import pull_service_pb2
 from protomq.wire.record import RecordTemplate
@@ -479,6 +481,33 @@ def test_a_start_that_could_not_be_committed_is_committed_by_the_next_commit(wor
     world.advance(5.0)
     consumer.poll()
     assert brokers.committed[A0] == 9
+
+
+class Committed(Hook):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, dict[int, int], object]] = []
+
+    def after_commit(self, context: CommitContext) -> None:
+        offsets = {queue.queue_id: offset for queue, offset in context.offsets.items()}
+        self.told.append((context.topic, context.broker_name, offsets, context.error))
+
+
+def test_hooks_hear_of_each_commit_at_a_broker(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 9
+    hook, busy = Committed(), SystemBusyError("busy")
+    consumer = Consumer(world, begin="latest")
+    consumer.steps.commits.hooks = HookPoints("g", [hook])
+    consumer.subscribe()
+    assert ("T", "a", {0: 9, 1: 0}, None) in hook.told
+    hook.told.clear()
+
+    def refuse(server: str, request: bytes) -> bytes:
+        raise busy
+
+    world.answers[COMMIT_OFFSETS] = refuse
+    with pytest.raises(SystemBusyError):
+        world.driver.run(consumer.steps.commit({A0: 5}))
+    assert hook.told == [("T", "a", {0: 5}, busy)]
 
 
 @pytest.mark.parametrize("begin", ["latest", LAST_WEEK])

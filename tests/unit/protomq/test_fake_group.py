@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry, Suspend
+from protomq.allocation import Circle, Configured
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.testing import Broker, FakeGroup, FaultProxy
@@ -297,3 +298,140 @@ def test_in_an_event_loop_coroutines_are_delivered_by_awaiting() -> None:
 
     asyncio.run(run())
     assert seen == [b"a", b"b"]
+
+
+def two_members(**options: Any) -> tuple[FakeGroup, list[tuple[str, bytes]]]:
+    """A group whose members note what they are given: their names, and the bodies."""
+    seen: list[tuple[str, bytes]] = []
+
+    def consumer(name: str) -> PushConsumer:
+        made = PushConsumer("g", **options)
+        made.subscribe("t", lambda message: seen.append((name, message.body)))
+        return made
+
+    group = FakeGroup(consumer("one"), queue_count=4)
+    group.join(consumer("two"))
+    return group, seen
+
+
+def send_to_each_queue(group: FakeGroup) -> None:
+    for queue_id in range(4):
+        group.send("t", b"%d" % queue_id, queue_id=queue_id)
+
+
+def test_members_share_queues_out_and_each_listener_gets_its_own() -> None:
+    group, seen = two_members()
+    one, two = group.members
+    assert (group.queue_ids(one, "t"), group.queue_ids(two, "t")) == ([0, 1], [2, 3])
+    send_to_each_queue(group)
+    assert group.deliver() == 4
+    assert seen == [("one", b"0"), ("one", b"1"), ("two", b"2"), ("two", b"3")]
+    assert [[message.body for message in member.done] for member in group.members] == [[b"0", b"1"], [b"2", b"3"]]
+    assert len(group.done) == 4
+
+
+def test_the_share_of_a_member_that_crashes_is_taken_over_with_what_it_has_not_committed() -> None:
+    group, seen = two_members()
+    one, two = group.members
+    send_to_each_queue(group)
+    group.deliver()
+    group.commit()
+    send_to_each_queue(group)
+    group.deliver()
+    seen.clear()
+    assert [message.body for message in group.crash(two)] == [b"2", b"3"]
+    assert group.members == [one]
+    group.send("t", b"new", queue_id=3)
+    assert group.deliver() == 3
+    assert seen == [("one", b"2"), ("one", b"3"), ("one", b"new")]
+    assert [message.body for message in group.crash()] == [b"0", b"1", *(body for _, body in seen)], "now all is its own"
+
+
+def test_a_member_that_joins_or_leaves_repeats_nothing() -> None:
+    group, seen = two_members()
+    send_to_each_queue(group)
+    group.deliver()
+    three = group.join()
+    assert [group.queue_ids(member, "t") for member in group.members] == [[0, 1], [2], [3]]
+    assert [message.body for message in group.crash(group.members[1])] == [b"2"], "what moved to the third was committed before"
+    group.deliver()
+    seen.clear()
+    group.leave(three)
+    group.crash()
+    group.deliver()
+    assert {name for name, _ in seen} == {"one"}
+    assert b"3" not in {body for _, body in seen}
+
+
+def test_an_orderly_queue_that_waits_goes_on_at_its_next_owner() -> None:
+    tries: list[str] = []
+
+    def consumer(name: str) -> PushConsumer:
+        made = PushConsumer("g", orderly=True)
+
+        def listen(message: Message) -> None:
+            tries.append(name)
+            if name == "two":
+                raise ValueError("not here")
+
+        made.subscribe("t", listen)
+        return made
+
+    group = FakeGroup(consumer("one"), queue_count=2)
+    two = group.join(consumer("two"))
+    group.send("t", b"x", queue_id=1)
+    assert group.deliver() == 1
+    assert group.next_due_in_s > 0
+    assert group.crash(two) == []
+    assert group.deliver() == 1
+    assert tries == ["two", "one"]
+
+
+def test_members_share_out_by_the_allocation_of_their_consumers() -> None:
+    group, _ = two_members(allocation=Circle())
+    assert [group.queue_ids(member, "t") for member in group.members] == [[0, 2], [1, 3]]
+    nobodys, seen = two_members(allocation=Configured(()))
+    nobodys.send("t", b"x", queue_id=3)
+    assert nobodys.deliver() == 0
+    assert len(nobodys.waiting) == 1
+    assert not seen
+
+
+def test_retries_come_to_one_member() -> None:
+    names: list[str] = []
+
+    def consumer(name: str) -> PushConsumer:
+        made = PushConsumer("g")
+
+        def listen(message: Message) -> None:
+            names.append(name)
+            if not message.attempt:
+                raise ValueError("once")
+
+        made.subscribe("t", listen)
+        return made
+
+    group = FakeGroup(consumer("one"), queue_count=2)
+    group.join(consumer("two"))
+    for queue_id in (0, 1):
+        group.send("t", b"x", queue_id=queue_id)
+    group.deliver()
+    group.advance(10)
+    group.deliver()
+    assert names == ["one", "two", "one", "one"], "the topic of retries has one queue at a broker"
+
+
+@pytest.mark.parametrize(
+    ("do", "text"),
+    [
+        (lambda group: group.crash(), "say which of 2 members"),
+        (lambda group: group.join(PushConsumer("other")), "'other' cannot join 'g'"),
+        (lambda group: group.join(PushConsumer("g", broadcast=True)), "gets all messages"),
+        (lambda group: (group.leave(group.members[1]), group.leave(group.members[0])), "last member cannot leave"),
+        (lambda group: (gone := group.members[1], group.crash(gone), group.crash(gone)), "no member of this group"),
+    ],
+)
+def test_what_a_group_of_members_refuses(do: Any, text: str) -> None:
+    group, _ = two_members()
+    with pytest.raises(ConfigurationError, match=text):
+        do(group)

@@ -73,6 +73,7 @@ def test_a_switch_to_who_leads_already_orders_nothing(broker_id: int) -> None:
 
 def test_a_switch_that_the_master_drops_ends_with_the_time_out() -> None:
     name = Name(registered_after=1 << 60)
-    with pytest.raises(RequestTimeoutError, match="nobody else leads n"):
+    with pytest.raises(RequestTimeoutError, match="nobody else leads n") as caught:
         switched(name, None, 0.01)
+    assert caught.value.metadata == {"order": "left"}
     assert name.orders == [""]

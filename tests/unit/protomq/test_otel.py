@@ -326,3 +326,18 @@ def test_a_receive_or_ack_that_fails_is_an_error(world: World) -> None:
     assert found == [
         ("receive T", StatusCode.ERROR, "STALE_RECEIPT"), ("nack T", StatusCode.ERROR, "STALE_RECEIPT"),
     ]  # fmt: skip
+
+
+def test_a_commit_is_a_settle_span_without_links(world: World) -> None:
+    points = HookPoints("group", [world.hook()], "client")
+    one, two = MessageQueue("T", "b", 3), MessageQueue("T", "b", 4)
+    points.after_commit(points.before_commit("T", "b", {one: 7}))
+    points.after_commit(points.before_commit("T", "b", {one: 7, two: 9}), StaleReceiptError("gone"))
+    done, failed = world.spans
+    same = {
+        "system": "protomq", "client.id": "client", "consumer.group.name": "group", "destination.name": "T", "operation.name": "commit",
+        "operation.type": "settle",
+    }  # fmt: skip
+    assert [(span.name, span.kind, linked(span)) for span in world.spans] == [("commit T", SpanKind.CLIENT, [])] * 2
+    assert attributes(done) == {**same, "destination.partition.id": "3"}
+    assert (failed.status.status_code, attributes(failed)["error.type"]) == (StatusCode.ERROR, "STALE_RECEIPT")

@@ -32,18 +32,24 @@ class FakeAdmin:
     def __init__(self) -> None:
         self.states = [status(0, BrokerRole.SYNC_MASTER, LEADS), status(1, BrokerRole.SLAVE, FOLLOWS)]
         self.orders: list[int | None] = []
-        self.is_stuck = False
+        self.timeout: RequestTimeoutError | None = None
+        """Of a switch."""
+        self.is_done_late = False
+        self.looks = 0
 
     def ha_status(self, broker: str) -> list[HaStatus]:
         assert broker == "pair"
+        self.looks += 1
         return self.states
 
     def switch_master(self, broker: str, broker_id: int | None, timeout_s: float = 0.0) -> None:
-        if self.is_stuck:
-            raise RequestTimeoutError("nobody else leads pair")
+        if self.timeout is not None and not self.is_done_late:
+            raise self.timeout
         self.orders.append(broker_id)
         led = replace(FOLLOWS, state="LEADING", epoch=4)
         self.states = [replace(status(0, BrokerRole.SYNC_MASTER, led), epoch=4)]
+        if self.timeout is not None:
+            raise self.timeout
 
     promote_unclean: Callable[..., None] = switch_master
 
@@ -61,9 +67,51 @@ def test_a_slave_is_ordered_to_lead(admin: FakeAdmin, command: tuple[str, ...]) 
     assert admin.orders == [1]
 
 
-def test_a_switch_that_does_not_come_is_a_failure(admin: FakeAdmin) -> None:
-    admin.is_stuck = True
-    assert "tells who is in sync" in run(*SWITCH, "1", code=1).stderr
+def no_answer() -> RequestTimeoutError:
+    return RequestTimeoutError("m2: no answer to OrderLead in time")
+
+
+def nobody_else() -> RequestTimeoutError:
+    error = RequestTimeoutError("nobody else leads pair")
+    error.metadata = {"order": "left"}
+    return error
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "DONE_WITHIN_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_switch_that_the_master_has_dropped_is_refused(admin: FakeAdmin) -> None:
+    admin.timeout = nobody_else()
+    said = run(*SWITCH, "1", code=6).stderr
+    assert "pair was not switched in 0 s: m2 leads it in epoch 3, as before. No slave in sync could take over" in said
+    assert admin.looks == 2, "before it, and who leads now"
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_switch_whose_order_was_not_answered_is_not_known_yet(admin: FakeAdmin) -> None:
+    admin.timeout = no_answer()
+    said = run(*SWITCH, "1", code=1).stderr
+    assert "not known yet whether pair is switched: now m2 leads it in epoch 3." in said
+    assert "may still be carried out" in said
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_switch_while_nobody_leads_is_not_known_yet(admin: FakeAdmin) -> None:
+    admin.timeout = nobody_else()
+    admin.states.append(admin.states.pop(0))
+    looked = iter([admin.states])
+    admin.ha_status = lambda broker: next(looked, admin.states[:1])  # type: ignore[method-assign]
+    assert "not known yet whether pair is switched: now nobody leads it." in run(*SWITCH, "1", code=1).stderr
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("timeout", [no_answer, nobody_else])
+def test_a_switch_that_comes_behind_the_time_out_is_done(admin: FakeAdmin, timeout: Callable[[], RequestTimeoutError]) -> None:
+    admin.timeout, admin.is_done_late = timeout(), True
+    assert "m1" in run(*SWITCH, "1").stdout
 
 
 @pytest.mark.parametrize("broker_id", ["0", "2"])

@@ -10,6 +10,10 @@ that jumps.
     assert group.dead_letters[0].error == "ValueError: ..."
     group.crash()                              # what was not committed comes again
 
+    first, second = group.members[0], group.join()
+    group.queue_ids(second, "orders")          # its share, by the allocation of the consumer
+    group.crash(second)                        # the first one has all queues again, and what the second had not committed
+
 What listeners say is judged by the code that a real consumer runs. Tags are compared; SQL92, CEL and WebAssembly are the broker's, and let
 everything through here.
 """
@@ -38,6 +42,7 @@ from protomq._seldom import SaidSeldom
 from protomq._send_back import DELAY_MAX_S, error_text
 from protomq._send_core import SendCore
 from protomq._types import Body, MessageQueue
+from protomq.allocation import GroupMember
 from protomq.body_codecs import encode_body
 from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.wire.record import (
@@ -58,6 +63,8 @@ BROKER_NAME: Final = "fake"
 RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The broker's delay levels from level 3 on: the delays of a group that nobody has set up."""
 RETRY_COUNT_MAX: Final = 16
+QUEUE_COUNT: Final = 8
+"""Of a topic, as a broker makes it."""
 ADVANCE_MAX_S: Final = 10 * 366 * 86_400
 DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
 
@@ -78,8 +85,28 @@ class _Waiting:
     message: Message
 
 
+class FakeMember:
+    """A member of a FakeGroup.
+
+    Attributes:
+        name: "member-1" and so on, as they joined.
+        consumer: whose listeners get its messages.
+        done: what these have done, in order.
+    """
+
+    def __init__(self, name: str, consumer: PushConsumer | AsyncPushConsumer) -> None:
+        self.name = name
+        self.consumer = consumer
+        self.done: list[Message] = []
+        self._uncommitted: list[_Waiting] = []
+        self._as_member = GroupMember(name, consumer.options.machine_room)
+
+    def __repr__(self) -> str:
+        return f"FakeMember({self.name!r})"
+
+
 class FakeGroup:
-    """A broker's part for one push consumer. One thread."""
+    """A broker's part for the members of a group, which share queues out as real ones do. One thread."""
 
     def __init__(
         self,
@@ -88,15 +115,15 @@ class FakeGroup:
         retry_count_max: int | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         clock: FakeClock | None = None,
+        queue_count: int = QUEUE_COUNT,
     ) -> None:
-        """`retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`). None: not set. That means 16, and no limit
+        """`consumer`: of the first member; `join` makes others. `queue_count`: of each topic.
+
+        `retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`). None: not set. That means 16, and no limit
         in order.
         """
-        if not isinstance(consumer, PushConsumer | AsyncPushConsumer):
-            hint = "; write consumer.make()" if hasattr(consumer, "make") else ""
-            raise WrongTypeError(f"FakeGroup takes a PushConsumer or AsyncPushConsumer, not {consumer!r}{hint}")
-        if consumer.is_running:
-            raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
+        _check_consumer(consumer)
+        check_count("queue_count", queue_count, 1, QUEUE_ID_MAX + 1)
         if retry_count_max is not None:
             check_count("retry_count_max", retry_count_max, 0, GROUP_RETRY_COUNT_MAX)
         given: object = retry_delays_s
@@ -112,7 +139,10 @@ class FakeGroup:
         self.done: list[Message] = []
         """In the order in which their listeners returned."""
         self.dead_letters: list[DeadLetter] = []
-        self._consumer = consumer
+        self.members = [FakeMember("member-1", consumer)]
+        """Those that are there, in the order in which they joined."""
+        self._member_number = 1
+        self._queue_count = queue_count
         self._core = SendCore(ProducerOptions())
         """Checks what is sent, as a producer does."""
         self._retry_count_max = retry_count_max
@@ -121,7 +151,6 @@ class FakeGroup:
         self._offsets: dict[MessageQueue, itertools.count[int]] = {}
         self._waiting: list[_Waiting] = []
         self._suspended_until_ms: dict[MessageQueue, int] = {}
-        self._uncommitted: list[_Waiting] = []
         self._commit_interval_ms = round(consumer.options.commit_interval_s * 1000)
         self._next_commit_ms = self.clock.monotonic_ms() + self._commit_interval_ms
 
@@ -162,20 +191,60 @@ class FakeGroup:
             self._next_commit_ms = now_ms - now_ms % self._commit_interval_ms + self._commit_interval_ms
 
     def commit(self) -> None:
-        """The member commits what it has finished, as it does when it stops: a crash repeats nothing of it."""
-        self._uncommitted.clear()
+        """All members commit what they have finished, as they do when they stop: a crash repeats nothing of it."""
+        for member in self.members:
+            member._uncommitted.clear()
 
-    def crash(self) -> list[Message]:
-        """The member dies, and another one takes over at the last commit: these messages are delivered again, beside those that wait.
+    def join(self, consumer: PushConsumer | AsyncPushConsumer | None = None) -> FakeMember:
+        """Another member comes, and gets its share; the others commit what they give away. None: with the consumer of the first member."""
+        first = self.members[0].consumer
+        joining = first if consumer is None else consumer
+        _check_consumer(joining)
+        if joining.group != first.group:
+            raise ConfigurationError(f"a member of {joining.group!r} cannot join {first.group!r}")
+        if joining.options.broadcast or first.options.broadcast:
+            raise ConfigurationError("each member of a broadcasting group gets all messages: make a FakeGroup for each")
+        self._member_number += 1
+        member = FakeMember(f"member-{self._member_number}", joining)
+        self.members.append(member)
+        self._commit_what_moved()
+        return member
 
-        Among them are messages that failed: the retry that the broker has made of one comes, too. That is what "at least once" means.
+    def leave(self, member: FakeMember) -> None:
+        """A member stops: it commits what it has finished, and the others take its queues over."""
+        self._check_member(member)
+        if len(self.members) == 1:
+            raise ConfigurationError("the last member cannot leave: who would be given what waits?")
+        self.members.remove(member)
+        self._commit_what_moved()
+
+    def crash(self, member: FakeMember | None = None) -> list[Message]:
+        """A member dies, and the others take over at its last commit: these messages are delivered again, beside those that wait.
+
+        The last one is followed by one like it at once. None: the only one. Among them are messages that failed: the retry that the broker
+        has made of one comes, too. That is what "at least once" means.
         """
-        again, self._uncommitted = self._uncommitted, []
+        if member is None:
+            if len(self.members) > 1:
+                raise ConfigurationError(f"crash(member): say which of {len(self.members)} members, such as group.members[1]")
+            member = self.members[0]
+        self._check_member(member)
+        again, member._uncommitted = member._uncommitted, []
         self._waiting += again
-        self._suspended_until_ms.clear()
+        had = {queue for queue in self._offsets if self._owner(queue) is member}
+        self._suspended_until_ms = {queue: until_ms for queue, until_ms in self._suspended_until_ms.items() if queue not in had}
         for one in self._waiting:
-            one.message._tries = 0  # An orderly member counts them itself.
+            if one.message.queue in had:
+                one.message._tries = 0  # An orderly member counts them itself.
+        if len(self.members) > 1:
+            self.members.remove(member)
+            self._commit_what_moved()
         return [one.message for one in again]
+
+    def queue_ids(self, member: FakeMember, topic: str) -> list[int]:
+        """The queues of a topic that a member has now."""
+        self._check_member(member)
+        return [queue.queue_id for queue in self._queues(topic) if self._owner(queue) is member]
 
     @property
     def waiting(self) -> list[Message]:
@@ -197,9 +266,10 @@ class FakeGroup:
             raise ConfigurationError("deliver() has an event loop of its own, and one runs here: await group.deliver_async()")
         count = 0
         with asyncio.Runner() as runner:
-            while batch := self._next_batch():
+            while (found := self._next_batch()) is not None:
+                member, batch = found
                 count += len(batch)
-                run, worker, settle = self._begun(batch)
+                run, worker, settle = self._begun(member, batch)
                 if run.listener.is_coroutine:
                     runner.run(worker.work_async(run))
                 else:
@@ -210,9 +280,10 @@ class FakeGroup:
     async def deliver_async(self) -> int:
         """`deliver` in the event loop that runs."""
         count = 0
-        while batch := self._next_batch():
+        while (found := self._next_batch()) is not None:
+            member, batch = found
             count += len(batch)
-            run, worker, settle = self._begun(batch)
+            run, worker, settle = self._begun(member, batch)
             if run.listener.is_coroutine:
                 await worker.work_async(run)
             else:
@@ -229,28 +300,59 @@ class FakeGroup:
     def _in_order(self) -> list[_Waiting]:
         return sorted(self._waiting, key=lambda one: (self._due_ms(one), one.number))
 
-    def _next_batch(self) -> list[_Waiting]:
-        """What one call of a listener gets; messages that nobody wants are left out."""
+    def _queues(self, topic: str) -> list[MessageQueue]:
+        """Of a topic: as many as it was made with, or as were sent to. A topic of retries has one."""
+        used = [queue.queue_id + 1 for queue in self._offsets if queue.topic == topic]
+        count = max([1 if self._is_of_retries(topic) else self._queue_count, *used])
+        return [MessageQueue(topic, BROKER_NAME, queue_id) for queue_id in range(count)]
+
+    def _is_of_retries(self, topic: str) -> bool:
+        return topic == retry_topic(self.members[0].consumer.group)
+
+    def _owner(self, queue: MessageQueue) -> FakeMember | None:
+        """Whose a queue is, by the members' allocation; one that is alone has all. None: nobody's."""
+        if len(self.members) == 1:
+            return self.members[0]
+        here = [one for one in self.members if self._is_of_retries(queue.topic) or queue.topic in one.consumer._wanted]
+        queues, as_members = self._queues(queue.topic), sorted(one._as_member for one in here)
+        for one in here:
+            if queue in one.consumer.options.allocation.share(one._as_member, queues, as_members):
+                return one
+        return None
+
+    def _commit_what_moved(self) -> None:
+        for member in self.members:
+            member._uncommitted = [one for one in member._uncommitted if self._owner(one.message.queue) is member]
+
+    def _check_member(self, member: FakeMember) -> None:
+        if member not in self.members:
+            raise ConfigurationError(f"{member!r} is no member of this group, or is not any more")
+
+    def _next_batch(self) -> tuple[FakeMember, list[_Waiting]] | None:
+        """What one call of a listener gets, and of which member; messages that nobody wants are left out."""
         batch: list[_Waiting] = []
         topic = ""
-        is_orderly = self._consumer.options.orderly
+        member: FakeMember | None = None
         for one in self._in_order():
             if self._due_ms(one) > self.clock.monotonic_ms():
                 break
-            wanted = self._consumer._wanted.get(_topic_of(one.message))
+            owner = self._owner(one.message.queue)
+            if owner is None or (member is not None and owner is not member):
+                continue
+            wanted = owner.consumer._wanted.get(_topic_of(one.message))
             if wanted is None or (wanted.tags and one.message.tag not in wanted.tags):
                 self._waiting.remove(one)
                 continue
             if batch and (topic != wanted.topic or len(batch) >= (wanted.listener.batch_size or 1)):
                 break
-            if batch and is_orderly and one.message.queue != batch[0].message.queue:
+            if batch and owner.consumer.options.orderly and one.message.queue != batch[0].message.queue:
                 continue
-            topic = wanted.topic
+            topic, member = wanted.topic, owner
             self._waiting.remove(one)
             batch.append(one)
-        return batch
+        return None if member is None else (member, batch)
 
-    def _begun(self, batch: Sequence[_Waiting]) -> tuple[Run, Worker, Callable[[], None]]:
+    def _begun(self, member: FakeMember, batch: Sequence[_Waiting]) -> tuple[Run, Worker, Callable[[], None]]:
         """What is to be worked on, and what is to be called then."""
         failed: list[tuple[Message, Failure]] = []
 
@@ -262,41 +364,42 @@ class FakeGroup:
                     failed.append((message, failure))
 
         messages = deque(one.message for one in batch)
-        listener = self._consumer._wanted[_topic_of(messages[0])].listener
+        listener = member.consumer._wanted[_topic_of(messages[0])].listener
         run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0)
-        comes_again = not self._consumer.options.broadcast
+        comes_again = not member.consumer.options.broadcast
         worker = Worker(settle, SaidSeldom(self.clock.monotonic), comes_again=comes_again)
-        return run, worker, lambda: self._ended(batch, run, failed, comes_again)
+        return run, worker, lambda: self._ended(member, batch, run, failed, comes_again)
 
     def _ended(
-        self, batch: Sequence[_Waiting], run: Run, failed: Sequence[tuple[Message, Failure]], comes_again: bool
+        self, member: FakeMember, batch: Sequence[_Waiting], run: Run, failed: Sequence[tuple[Message, Failure]], comes_again: bool
     ) -> None:
-        if self._consumer.options.orderly:
-            batch = self._end_in_order(batch, failed)
+        if member.consumer.options.orderly:
+            done, batch = self._end_in_order(member, batch, failed)
         else:
-            self.done += run.done
+            done = run.done
             if comes_again:
                 for message, failure in failed:
                     self._give_back(message, failure)
-        self._uncommitted += batch
+        self.done += done
+        member.done += done
+        member._uncommitted += batch
 
     def _end_in_order(
-        self, batch: Sequence[_Waiting], failed: Sequence[tuple[Message, Failure]]
-    ) -> Sequence[_Waiting]:
-        """Returns those of the batch that do not come again."""
+        self, member: FakeMember, batch: Sequence[_Waiting], failed: Sequence[tuple[Message, Failure]]
+    ) -> tuple[Sequence[Message], Sequence[_Waiting]]:
+        """What is done, and those of the batch that do not come again."""
         by_message = {id(message): failure for message, failure in failed}
         messages = [one.message for one in batch]
         judged = judge_in_order(
-            self._consumer.options, self._retry_count_max, messages, [by_message.get(id(message)) for message in messages]
+            member.consumer.options, self._retry_count_max, messages, [by_message.get(id(message)) for message in messages]
         )
-        self.done += judged.done
         for message, failure in judged.dead:
             self._give_back(message, failure)
         ended_count = len(batch) - len(judged.again)
         if judged.again:
             self._suspended_until_ms[batch[0].message.queue] = self.clock.monotonic_ms() + judged.delay_ms
         self._waiting += batch[ended_count:]
-        return batch[:ended_count]
+        return judged.done, batch[:ended_count]
 
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1
@@ -324,7 +427,7 @@ class FakeGroup:
             attempt=attempt,
             last_error=error_text(error),
         ).SerializeToString()
-        topic = retry_topic(self._consumer.group)
+        topic = retry_topic(self.members[0].consumer.group)
         before = Record.FromString(message.record)
         front = encode_front(before.keys, before.tag, before.properties)
         record = RecordTemplate(topic, message.producer_id, message.producer_epoch).encode(
@@ -348,6 +451,14 @@ class FakeGroup:
     def _wait(self, message: Message, delay_s: float) -> None:
         due_ms = self.clock.monotonic_ms() + round(delay_s * 1000)
         self._waiting.append(_Waiting(due_ms, next(self._sequence), message))
+
+
+def _check_consumer(consumer: object) -> None:
+    if not isinstance(consumer, PushConsumer | AsyncPushConsumer):
+        hint = "; write consumer.make()" if hasattr(consumer, "make") else ""
+        raise WrongTypeError(f"FakeGroup takes a PushConsumer or AsyncPushConsumer, not {consumer!r}{hint}")
+    if consumer.is_running:
+        raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
 
 
 def _check_span(name: str, value: object, most_s: float) -> None:
