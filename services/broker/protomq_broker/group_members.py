@@ -54,6 +54,8 @@ class GroupMembers:
         """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
         self._beside: dict[str, tuple[str, int]] = {}
         """Who consumes beside the members of a group, for people, and until when; the latest stands last."""
+        self._alone = ("", 0)
+        """The last value of a queue with one member: those that are pulled together have one tuple."""
         self._lock = threading.Lock()
 
     def pulled(self, key: Key, member: str, hold_ms: int = 0) -> None:
@@ -65,7 +67,9 @@ class GroupMembers:
             if queue is None and len(self._queues) >= QUEUES_MAX:
                 del self._queues[next(iter(self._queues))]
             if queue is None or (isinstance(queue, tuple) and queue[0] == member):
-                self._queues[key] = member, until_ms
+                if self._alone != (member, until_ms):
+                    self._alone = (member, until_ms)
+                self._queues[key] = self._alone
                 return
             if isinstance(queue, tuple):
                 queue = self._queues[key] = _Queue(*queue)

@@ -7,6 +7,7 @@ message has arrived. The writer first publishes the message, then looks for hold
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from protomq_runtime.timers import Timer
 
     from .filters.filter_book import Filter
+
+log = logging.getLogger("protomq.broker")
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
@@ -37,7 +40,7 @@ class Hold:
         queue_offset: where the next look begins, behind all messages that did not match.
         began_s: when it began, in seconds of a clock that never goes back.
         ends_s: when it ends at the latest, by the same clock.
-        timer: ends the hold.
+        timer: ends the hold, perhaps together with others.
         filter: what messages have to match besides their tags. Only with a filter: `is_searching`: a search is under way; `is_signalled`:
             more messages came meanwhile; `is_expired`: the hold's time is up, so the search's result is the answer.
     """
@@ -80,7 +83,7 @@ class Hold:
         self.tag_codes = tag_codes
         self.queue_offset = queue_offset
         self.began_s = self.ends_s = began_s
-        self.timer: Timer | None = None
+        self.timer: Timer | CommonEnd | None = None
         self.filter = filter_
         self.is_searching = self.is_signalled = self.is_expired = False
         self._on_expiry = on_expiry
@@ -95,9 +98,59 @@ class Hold:
         """Its time is up."""
         self._on_expiry(self)
 
-    def drop(self) -> None:
-        """Its caller is gone."""
+    def cancel_timer(self) -> None:
+        """It does not end by its time. Harmless if it has no timer."""
+        timer, self.timer = self.timer, None
+        if isinstance(timer, CommonEnd):
+            timer.remove(self)
+        elif timer is not None:
+            timer.cancel()
+
+    def __call__(self) -> None:
+        """Its caller is gone: the hold is itself what `Call.hold` takes. A bound method of each would cost 80 octets."""
         self._on_drop(self)
+
+
+class CommonEnd:
+    """Ends all holds of a lane that end at the same moment: they have one timer. At rest there are thousands of holds."""
+
+    __slots__ = ("_ends", "_ends_ms", "_holds", "timer")
+
+    def __init__(self, ends: dict[int, CommonEnd], ends_ms: int) -> None:
+        """Stands in `ends`, by its moment, as long as it has holds."""
+        self._ends = ends
+        self._ends_ms = ends_ms
+        self._holds: set[Hold] = set()
+        self.timer: Timer | None = None
+
+    def add(self, hold: Hold) -> None:
+        """It ends with the others."""
+        self._holds.add(hold)
+        hold.timer = self
+
+    def remove(self, hold: Hold) -> None:
+        """It has ended already. Harmless if it is not among them."""
+        self._holds.discard(hold)
+        if not self._holds:
+            self._forget()
+
+    def expire(self) -> None:
+        """The moment has come."""
+        self._forget()
+        for hold in list(self._holds):
+            # An answer that closes the connection drops others.
+            if hold not in self._holds:
+                continue
+            try:
+                hold.expire()
+            except Exception:
+                log.exception("a held pull of queue %d of topic %s could not be ended", hold.key[1], hold.key[0])
+
+    def _forget(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+            del self._ends[self._ends_ms]
 
 
 WAKE_COUNT_MAX: Final = 500
@@ -107,7 +160,7 @@ WAKE_COUNT_MAX: Final = 500
 class LaneHolds:
     """The holds of one lane. `post` runs a function on the lane's thread. There `wake` gets the holds whose queues got messages."""
 
-    __slots__ = ("_arrived", "_by_queue", "_due", "_post", "_posted", "_wake")
+    __slots__ = ("_arrived", "_by_queue", "_due", "_ends", "_post", "_posted", "_wake")
 
     def __init__(
         self,
@@ -117,13 +170,28 @@ class LaneHolds:
         self._by_queue: dict[QueueKey, dict[Hold, None]] = {}
         self._arrived: deque[QueueKey] = deque()
         self._due: deque[Hold] = deque()
+        self._ends: dict[int, CommonEnd] = {}
         self._post = post
         self._posted = False
         self._wake = wake
 
     def add(self, hold: Hold) -> None:
         """Enters a hold. Lane only; look for messages once more afterwards."""
-        self._by_queue.setdefault(hold.key, {})[hold] = None
+        of_queue = self._by_queue.get(hold.key)
+        if of_queue is None:
+            self._by_queue[hold.key] = {hold: None}
+            return
+        # One key for all of a queue: those at rest at one topic have thousands.
+        hold.key = next(iter(of_queue)).key
+        of_queue[hold] = None
+
+    def end_together(self, hold: Hold, ends_ms: int, call_later: Callable[[Callable[[], None]], Timer]) -> None:
+        """Has a hold end at a moment, together with others. `call_later` makes the timer for the first of them. Lane only."""
+        common = self._ends.get(ends_ms)
+        if common is None:
+            common = self._ends[ends_ms] = CommonEnd(self._ends, ends_ms)
+            common.timer = call_later(common.expire)
+        common.add(hold)
 
     def remove(self, hold: Hold) -> bool:
         """Takes a hold out. Returns False if it was not entered. Lane only."""

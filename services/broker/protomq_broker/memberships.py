@@ -324,6 +324,11 @@ class Memberships:
         """Returns the group if it has members."""
         return self._groups.get(name)
 
+    @property
+    def group_count(self) -> int:
+        """Number of groups with members."""
+        return len(self._groups)
+
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Yields all groups with members."""
         return iter(list(self._groups.items()))

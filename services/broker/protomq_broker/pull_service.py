@@ -74,9 +74,11 @@ RECORD_COUNT_MAX = 32_768
 SIZE_MAX_BYTES = 16 << 20
 TAGS_MAX = 256
 _NO_TAGS: Final[frozenset[int]] = frozenset()
-HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 240.0)
 """Bucket bounds in seconds, from a busy queue to the longest hold."""
 MEMBER_SIZE_MAX = 255
+QUIET_HOLDS: Final = 4
+"""A quiet hold lasts that many of the longest other holds at most."""
 QUIET_PARTS: Final = 64
 """A quiet hold ends this part of itself earlier at most."""
 SKIPPED_HOLD_MS = 1_000
@@ -352,7 +354,7 @@ class PullService:
         hold_ms = request.hold_ms
         if request.quiet_hold_ms <= hold_ms or not hold_ms or call.transport != "remoting" or self._config.role is BrokerRole.SLAVE:
             return hold_ms
-        return max(hold_ms, min(request.quiet_hold_ms, self._config.hold_max_ms))
+        return max(hold_ms, min(request.quiet_hold_ms, QUIET_HOLDS * self._config.hold_max_ms))
 
     def _hold(
         self,
@@ -385,10 +387,11 @@ class PullService:
         )
         hold_s = call.hold_time_ms(hold_ms) / 1_000
         hold.ends_s = hold.began_s + hold_s
-        if hold_s * 1_000 > request.hold_ms:
+        is_quiet = hold_s * 1_000 > request.hold_ms
+        if is_quiet:
             hold.ends_s = together_s(call.peer, hold.ends_s, hold_s)
         holds.add(hold)
-        call.hold(hold.drop)
+        call.hold(hold)
         # Between the look and the entry of the hold a message may have arrived, or the topic was deleted, before anybody signalled this
         # hold.
         topic = self._store.topics.find(request.topic)
@@ -400,12 +403,19 @@ class PullService:
             self._look_again(hold)
         if not call.answered:
             self._answer_if_reset(hold, request)
-        if not call.answered and hold.timer is None:
+        if call.answered or hold.timer is not None:
+            return
+        if is_quiet and hold.queue_offset == hold.first_offset:
+            call_later = partial(lane.call_later, self._left_ms(hold))
+            holds.end_together(hold, round(hold.ends_s * 1_000), call_later)
+        else:
             self._set_timer(hold)
 
+    def _left_ms(self, hold: Hold) -> float:
+        return max((hold.ends_s - self._monotonic()) * 1_000, 1.0)
+
     def _set_timer(self, hold: Hold) -> None:
-        # Not whole milliseconds: those that end together are to do so in one turn.
-        hold_ms = max(round((hold.ends_s - self._monotonic()) * 1_000, 3), 1.0)
+        hold_ms = self._left_ms(hold)
         if hold.queue_offset > hold.first_offset:
             hold_ms = min(hold_ms, SKIPPED_HOLD_MS)
         hold.timer = hold.call.lane.call_later(hold_ms, hold.expire)
@@ -467,8 +477,7 @@ class PullService:
             is_first = hold.queue_offset == hold.first_offset < found.result.next_offset
             hold.queue_offset = found.result.next_offset
             if is_first:
-                if hold.timer is not None:
-                    hold.timer.cancel()
+                hold.cancel_timer()
                 self._set_timer(hold)
             return
         self._drop(hold)
@@ -488,9 +497,7 @@ class PullService:
     def _drop(self, hold: Hold) -> None:
         if self._holds[hold.call.lane].remove(hold):
             self.hold_durations.observe(self._monotonic() - hold.began_s)
-        if hold.timer is not None:
-            hold.timer.cancel()
-            hold.timer = None
+        hold.cancel_timer()
 
     def _suggested_broker(self, request: PullRequest, result: ReadResult) -> int:
         """Returns the id of the broker from which to pull next."""

@@ -10,6 +10,7 @@ import pytest
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq_broker import holds as holds_module
 from protomq_broker.holds import Hold, LaneHolds
+from protomq_runtime.timers import Timers
 
 
 class Lane:
@@ -101,3 +102,52 @@ def test_many_holds_are_woken_in_slices_over_several_turns(monkeypatch: pytest.M
     lane.turn()
     assert lane.woken[1:] == [[waiting[3], waiting[5]], waiting[6:]]
     assert lane.posted == []
+
+
+def test_holds_of_one_moment_end_by_one_timer_and_none_keeps_another() -> None:
+    timers = Timers()
+    lane = Lane()
+    ended: list[Hold] = []
+
+    def end(which: Hold) -> None:
+        ended.append(which)
+        if which is broken:
+            raise ValueError("no answer")
+        if which is closing:
+            dropped.cancel_timer()
+
+    def made() -> Hold:
+        made_hold = Hold(("t", 0), cast(Any, None), PullRequest(), frozenset(), 0, 0.0, on_expiry=end, on_drop=end)
+        lane.holds.add(made_hold)
+        return made_hold
+
+    broken, other, gone = made(), made(), made()
+    for one in (broken, other, gone):
+        lane.holds.end_together(one, 60_000, lambda callback: timers.add(60.0, callback))
+    later, closing, dropped = made(), made(), made()
+    lane.holds.end_together(later, 60_001, lambda callback: timers.add(60.001, callback))
+    assert len(timers) == 2
+    gone.cancel_timer()
+    for callback in timers.due(60.0):
+        callback()
+    assert {broken, other} == set(ended)
+    ended.clear()
+    # The moment is over: who comes now has a timer of its own.
+    lane.holds.end_together(other, 60_000, lambda callback: timers.add(60.0, callback))
+    other.cancel_timer()
+    later.cancel_timer()
+    assert len(timers) == 0
+    for one in (closing, dropped):
+        lane.holds.end_together(one, 61_000, lambda callback: timers.add(61.0, callback))
+    for callback in timers.due(61.0):
+        callback()
+    assert closing in ended
+    assert len(ended) == 1 or ended == [dropped, closing]
+
+
+def test_holds_of_one_queue_share_its_key() -> None:
+    lane = Lane()
+    first, second = hold("".join(["t", "t"])), hold("tt")
+    for one in (first, second):
+        lane.holds.add(one)
+    assert first.key is second.key

@@ -910,10 +910,13 @@ def test_a_description_that_is_too_large_is_cut() -> None:
     said = MemberDescription(
         description_id=question.description_id, kind="k", settings={"a": "x" * DESCRIPTION_MAX_BYTES}
     )
-    hold(broker, known_version=version, broker_start=1, description=said)
+    held = hold(broker, known_version=version, broker_start=1, description=said)
     broker.server.run()
     assert described(asked).description.is_cut
     assert not described(asked).description.settings
+    # Nor does it stay for as long as the member's call is held.
+    assert held.is_held
+    assert len(held.payload) < 1_000
 
 
 def test_the_sdks_member_answers_and_one_that_cannot_says_nothing() -> None:
