@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -143,6 +143,62 @@ def test_orderly_members_come_and_go_and_no_queue_has_two_or_goes_back(broker: B
     assert both == []
     for all_of in seen.values():
         assert [offset for _, offset in all_of] == list(range(60)), "in order, each once: queues were given away, not lost"
+
+
+def test_a_topic_that_is_made_again_is_consumed_once_and_in_order_by_members_that_worked_on_the_old_one(broker: Broker) -> None:
+    seen: dict[tuple[int, int], list[int]] = {}
+    working: dict[int, int] = dict.fromkeys(range(QUEUES), 0)
+    both: list[tuple[int, bytes]] = []
+    guard = threading.Lock()
+    rounds, count = 4, 5
+    go_on = threading.Event()
+    at_work = threading.Semaphore(0)
+
+    def listen(message: Message) -> None:
+        number, last = map(int, message.body.split())
+        with guard:
+            working[message.queue_id] += 1
+            if working[message.queue_id] > 1:
+                both.append((message.queue_id, message.body))
+            seen.setdefault((number, message.queue_id), []).append(message.queue_offset)
+        if last:
+            # The topic goes while a listener has this one.
+            at_work.release()
+            go_on.wait(PATIENCE_S)
+        time.sleep(0.02)
+        with guard:
+            working[message.queue_id] -= 1
+
+    def are_committed(queues: tuple[MessageQueue, ...], queue_offset: int) -> Callable[[], bool]:
+        return lambda: all(looks.committed(queue) == queue_offset for queue in queues)
+
+    with ExitStack() as stack:
+        stack.callback(go_on.set)
+        members = [PushConsumer("g", namesrv=broker.namesrv, orderly=True, commit_interval_s=0.1) for _ in range(2)]
+        for one in members:
+            one.subscribe("t", listen)
+            stack.enter_context(one)
+        wait_for(lambda: [len(of_topic(one)) for one in members] == [2, 2])
+        admin = stack.enter_context(Admin(namesrv=broker.namesrv))
+        looks = stack.enter_context(PullConsumer("g", namesrv=broker.namesrv))
+        for number in range(rounds):
+            if number:
+                admin.delete_topic("t")
+                admin.create_topic("t", write_queues=QUEUES, read_queues=QUEUES)
+            with Producer(namesrv=broker.namesrv) as producer:
+                queues = producer.queues("t")
+                for queue in queues:
+                    for place in range(count):
+                        producer.send("t", b"%d %d" % (number, place == count - 1), queue=queue)
+            go_on.set()  # Those of the topic before are done with now, while the new one is there.
+            go_on = threading.Event()
+            for _ in range(QUEUES):
+                assert at_work.acquire(timeout=PATIENCE_S)
+            wait_for(are_committed(queues, count - 1))
+        go_on.set()
+        wait_for(are_committed(queues, count))
+    assert both == [], "two messages of a queue at the same time"
+    assert seen == {(number, queue_id): list(range(count)) for number in range(rounds) for queue_id in range(QUEUES)}
 
 
 def test_a_queue_is_not_another_members_while_a_listener_has_a_message_of_it(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ._consumer_calls import ConsumerCalls, Limits
 from ._hook_points import HookPoints
@@ -64,6 +64,15 @@ def _hooked(
         raise
     hooks.after_commit(context)
     return result
+
+
+class _Mark(NamedTuple):
+    """What an offset belongs to. Topics are made again, offsets reset, and queues locked again, while brokers answer."""
+
+    incarnation: int
+    reset_epoch: int | None
+    log_epoch: int
+    token: int
 
 
 class CommitSteps:
@@ -159,6 +168,7 @@ class CommitSteps:
         parts = by_broker(offsets)
         # Of now, when the offsets are: while the first brokers answer, the member may give up what it has at the next ones.
         named = {key: {self._membership(queue) for queue in members} for key, members in parts.items()}
+        marks = {queue: self._mark(queue) for queue in offsets}
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
@@ -174,18 +184,18 @@ class CommitSteps:
             member = several.pop() if len(several) == 1 else None
             try:
                 try:
-                    yield from self._commit_as(member, topic, broker_name, part, within, by_calls)
+                    yield from self._commit_as(member, topic, broker_name, part, within, marks, by_calls)
                 except QueueNotFoundError as error:
                     part, told = without_gone_queues(part, error)
                     if part:
-                        yield from self._commit_part(topic, broker_name, part, within, member)
+                        yield from self._commit_part(topic, broker_name, part, within, marks, member)
                     raise told from error
                 except QueueNotOwnedError as error:
                     part, lost = without_lost_queues(part, error)
                     if self._locks is not None:
-                        self._locks.refused(lost)
+                        self._locks.refused([queue for queue in lost if self._locks.token(queue) == marks[queue].token])
                     if part and lost:
-                        yield from self._commit_part(topic, broker_name, part, within, member)
+                        yield from self._commit_part(topic, broker_name, part, within, marks, member)
                     raise
             except ProtomqError as error:
                 if error.retriable:
@@ -206,12 +216,13 @@ class CommitSteps:
         broker_name: str,
         part: Mapping[MessageQueue, int],
         limits: Limits,
+        marks: Mapping[MessageQueue, _Mark],
         by_calls: bool,
     ) -> Steps[None]:
         """Commits; once more if the broker did not know the membership, and does now. All within the time-out."""
         ends_s = self._clock() + limits.timeout_s
         try:
-            yield from self._commit_part(topic, broker_name, part, limits, member)
+            yield from self._commit_part(topic, broker_name, part, limits, marks, member)
         except (MemberUnknownError, QueueNotOwnedError) as refusal:
             if member is None:
                 raise
@@ -222,7 +233,7 @@ class CommitSteps:
             if any(self._membership(queue) != member or not self._stands(queue, by_calls) for queue in part):
                 raise
             within = limits._replace(timeout_s=share_s(ends_s, 1, self._clock()))
-            yield from self._commit_part(topic, broker_name, part, within, member)
+            yield from self._commit_part(topic, broker_name, part, within, marks, member)
 
     def _commit_part(
         self,
@@ -230,18 +241,31 @@ class CommitSteps:
         broker_name: str,
         part: Mapping[MessageQueue, int],
         limits: Limits,
+        marks: Mapping[MessageQueue, _Mark],
         member: Membership | None,
     ) -> Steps[None]:
         state = self._state
-        incarnations = {queue: state.incarnation(queue) for queue in part}
-        epochs = {queue: state.reset_epoch(queue) for queue in part}
-        log_epochs = {queue: state.log_epoch(queue) for queue in part}
-        locks = self._locks
-        tokens = {queue: locks.token(queue) for queue in part} if locks is not None else {}
         steps = self._calls.commit(
-            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens, log_epochs, member
+            limits,
+            self._group,
+            topic,
+            broker_name,
+            part,
+            {queue: marks[queue].incarnation for queue in part},
+            {queue: marks[queue].reset_epoch for queue in part},
+            {queue: marks[queue].token for queue in part},
+            {queue: marks[queue].log_epoch for queue in part},
+            member,
         )
         resets = yield from (steps if self.hooks is None else _hooked(self.hooks, topic, broker_name, part, steps))
-        state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
-        for queue, reset in resets.items():
-            state.follow_reset(queue, *reset)
+        # What was said of the topic before is nothing to the one that was made again.
+        here = [queue for queue in part if state.incarnation(queue) == marks[queue].incarnation]
+        state.committed({queue: part[queue] for queue in here if queue not in resets})
+        for queue in here:
+            if queue in resets:
+                state.follow_reset(queue, *resets[queue])
+
+    def _mark(self, queue: MessageQueue) -> _Mark:
+        state = self._state
+        token = self._locks.token(queue) if self._locks is not None else 0
+        return _Mark(state.incarnation(queue), state.reset_epoch(queue), state.log_epoch(queue), token)

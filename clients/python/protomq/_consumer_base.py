@@ -115,7 +115,7 @@ class ConsumerBase(OfOneProcess):
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
-        return self._state.queues
+        return self._steps.assignment()
 
     def paused(self) -> tuple[MessageQueue, ...]:
         """Of those, the ones that are paused."""

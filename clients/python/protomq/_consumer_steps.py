@@ -55,6 +55,7 @@ from .errors import (
     NoRouteError,
     ProtomqError,
     QueueNotFoundError,
+    QueueNotOwnedError,
     TopicNotFoundError,
     TopicRecreatedError,
     UnsupportedError,
@@ -246,6 +247,8 @@ class ConsumerSteps:
             self.trouble = None  # Of another queue, found while the user saw to it.
         for topic in names:
             self._exists.pop(topic, None)
+        if self.locks is not None:
+            self.locks.forget_queues(lost)
         if self._listener is not None:
             yield from self._tell(self._listener.on_lost, lost)
 
@@ -324,12 +327,12 @@ class ConsumerSteps:
         if self.locks is None or self._share is None:
             return
         self._share.want(self.subscriptions, self._filter_texts())
-        lost = yield from self.locks.follow(self._share.queues(), limits)
-        lost = [queue for queue in lost if queue in self.state.queues]
-        if lost:
-            text = "group %s: the locks of %d queues are lost: what was finished and not committed comes again"
-            logger.warning(text, self.options.group, len(lost))
-            yield from self._lose(lost)
+        while lost := (yield from self.locks.follow(self._share.queues(), limits)):
+            lost = [queue for queue in lost if queue in self.state.queues]
+            if lost:
+                text = "group %s: the locks of %d queues are lost: what was finished and not committed comes again"
+                logger.warning(text, self.options.group, len(lost))
+                yield from self._lose(lost)
 
     def _lose(self, lost: Sequence[MessageQueue]) -> Steps[None]:
         self.state.drop(lost)
@@ -637,6 +640,11 @@ class ConsumerSteps:
         else:
             is_there = self._exists[topic] = True
             self._note_incarnation(topic, broker_name, incarnation)
+        if self.locks is not None:
+            # Their topic was made again, or deleted, since they were locked: they are locked again, and then looked up.
+            others = {queue for queue in queues if self.locks.is_of_other_topic(queue, incarnation)}
+            self.locks.refused(others)
+            queues, pinned = ([queue for queue in several if queue not in others] for several in (queues, pinned))
         begun = {
             queue: _Start(starts.get(queue, 0))
             for queue in pinned
@@ -719,7 +727,8 @@ class ConsumerSteps:
                 queue.topic, queue.broker_name, [queue], self.options.begin, self._limits
             )
             position = self.state.position(queue)
-        assert position is not None
+        if position is None:
+            raise QueueNotOwnedError(f"the topic of {queue} was deleted, or made again, since it was locked: it is locked again; ask then")
         return position
 
     def seek_to_time(
@@ -753,6 +762,17 @@ class ConsumerSteps:
     def offset_for_time(self, queue: MessageQueue, when: datetime) -> Steps[int]:
         """The first offset stored at the time or later; the end offset if there is none."""
         return (yield from self._calls.offset_for_time(self._limits, queue, when)).queue_offset
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues that are consumed: of subscriptions, those of topics that are there. Any thread."""
+        return tuple(queue for queue in self.state.queues if queue in self.assigned or not self._is_unmade(queue))
+
+    def _is_unmade(self, queue: MessageQueue) -> bool:
+        """Whether the topic was deleted, or does not exist yet, as far as is known: then the queue is one that it would get."""
+        if self.state.is_gone(queue):
+            return True
+        route = self.subscriptions.get(queue.topic)
+        return route is not None and route.auto_create and not self.state.incarnation(queue)
 
     def queues(self, topic: str) -> Steps[tuple[MessageQueue, ...]]:
         """The queues of a topic that can be read. Raises TopicNotFoundError if neither name server nor brokers know it."""

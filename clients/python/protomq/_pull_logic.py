@@ -309,6 +309,16 @@ class PullState:
         """Its queues of a topic that was deleted, and made again or not."""
         return [queue for queue, state in self._queues.items() if state.is_gone and queue.topic == topic]
 
+    def is_gone(self, queue: MessageQueue) -> bool:
+        """Whether the topic of the queue was deleted, and made again or not."""
+        state = self._queues.get(queue)
+        return state is not None and state.is_gone
+
+    def drop_answers(self, queues: Iterable[MessageQueue]) -> None:
+        """What was pulled of these queues is not handed out."""
+        for queue in queues:
+            self._drop_answers(queue, self._state(queue))
+
     def drop(self, queues: Iterable[MessageQueue]) -> None:
         """These queues go, and nothing of them is committed."""
         for queue in queues:

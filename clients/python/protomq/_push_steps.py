@@ -259,6 +259,8 @@ class PushSteps:
         gone: list[MessageQueue] = []
         if isinstance(error, TopicRecreatedError | TopicNotFoundError):
             gone = self._consumer.state.gone_queues(topic)
+            # It may take a while until the topic is subscribed to again: till then listeners would get what waits of the old one.
+            self._consumer.state.drop_answers(gone)
         if not gone:
             self._say_trouble(error, topic)
         else:

@@ -5,7 +5,10 @@
 
 Rules:
 - A queue is consumed while it is locked. A member that has lost a lock, by time or to another, drops what is left of the queue.
-  `follow` returns these queues, also if the member has one again by now, with a new token.
+  `follow` returns these queues. The next `follow` asks for them again: what is left of them has been dropped by then. So a listener has
+  one message of the old lock at most. While it has, the queue is not locked.
+- A lock is of one incarnation of the topic, as offsets are. Queues of a topic that is made again are locked again (`forget_queues`).
+  That it was made again since it was locked is noticed by the look-up where to begin (`is_of_other_topic`).
 - A broker keeps a lock for as long as its owner is a member. It may have granted one that this member does not know: no answer came.
   It may also have given the member up, and not have freed its locks before it was back. Such a lock is given up, unless it is wanted.
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
@@ -51,6 +54,8 @@ class QueueLocks:
         self._clock = clock
         self._for_key: MemberKey | None = None
         self._tokens: dict[MessageQueue, int] = {}
+        self._incarnations: dict[MessageQueue, int] = {}
+        """Of the topics in which they are locked; 0: the broker does not say."""
         self._lost: set[MessageQueue] = set()
         self._going: set[MessageQueue] = set()
         """Queues that are to be unlocked."""
@@ -69,6 +74,10 @@ class QueueLocks:
     def token(self, queue: MessageQueue) -> int:
         """What a commit carries; 0: the queue is not locked."""
         return self._tokens.get(queue, NO_TOKEN)
+
+    def is_of_other_topic(self, queue: MessageQueue, incarnation: int) -> bool:
+        """Whether the queue is locked in another incarnation of its topic than this one, which is now; 0: there is none now."""
+        return queue in self._tokens and self._incarnations.get(queue, 0) not in (0, incarnation)
 
     def locked(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
         """Those of the queues that may be consumed. Where one came after the last `follow`, the next is due at once."""
@@ -93,15 +102,23 @@ class QueueLocks:
 
     def forget(self, broker_names: Collection[str]) -> None:
         """These brokers have given the member up, and its locks with it."""
-        for queue in [queue for queue in self._tokens if queue.broker_name in broker_names]:
-            del self._tokens[queue]
-            self._doubtful.add(queue)
+        self.forget_queues([queue for queue in self._tokens if queue.broker_name in broker_names])
         self._due_s = 0.0
+
+    def forget_queues(self, queues: Iterable[MessageQueue]) -> None:
+        """The topics of these queues are gone, say, and with them what was locked."""
+        for queue in queues:
+            if self._tokens.pop(queue, None) is not None:
+                self._doubtful.add(queue)
+                self._due_s = 0.0
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def follow(self, wanted: Collection[MessageQueue], limits: Limits) -> Steps[list[MessageQueue]]:
-        """Locks what it can of the queues, renews what is due. The queues whose locks were lost since the last time."""
+        """Locks what it can of the queues, renews what is due. The queues whose locks were lost since the last time.
+
+        Drop what is here of those, and call it again.
+        """
         now_s = self._clock()
         if self._for_key != self._key():
             self._for_key = self._key()
@@ -119,7 +136,8 @@ class QueueLocks:
         asked: dict[str, list[MessageQueue]] = {}
         for queue in wanted:
             # A listener that has a message of an earlier lock still works on it: two at a time would not be in order.
-            if (is_renewal or queue not in self._tokens) and (queue in self._tokens or not self.is_busy(queue)):
+            is_free = queue not in self._lost and not self.is_busy(queue)
+            if (is_renewal or queue not in self._tokens) and (queue in self._tokens or is_free):
                 asked.setdefault(queue.broker_name, []).append(queue)
         for broker_name, queues in asked.items():
             yield from self._lock(broker_name, queues, limits)
@@ -173,10 +191,12 @@ class QueueLocks:
             queue = MessageQueue(said.queue.topic, broker_name, said.queue.queue_id)
             before = self._tokens.pop(queue, None)
             self._doubtful.discard(queue)
-            if said.token:
-                self._tokens[queue] = said.token
             if before is not None and before != said.token:
                 self._lost.add(queue)
+                if said.token:
+                    self._doubtful.add(queue)
+            elif said.token:
+                self._tokens[queue], self._incarnations[queue] = said.token, said.topic_incarnation
 
     def _unlock(self, limits: Limits) -> Steps[None]:
         free: dict[str, list[MessageQueue]] = {}

@@ -345,14 +345,15 @@ class _Record:
         resets: list[QueueOffset] = []
         taken: list[QueueOffset] = []
         popped: list[PoppedQueue] = []
+        # First: who commits in the topic before has lost no lock, but the topic.
+        for offset in request.offsets:
+            check_incarnation(existing_topic(store, offset.topic), offset.topic_incarnation)
         if not commit.is_reset:
             if request.HasField("member"):
                 self._members.check(request)
                 request.ClearField("member")  # It was needed for the check only.
             self._check_locks(group, request.offsets)
         for offset in request.offsets:
-            topic = existing_topic(store, offset.topic)
-            check_incarnation(topic, offset.topic_incarnation)
             place = (group, offset.topic, offset.topic_incarnation, offset.queue_id)
             current = offsets.find(*place)
             epoch = offsets.reset_epoch(*place)
@@ -407,8 +408,7 @@ class _Record:
         """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue."""
         refused: list[tuple[LockKey, int]] = []
         for offset in offsets:
-            topic = existing_topic(self._store, offset.topic)
-            key = LockKey(group, offset.topic, topic.incarnation, offset.queue_id)
+            key = LockKey(group, offset.topic, offset.topic_incarnation, offset.queue_id)
             if not self._locks.may_commit(key, offset.lock_token):
                 refused.append((key, offset.queue_id))
         if refused:

@@ -69,6 +69,7 @@ class QueueLockService:
         self._waiting = waiting
         self._config = config
         self._clock = clock
+        locks.is_there = self._is_there
 
     @raw
     def lock_queues(self, call: Call) -> None:
@@ -119,7 +120,7 @@ class QueueLockService:
         is_done = self._append_or_log(changes)
         if is_done and changes:
             self._locks.on_expired(changes)
-            _tell("nobody renewed them in time, or their members did not come back after the start", changes)
+            _tell("nobody renewed them in time, their members did not come back after the start, or their topics are gone", changes)
         if is_done and self._locks.is_due(now_ms):
             self._writer.post(self._tick)
         else:
@@ -145,8 +146,8 @@ class QueueLockService:
         for queue, key in zip(request.queues, keys, strict=True):
             owner = owner_of.get(key) if key is not None else None
             locked = response.queues.add(queue=queue)
-            if owner is not None and owner.has_name(request.client_id, request.nonce):
-                locked.token = owner.token
+            if key is not None and owner is not None and owner.has_name(request.client_id, request.nonce):
+                locked.token, locked.topic_incarnation = owner.token, key.incarnation
             elif owner is not None:
                 locked.owner = owner.client_id
         self._answer_when_stored(call, response.SerializeToString())
@@ -180,6 +181,7 @@ class QueueLockService:
                     is_member=self._locks.is_member(key.group, owner.client_id, owner.nonce),
                 )
                 for key, owner in sorted(self._store.locks.of_group(request.consumer_group).items())
+                if self._is_there(key)
             ]
         )
         self._answer(call, response.SerializeToString(), None)
@@ -200,6 +202,11 @@ class QueueLockService:
         if topic is None or not topic.readable or queue.queue_id >= topic.read_queues:
             return None
         return LockKey(group, queue.topic, topic.incarnation, queue.queue_id)
+
+    def _is_there(self, key: LockKey) -> bool:
+        """Whether the topic is still the one in which the queue was locked."""
+        topic = self._store.topics.find(key.topic)
+        return topic is not None and topic.incarnation == key.incarnation
 
     def _append(self, changes: Changes) -> None:
         for start in range(0, len(changes), SLICE_COUNT):

@@ -9,6 +9,7 @@ Each returns changes, which go into one record. `LockTable` (store/state/locks.p
 
 - A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. When a member counts as
   gone, its queues are free at once, not only when the lock's time is over.
+- A topic that is made again has locks of its own. Nobody asks for those of the one before: they end with their time, members or not.
 - The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. An owner that
   was a member when it got its lock comes back within `gap_ms`. Else it is gone: it may have died with the broker.
 - Each lock gets a new token, also for the same member. A member that lost a queue and got it again does not know what happened in between.
@@ -66,6 +67,8 @@ class QueueLocks:
     ) -> None:
         self._table = table
         self.is_member = is_member
+        self.is_there: Callable[[LockKey], bool] = lambda _: True
+        """Says whether the topic is still the one in which the queue was locked."""
         self._draw = draw
         self.lock_ms = lock_ms
         self._count_max = count_max
@@ -143,7 +146,7 @@ class QueueLocks:
             owner = self._table.owner(key)
             if owner is None or owner.token != token:
                 del self._deadlines_ms[key]
-            elif self.is_member(key.group, owner.client_id, owner.nonce):
+            elif self.is_member(key.group, owner.client_id, owner.nonce) and self.is_there(key):
                 self._renew(key, owner, now_ms)
             else:
                 changes.append((key, None))

@@ -27,10 +27,12 @@ from protomq.errors import (
     IllegalFilterError,
     OffsetOutOfRangeError,
     TopicNotFoundError,
+    TopicRecreatedError,
 )
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse, SendBackResponse, SentBack
-from protomq.v1.pull_service_pb2 import PULL_STATUS_NO_NEW_MSG, PullResponse
+from protomq.v1.pull_service_pb2 import PULL_STATUS_FOUND, PULL_STATUS_NO_NEW_MSG, PullResponse
+from protomq.wire.record import RecordTemplate
 from tests.support.fake_driver import FakeWorld, route_of
 from tests.unit.protomq.test_push_state import Q0, Q1, finish, listener, messages
 
@@ -107,6 +109,21 @@ def test_a_queue_that_is_lost_is_not_remembered() -> None:
     assert world.steps.lowest_open(Q0) is None
     world.steps.came([Q0])
     assert world.pulls.position(Q0) == 8
+
+
+def test_what_waits_of_a_topic_that_was_made_again_is_not_handed_out_until_it_is_subscribed_to_again() -> None:
+    world = World()
+    answer = PullResponse(status=PULL_STATUS_FOUND, next_offset=2, end_offset=2, topic_incarnation=7)
+    for offset in range(2):
+        record = answer.records.add()
+        record.ParseFromString(RecordTemplate("t", 1, 0).encode(b"old", offset, 0))
+        record.queue_offset = offset
+    world.pulls.answered(world.pulls.begin(Q1), answer.SerializeToString(), 0.0)
+    error = TopicRecreatedError("made again", metadata={"topic": "t"})
+    ticket = world.pulls.begin(Q1)
+    assert world.pulls.failed(ticket, error, 0.0) is error
+    assert world.steps.take_trouble(error) == [Q1]
+    assert world.pulls.take_parts(10) == [], "a listener may have one of them: two of a queue at a time would be in no order"
 
 
 def test_another_subscription_in_the_place_of_one_begins_anew_however_soon_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

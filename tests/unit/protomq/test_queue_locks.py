@@ -115,8 +115,8 @@ def test_what_another_has_now_is_lost_and_so_is_what_was_another_lock_meanwhile(
     broker.owners = {0: ("other", 9), 1: ("me", 10)}
     world.advance(RENEW_S)
     assert follow(world, locks, Q0, Q1) == [Q0, Q1]
-    assert (locks.locked([Q0, Q1]), locks.token(Q1)) == ([Q1], 10)
     assert follow(world, locks, Q0, Q1) == [], "it is said once"
+    assert (locks.locked([Q0, Q1]), locks.token(Q1)) == ([Q1], 10)
 
 
 def test_a_commit_that_was_refused_says_so_at_once(
@@ -126,8 +126,31 @@ def test_a_commit_that_was_refused_says_so_at_once(
     locks.refused([Q0])
     assert (locks.due_in_s(world.now_s()), locks.locked([Q0, Q1])) == (0, [Q1])
     assert follow(world, locks, Q0, Q1) == [Q0]
+    assert len(world.calls) == 1, "what is left of it is dropped before it is locked again: a listener might begin it meanwhile"
+    assert follow(world, locks, Q0, Q1) == []
+    assert locks.locked([Q0, Q1]) == [Q0, Q1]
     error = QueueNotOwnedError("lost", metadata={"queue_ids": "0,7"})
     assert without_lost_queues({Q0: 4, Q1: 5}, error) == ({Q1: 5}, [Q0])
+
+
+def test_a_lock_that_is_another_one_by_now_counts_once_the_listener_is_done_with_its_message_of_the_one_before(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0)
+    busy = {Q0}
+    locks.is_busy = busy.__contains__
+    broker.owners = {0: ("me", 10)}
+    world.advance(RENEW_S)
+    assert follow(world, locks, Q0) == [Q0]
+    for _ in range(3):
+        assert follow(world, locks, Q0) == []
+        assert locks.locked([Q0]) == [], "else two messages of it would run at the same time"
+        world.advance(RETRY_S)
+    busy.clear()
+    follow(world, locks, Q0)
+    assert (locks.locked([Q0]), locks.token(Q0)) == ([Q0], 10)
+    world.driver.run(locks.release([Q0], LIMITS))
+    assert broker.owners == {}
 
 
 def test_a_broker_that_does_not_answer_takes_nothing_away(

@@ -190,6 +190,17 @@ def test_a_commit_that_is_refused_leaves_what_a_pull_committed_before_it() -> No
     assert committed(store, "group", "topic", 0) == 3
 
 
+def test_a_commit_that_comes_when_its_topic_is_made_again_is_of_the_topic_before_and_no_lock_is_lost() -> None:
+    commits, lane, store, incarnation = make_commits()
+    late = commit_on_the_wire(commits, lane, incarnation, 5, lock_token=77)
+    store.delete_topic("topic")
+    store.topics.create(TopicConfig("topic"))
+    lane.run(lane.posted)
+    assert isinstance(late.outcome, ServiceError)
+    assert late.outcome.reason == "TOPIC_RECREATED"
+    assert committed(store, "group", "topic", 0) is None
+
+
 def test_a_commit_that_the_log_does_not_take_leaves_what_a_pull_committed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     commits, lane, store, incarnation = make_commits()
     with monkeypatch.context() as patch:

@@ -301,8 +301,28 @@ def test_a_topic_that_is_made_again_has_no_locks() -> None:
     broker = filled()
     lock(broker, "a", Q0)
     broker.store.delete_topic("topic")
-    broker.store.topics.create(TopicConfig("topic", 2, 2))
+    assert listed(broker) == {}
+    remade = broker.store.topics.create(TopicConfig("topic", 2, 2))
+    assert listed(broker) == {}
     assert lock(broker, "b", Q0) == [(2, "")]
+    assert listed(broker)[Q0][0] == "b"
+    lock(broker, "a", Q1)
+    request = LockQueuesRequest(consumer_group="g", client_id="b", nonce=1, queues=names([Q0, Q1]))
+    locked = broker.call(LOCKS + "LockQueues", request).response().queues
+    assert [one.topic_incarnation for one in locked] == [remade.incarnation, 0]
+
+
+def test_a_lock_of_a_topic_that_was_deleted_ends_with_its_time_though_its_member_stays() -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0, Q1)
+    broker.members.add(("g", "a", 1))
+    broker.store.delete_topic("topic")
+    broker.store.topics.create(TopicConfig("topic", 2, 2))
+    lock(broker, "a", Q0)
+    assert broker.store.locks.count == 3
+    broker.advance(3 * LOCK_MS)
+    assert (broker.store.locks.count, list(listed(broker))) == (1, [Q0])
 
 
 def test_a_group_that_is_deleted_has_no_locks() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protomq/v1/queue_lock_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"\x87\x01\n\x11LockQueuesRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12%\n\x06queues\x18\x04 \x03(\x0b\x32\x15.protomq.v1.QueueName\x12\x11\n\tis_member\x18\x05 \x01(\x08\",\n\tQueueName\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\"N\n\x12LockQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.protomq.v1.LockedQueue\x12\x0f\n\x07lock_ms\x18\x02 \x01(\x03\"Q\n\x0bLockedQueue\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.protomq.v1.QueueName\x12\r\n\x05token\x18\x02 \x01(\x06\x12\r\n\x05owner\x18\x03 \x01(\t\"v\n\x13UnlockQueuesRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12%\n\x06queues\x18\x04 \x03(\x0b\x32\x15.protomq.v1.QueueName\"\x16\n\x14UnlockQueuesResponse\"/\n\x15ListQueueLocksRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"D\n\x16ListQueueLocksResponse\x12*\n\x05locks\x18\x01 \x03(\x0b\x32\x1b.protomq.v1.ListedQueueLock\"\xac\x01\n\x0fListedQueueLock\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.protomq.v1.QueueName\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x0f\n\x07left_ms\x18\x04 \x01(\x03\x12\r\n\x05token\x18\x05 \x01(\x06\x12\x13\n\x06\x61ge_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tis_member\x18\x07 \x01(\x08\x42\t\n\x07_age_ms2\xac\x02\n\x10QueueLockService\x12T\n\nLockQueues\x12\x1d.protomq.v1.LockQueuesRequest\x1a\x1e.protomq.v1.LockQueuesResponse\"\x07\x8a\xe7\x18\x03\x08\x81\"\x12Z\n\x0cUnlockQueues\x12\x1f.protomq.v1.UnlockQueuesRequest\x1a .protomq.v1.UnlockQueuesResponse\"\x07\x8a\xe7\x18\x03\x08\x82\"\x12`\n\x0eListQueueLocks\x12!.protomq.v1.ListQueueLocksRequest\x1a\".protomq.v1.ListQueueLocksResponse\"\x07\x8a\xe7\x18\x03\x08\x83\"\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protomq/v1/queue_lock_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"\x87\x01\n\x11LockQueuesRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12%\n\x06queues\x18\x04 \x03(\x0b\x32\x15.protomq.v1.QueueName\x12\x11\n\tis_member\x18\x05 \x01(\x08\",\n\tQueueName\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\"N\n\x12LockQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.protomq.v1.LockedQueue\x12\x0f\n\x07lock_ms\x18\x02 \x01(\x03\"l\n\x0bLockedQueue\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.protomq.v1.QueueName\x12\r\n\x05token\x18\x02 \x01(\x06\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"v\n\x13UnlockQueuesRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12%\n\x06queues\x18\x04 \x03(\x0b\x32\x15.protomq.v1.QueueName\"\x16\n\x14UnlockQueuesResponse\"/\n\x15ListQueueLocksRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"D\n\x16ListQueueLocksResponse\x12*\n\x05locks\x18\x01 \x03(\x0b\x32\x1b.protomq.v1.ListedQueueLock\"\xac\x01\n\x0fListedQueueLock\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.protomq.v1.QueueName\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x0f\n\x07left_ms\x18\x04 \x01(\x03\x12\r\n\x05token\x18\x05 \x01(\x06\x12\x13\n\x06\x61ge_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tis_member\x18\x07 \x01(\x08\x42\t\n\x07_age_ms2\xac\x02\n\x10QueueLockService\x12T\n\nLockQueues\x12\x1d.protomq.v1.LockQueuesRequest\x1a\x1e.protomq.v1.LockQueuesResponse\"\x07\x8a\xe7\x18\x03\x08\x81\"\x12Z\n\x0cUnlockQueues\x12\x1f.protomq.v1.UnlockQueuesRequest\x1a .protomq.v1.UnlockQueuesResponse\"\x07\x8a\xe7\x18\x03\x08\x82\"\x12`\n\x0eListQueueLocks\x12!.protomq.v1.ListQueueLocksRequest\x1a\".protomq.v1.ListQueueLocksResponse\"\x07\x8a\xe7\x18\x03\x08\x83\"\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,17 +48,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCKQUEUESRESPONSE']._serialized_start=261
   _globals['_LOCKQUEUESRESPONSE']._serialized_end=339
   _globals['_LOCKEDQUEUE']._serialized_start=341
-  _globals['_LOCKEDQUEUE']._serialized_end=422
-  _globals['_UNLOCKQUEUESREQUEST']._serialized_start=424
-  _globals['_UNLOCKQUEUESREQUEST']._serialized_end=542
-  _globals['_UNLOCKQUEUESRESPONSE']._serialized_start=544
-  _globals['_UNLOCKQUEUESRESPONSE']._serialized_end=566
-  _globals['_LISTQUEUELOCKSREQUEST']._serialized_start=568
-  _globals['_LISTQUEUELOCKSREQUEST']._serialized_end=615
-  _globals['_LISTQUEUELOCKSRESPONSE']._serialized_start=617
-  _globals['_LISTQUEUELOCKSRESPONSE']._serialized_end=685
-  _globals['_LISTEDQUEUELOCK']._serialized_start=688
-  _globals['_LISTEDQUEUELOCK']._serialized_end=860
-  _globals['_QUEUELOCKSERVICE']._serialized_start=863
-  _globals['_QUEUELOCKSERVICE']._serialized_end=1163
+  _globals['_LOCKEDQUEUE']._serialized_end=449
+  _globals['_UNLOCKQUEUESREQUEST']._serialized_start=451
+  _globals['_UNLOCKQUEUESREQUEST']._serialized_end=569
+  _globals['_UNLOCKQUEUESRESPONSE']._serialized_start=571
+  _globals['_UNLOCKQUEUESRESPONSE']._serialized_end=593
+  _globals['_LISTQUEUELOCKSREQUEST']._serialized_start=595
+  _globals['_LISTQUEUELOCKSREQUEST']._serialized_end=642
+  _globals['_LISTQUEUELOCKSRESPONSE']._serialized_start=644
+  _globals['_LISTQUEUELOCKSRESPONSE']._serialized_end=712
+  _globals['_LISTEDQUEUELOCK']._serialized_start=715
+  _globals['_LISTEDQUEUELOCK']._serialized_end=887
+  _globals['_QUEUELOCKSERVICE']._serialized_start=890
+  _globals['_QUEUELOCKSERVICE']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

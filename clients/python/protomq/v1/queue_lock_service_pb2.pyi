@@ -125,10 +125,13 @@ class LockedQueue(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     token: _builtins.int
     """The caller's token: commits carry it. 0: the caller does not have the queue."""
     owner: _builtins.str
     """Who has the queue instead; empty: nobody, the topic or the queue is not here."""
+    topic_incarnation: _builtins.int
+    """The incarnation of the topic in which the caller has the queue. Commits with the token name it. A topic that is made again has other locks."""
     @_builtins.property
     def queue(self) -> Global___QueueName:
         """The queue."""
@@ -139,10 +142,11 @@ class LockedQueue(_message.Message):
         queue: Global___QueueName | None = ...,
         token: _builtins.int = ...,
         owner: _builtins.str = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "queue", b"queue", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "queue", b"queue", "token", b"token", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
