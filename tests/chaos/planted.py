@@ -1083,6 +1083,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("forgets popped queues that rest", planted_pops.forgets_popped_queues, check_pops),
     Planted("hands out what is just acknowledged", planted_pops.hands_out_what_is_settled, check_pops),
     Planted("ignores changes of invisible times", planted_pops.ignores_changes, check_pops),
+    Planted("gives back late what nobody acknowledged", planted_pops.gives_back_late, check_pops),
     Planted("takes any receipt", planted_pops.takes_any_receipt, check_pops),
     Planted("appends pops that a reset has overtaken", planted_pops.resets_under_plans, check_pops),
     Planted("leaves messages open in a reset", planted_pops.resets_leave_messages_open, check_pops),
@@ -1098,12 +1099,12 @@ PLANTED: Final[tuple[Planted, ...]] = (
 )
 
 FIRST_SEEDS: Final = {
+    "answers acks before the sync": 7,
     "deletes before what is carried is synced": 42,
     "answers decisions before they are stored": 20,
     "commits in two appends": 16,
     "truncates a slave by length": 18,
     "acknowledges before it writes": 78,
-    "answers acks before the sync": 11,
     "counts its lease from the answer": 4,
     "saves a cache of what is not synced": 4,
     "compares no in-sync set": 4,
@@ -1121,9 +1122,9 @@ FIRST_SEEDS: Final = {
     "forgets producers with their segments": 25,
     "starts at the checkpoint, blindly": 7,
     "misses recalls meanwhile": 14,
-    "counts invisible times by the wall clock": 1,
     "gives messages of a key together": 1,
-    "appends pops that a reset has overtaken": 4,
+    "forgets popped queues that rest": 6,
+    "appends pops that a reset has overtaken": 8,
     "fail-over: takes a cut log for whole": 43,
     "fail-over: forgets at a kill that its log was cut": 753,
     "fail-over: acknowledges before it writes": 42,
