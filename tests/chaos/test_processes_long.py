@@ -141,6 +141,10 @@ def test_delivery_through_kills(name: str) -> None:
     if name == "kill_retries":
         assert counts["consumers killed"] >= KILLS_EACH // 2
         assert counts["killed with a message in hand"]
+    if name == "kill_transactions":
+        assert counts["producers killed"] >= KILLS_EACH // 4
+        assert counts["killed with a transaction in hand"]
+        assert counts["late decisions"]
 
 
 CHANGES_EACH = 4
