@@ -1121,7 +1121,7 @@ FIRST_SEEDS: Final = {
     "takes a replaced store for the old one": 1,
     "forgets producers with their segments": 25,
     "starts at the checkpoint, blindly": 7,
-    "misses recalls meanwhile": 14,
+    "misses recalls meanwhile": 19,
     "gives messages of a key together": 1,
     "forgets popped queues that rest": 6,
     "appends pops that a reset has overtaken": 8,

@@ -187,6 +187,8 @@ def test_pops_through_kills() -> None:
     assert counts["deliveries"] >= 60 * 20
     assert counts["acknowledged too late"] >= 60
     assert counts["dead letters"] >= 10
+    assert counts["given back"] >= 100
+    assert counts["renewed"] >= 30
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[f"{bug.plant.__name__}-{bug.campaign}" for bug in BUGS])
