@@ -1,5 +1,6 @@
 """Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again, or while the
-lead of three changes (`broker_places`). Of the two members of the group that retries, one is a process that is killed, too.
+lead of three changes (`broker_places`). Of the two members of the group that retries, one is a process that is killed, too, and so is one
+of the producers of transactions.
 
     G1   a failed message is delivered once for each attempt, or more often; after the last one that its group allows it is a dead letter,
          and no other message is
@@ -10,7 +11,7 @@ lead of three changes (`broker_places`). Of the two members of the group that re
     F4   a recall that won: never delivered; one that lost: delivered
     E1   a transaction that ended as committed is delivered, and stands in its queue once
     E2   one that was rolled back is never delivered
-    E3   a first decision is final: the other one is refused
+    E3   a first decision is final: the other one is refused, and the same one is answered, however late
     E5   a transaction that nobody decided is asked about until somebody does, whichever producer of the group that is
     E6   once a decision was answered, its transaction is asked about once more at most; what is under way then does not count
 
@@ -467,9 +468,23 @@ OFTEN: Final = {
 }
 
 
+BOOKINGS: Final = "bookings"
+DESK: Final = "desk"
+PART_DECIDED: Final = 0.8
+"""Of the others a producer says that it does not know. So of all, 60 of 100 are committed, and 20 rolled back, by who sent them."""
+PART_COMMITTED: Final = 0.75
+LATE_END_S: Final = (0.1, 2.0)
+"""After which a producer says after all what is to become of such a message: before or after others of its group were asked."""
+
+
 def decision_on(world: World, body: bytes) -> TransactionDecision:
     """What the database of the producers says of a message, whoever asks."""
-    return COMMIT if world.draw(body).random() < 0.7 else ROLL_BACK
+    return COMMIT if world.draw(body).random() < PART_COMMITTED else ROLL_BACK
+
+
+def first_word_on(world: World, body: bytes) -> TransactionDecision:
+    """What who sends a message says of it at once."""
+    return decision_on(world, body) if world.draw(body + b" work").random() < PART_DECIDED else UNKNOWN
 
 
 def _open_transactions(admin: Admin) -> str:
@@ -481,10 +496,35 @@ def _open_transactions(admin: Admin) -> str:
     return str(count) if count else ""
 
 
+def _kill_producers(world: World, namesrv: str, note: Callable[[str, bytes], None]) -> None:
+    """Producers in processes of their own, one after the other: each is killed as it decides a transaction, or when all ends."""
+    rng, number = random.Random(f"{world.seed} producers"), 0
+    while not world.stopping.is_set():
+        goal, open_, number = rng.randint(3, 30), set[bytes](), number + 1
+        command = [sys.executable, "-m", "tests.chaos.dying_producer", namesrv, str(world.seed), f"process-{number}"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        ) as producer:
+            waker = threading.Thread(target=_kill_at_the_end, args=(world, producer), daemon=True)
+            waker.start()
+            assert producer.stdout is not None
+            half_count = 0
+            for line in producer.stdout:
+                step, body = line.rstrip().split(b" ", 1)
+                note(step.decode(), body)
+                half_count += step == b"half"
+                (open_.add if step == b"half" else open_.discard)(body)
+                if half_count >= goal and step == b"half":
+                    producer.kill()  # what it wrote before is read to the end
+        if half_count:
+            world.count("producers killed")
+        world.count("killed with a transaction in hand", len(open_))
+
+
 def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPlace = standalone) -> World:
-    """Commits, rolls back, and leaves open; half of the producers go in the middle of their work, others of their group answer for them."""
+    """Commits, rolls back, and leaves open; producers go, or are killed, in the middle of their work: others of their group answer."""
     world = World(seed)
-    topic, group = "bookings", "desk"
+    topic, group = BOOKINGS, DESK
     decided: dict[bytes, TransactionDecision] = {}
     answered_s: dict[bytes, float] = {}
     """When a decision was answered."""
@@ -504,6 +544,16 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
             world.count("checks after a decision")
         return decision_on(world, asked.message.body)
 
+    def end_late(producer: TransactionProducer, half: SendResult, body: bytes) -> None:
+        try:
+            producer.end(half, decision_on(world, body))
+        except TransactionEndedError as error:
+            world.say("E3", f"{body!r} ended otherwise: {error}")
+        except ProtomqError:
+            world.count("late decisions without an answer")
+        else:
+            world.count("late decisions")
+
     def contradict(producer: TransactionProducer, half: SendResult, decision: TransactionDecision) -> None:
         other = ROLL_BACK if decision is COMMIT else COMMIT
         try:
@@ -517,13 +567,17 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
 
     def produce(name: str) -> None:
         number = 0
+        late: list[tuple[float, SendResult, bytes]] = []
         while not world.stopping.is_set():
             with TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv) as producer:
                 for _ in range(30):
                     body, number = f"{name} {number}".encode(), number + 1
-                    rng = world.draw(body + b" work")
-                    decision = decision_on(world, body) if rng.random() < 0.8 else UNKNOWN
+                    rng = world.draw(body + b" late")
+                    decision = first_word_on(world, body)
                     tried.add(body)
+                    for _, half, other in [each for each in late if each[0] < time.monotonic()]:
+                        end_late(producer, half, other)
+                    late = [each for each in late if each[0] >= time.monotonic()]
 
                     def work(_: SendResult, said: TransactionDecision = decision) -> TransactionDecision:
                         return said
@@ -538,7 +592,9 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
                         continue
                     world.count("halves")
                     halves.add(body)
-                    if told.is_ended:
+                    if decision is UNKNOWN and rng.random() < 0.5:
+                        late.append((time.monotonic() + rng.uniform(*LATE_END_S), told.half, body))
+                    elif told.is_ended:
                         decided[body] = decision
                         answered_s[body] = time.monotonic()
                         if rng.random() < 0.1:
@@ -546,11 +602,22 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
                     if world.stopping.is_set():
                         return
 
+    def note(step: str, body: bytes) -> None:
+        tried.add(body)
+        if step == "half":
+            halves.add(body)
+            world.count("halves")
+        elif step == "ended":
+            decided[body], answered_s[body] = decision_on(world, body), time.monotonic()
+
     with open_place(seed, folder, OFTEN) as place, measured_pace(world.note_pace):
         with Admin(namesrv=place.namesrv) as admin:
             admin.create_topic(topic, write_queues=2, read_queues=2)
-        with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
+        with _at_work(world, partial(produce, "a"), partial(produce, "b"), lambda: _kill_producers(world, place.namesrv, note)):
             world.hurt_under(place, rounds, "halves")
+            world.wait(lambda: world.counts["producers killed"] >= -(-rounds // 4) or bool(world.found))
+            if world.counts["producers killed"] < -(-rounds // 4) and not world.found:
+                world.say("I2", f"no producer sent anything for {PATIENCE_S:.0f} s")
         with (
             TransactionProducer(group, check, topics=[topic], namesrv=place.namesrv),
             Admin(namesrv=place.namesrv) as admin,

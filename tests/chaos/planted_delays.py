@@ -108,9 +108,22 @@ def _delivers_late() -> Patch:
     return _patch(PendingTimers, "due", lambda self, now_ms, count_max: real(self, now_ms - 5_000, count_max))
 
 
+def _counts_twice_at_a_start() -> Patch:
+    """What the timer's file has is counted twice."""
+    real = PendingTimers._load_files
+
+    def load(self: PendingTimers) -> str:
+        found = real(self)
+        self._count *= 2
+        return found
+
+    return _patch(PendingTimers, "_load_files", load)
+
+
 BUGS: Final[Mapping[str, Callable[[], Patch]]] = {
     "delivers early": _delivers_early,
     "delivers late": _delivers_late,
+    "counts what is pending twice at a start": _counts_twice_at_a_start,
     "follows the wall clock": _follows_the_wall_clock,
     "starts at the wall clock": _starts_at_the_wall_clock,
     "delivers in two appends": _delivers_in_two_appends,

@@ -56,6 +56,14 @@ def ignores_changes() -> Any:
     return mock.patch.object(OpenMessages, "_change", return_value=None)
 
 
+def gives_back_late() -> Any:
+    """What is due is found five seconds later."""
+    real = OpenMessages.due
+    return mock.patch.object(
+        OpenMessages, "due", lambda self, now_ms, *rest, **named: real(self, now_ms - 5_000, *rest, **named)
+    )
+
+
 def takes_any_receipt() -> Any:
     """A receipt is good as long as the message is open, whoever has it."""
 

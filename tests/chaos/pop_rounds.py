@@ -13,7 +13,8 @@ An acknowledgement that a kill fell into may be stored, though nobody was told s
 come again or not, and G1 asks nothing of it, as of one whose acknowledgement failed. A stale receipt at the first try excuses nothing.
 
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
-them, on this side of a kill or on the other.
+them, on this side of a kill or on the other. Some are renewed before that. And of some messages the first deliveries fail, up to 20:
+members give them back, until they are done, or dead.
 
 A master that was stopped may send an answer when it wakes up, long after the invisible time; another member has the message by then. The
 number of the delivery tells who had it first.
@@ -27,7 +28,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ from protomq import (
     PullConsumer,
     SimpleConsumer,
 )
-from protomq._methods import ACK
+from protomq._methods import ACK, CHANGE_INVISIBLE
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ProtomqError, StaleReceiptError
@@ -57,7 +58,12 @@ INVISIBLE_S: Final = 1.0
 PATIENCE_S: Final = 120.0
 PART_AT_ONCE: Final = 0.6
 PART_LATE: Final = 0.25
-RETRIES: Final = 3
+RETRIES: Final = 16
+FAILURES: Final = (1, 2, 5, RETRIES, RETRIES + 1, RETRIES + 4)
+PART_FAILING: Final = 0.1
+PART_RENEWED: Final = 0.5
+"""Of those that are acknowledged later."""
+BACK_AFTER_S: Final = (0.0, 0.05, 0.2)
 KEYS: Final = 40
 BACKLOG_MAX: Final = 300
 """Of messages in order, which come one after another."""
@@ -133,6 +139,24 @@ class _Group:
             is_over = other in self.acked or other in self.may_be_acked or self.attempts.get(other, 0) > RETRIES
             if offset < message.queue_offset and not is_over:
                 self.overtaken[other] = message.body
+
+    def begin_nack(self, delivery: _Delivery, back_s: float) -> None:
+        """A member is about to give it back: somebody may have it then."""
+        body = delivery.message.body
+        assert isinstance(delivery.message.queue, PoppedQueue)
+        with self.lock:
+            if self.attempts[body] == delivery.message.queue.attempt:
+                self.held_until_s[body] = min(self.held_until_s[body], back_s)
+
+    def note_settled(self, delivery: _Delivery, passed_on: set[bytes], tries: int, until_s: float | None = None) -> None:
+        """It was given back, or is held until then, and the member was not told that he is too late."""
+        body = delivery.message.body
+        assert isinstance(delivery.message.queue, PoppedQueue)
+        with self.lock:
+            if body in passed_on and tries <= 1:
+                self.found.append(Violation("G3c", f"{body!r} was settled with the receipt of an earlier delivery"))
+            if until_s is not None and self.attempts[body] == delivery.message.queue.attempt:
+                self.held_until_s[body] = max(self.held_until_s[body], until_s)
 
     def bury(self, letter: Message) -> None:
         """It is a dead letter."""
@@ -210,8 +234,16 @@ def _see_dead_letters(namesrv: str, group: _Group) -> None:
                 group.stopping.wait(0.1)
 
 
-def _consume(namesrv: str, group: _Group, rng: random.Random, fifo: bool) -> None:
+def failures_of(seed: int, body: bytes) -> int:
+    """How many deliveries of a message fail."""
+    rng = random.Random(f"{seed} {body.decode()}")
+    return rng.choice(FAILURES) if rng.random() < PART_FAILING else 0
+
+
+def _consume(namesrv: str, group: _Group, seed: int, member: int, counts: Counter[str]) -> None:
+    rng, fifo = random.Random(seed + member), seed % 2 == 0
     later: list[tuple[float, _Delivery]] = []
+    renewed: list[tuple[float, _Delivery]] = []
     with SimpleConsumer("members", namesrv=namesrv) as consumer:
         while not group.stopping.is_set() or group.open_messages():
             asked_s = time.monotonic()
@@ -220,14 +252,25 @@ def _consume(namesrv: str, group: _Group, rng: random.Random, fifo: bool) -> Non
             except ProtomqError:
                 group.stopping.wait(0.05)
                 messages = []
-            now = []
+            now, failed = [], []
             for message in messages:
                 delivery, drawn = group.take(message, asked_s), rng.random()
-                if drawn < PART_AT_ONCE:
+                assert isinstance(message.queue, PoppedQueue)
+                if message.queue.attempt <= failures_of(seed, message.body):
+                    failed.append(delivery)
+                elif drawn < PART_AT_ONCE:
                     now.append(delivery)
                 elif drawn < PART_AT_ONCE + PART_LATE:
                     later.append((asked_s + rng.uniform(0.5, 5.0) * INVISIBLE_S, delivery))
+                    if rng.random() < PART_RENEWED:
+                        renewed.append((asked_s + rng.uniform(0.2, 0.8) * INVISIBLE_S, delivery))
             _acknowledge(consumer, group, now)
+            for delivery in failed:
+                counts["given back"] += _give_back(consumer, group, delivery, rng.choice(BACK_AFTER_S))
+            for at_s, delivery in renewed:
+                if at_s <= time.monotonic():
+                    counts["renewed"] += _renew(consumer, group, delivery)
+            renewed = [one for one in renewed if one[0] > time.monotonic()]
             now_s = time.monotonic()
             for at_s, delivery in later:
                 if at_s <= now_s:
@@ -252,8 +295,30 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     group.note_acks(deliveries, stale, _TRIES.count - tries_before, passed_on)
 
 
+def _settle(call: Callable[[], list[Message]], group: _Group, delivery: _Delivery, until_s: float | None = None) -> bool:
+    """Whether it was done. `until_s`: nobody else gets the message before, if so."""
+    passed_on, tries_before = group.passed_on([delivery]), _TRIES.count
+    try:
+        stale = call()
+    except ProtomqError:
+        return False
+    if not stale:
+        group.note_settled(delivery, passed_on, _TRIES.count - tries_before, until_s)
+    return not stale
+
+
+def _give_back(consumer: SimpleConsumer, group: _Group, delivery: _Delivery, after_s: float) -> bool:
+    group.begin_nack(delivery, time.monotonic() + after_s)
+    return _settle(lambda: consumer.nack(delivery.message, after_s, error="it fails"), group, delivery)
+
+
+def _renew(consumer: SimpleConsumer, group: _Group, delivery: _Delivery) -> bool:
+    until_s = time.monotonic() + INVISIBLE_S
+    return _settle(lambda: consumer.change_invisible(delivery.message, INVISIBLE_S), group, delivery, until_s)
+
+
 class _Tries(threading.local):
-    """How often this thread has sent an acknowledgement."""
+    """How often this thread has sent an acknowledgement, or another invisible time."""
 
     count = 0
 
@@ -267,7 +332,7 @@ def _counted_tries() -> Iterator[None]:
     real = SyncTransport.call
 
     def call(transport: SyncTransport, address: BrokerAddress, method: MethodInfo, *rest: Any, **named: Any) -> bytes:
-        _TRIES.count += method is ACK
+        _TRIES.count += method in (ACK, CHANGE_INVISIBLE)
         return real(transport, address, method, *rest, **named)
 
     with mock.patch.object(SyncTransport, "call", call):
@@ -280,6 +345,7 @@ def pop_rounds(
     """What is wrong."""
     rng = random.Random(seed)
     group, fifo = _Group(), seed % 2 == 0
+    settled: Counter[str] = Counter()
     settings = {"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}
     with open_place(seed, folder, settings) as place, _counted_tries():
         with Admin(namesrv=place.namesrv) as admin:
@@ -289,7 +355,7 @@ def pop_rounds(
             threading.Thread(target=_see_dead_letters, args=(place.namesrv, group), daemon=True),
         ]
         threads += [
-            threading.Thread(target=_consume, args=(place.namesrv, group, random.Random(seed + member), fifo), daemon=True)
+            threading.Thread(target=_consume, args=(place.namesrv, group, seed, member, settled), daemon=True)
             for member in range(MEMBERS)
         ]
         for thread in threads:
@@ -314,6 +380,7 @@ def pop_rounds(
         left = group.open_messages()
         if left:
             group.found.append(Violation("G1", f"{len(left)} messages were not acknowledged, and are not dead: {sorted(left)[:5]}"))
+    counts.update(settled)
     counts.update({"in order" if fifo else "in any order": 1, "dead letters": sum(group.dead.values())})
     counts.update({"deliveries": group.delivered_count, "acknowledged too late": group.late_count})
     counts["overtaken"] += group.overtaken_count

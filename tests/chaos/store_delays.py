@@ -3,6 +3,7 @@
     F1   nobody gets a message before its time: by the log time of its delivery, and by true time as far as the clock may be wrong
     F3   what is due is delivered in the timer's next turn, unless its files are damaged
     F4   a recall wins or loses, never both: what was answered as recalled, now or before, is delivered to nobody, what was too late is
+    F5   what was accepted is pending, delivered, or recalled: the broker has as many pending as that says
     F2   a message that is acknowledged and not recalled is delivered once its time has come, and one copy of it is in the log
 
 Log time may gain a tenth on true time while the wall clock is ahead (`store/timer/log_time.py`).
@@ -175,6 +176,7 @@ class DelayRun:
         self._look()
         if not self.is_damaged:
             self._judge_lateness(now_ms)
+            self._judge_count()
 
     def _judge_lateness(self, now_ms: float) -> None:
         """F3: what was due is there, once the timer has had its turn."""
@@ -183,6 +185,17 @@ class DelayRun:
             if is_owed and body not in self.seen:
                 self.say("F3", f"{body!r} was due {now_ms - each.due_ms:.0f} ms ago, and is not delivered")
             self.counts["in time"] += is_owed
+
+    def _judge_count(self) -> None:
+        """F5, as far as everything was answered, and no power cut took anything back."""
+        left = [each for body, each in self.sent.items() if body not in self.seen]
+        pending = sum(each.recalled_at is None and not each.is_uncertain for each in left)
+        doubted = sum(each.is_uncertain or each.is_recall_uncertain for each in left)
+        doubted += len(self.unanswered_ms.keys() - self.sent.keys() - self.seen.keys())
+        count = self.world.store.pending.count
+        if not pending <= count <= pending + doubted:
+            self.say("F5", f"{count} are pending, of {pending} that are to come, and {doubted} that nobody knows of")
+        self.counts["counted"] += not doubted
 
     def _look(self) -> None:
         """At what a consumer gets."""

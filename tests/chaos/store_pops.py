@@ -7,6 +7,8 @@ wall clock jumps.
     G3a   nobody gets a message within the invisible time of another holder, restarts and clock steps included
     G3b   what was acknowledged, and answered so, never comes again
     G3c   a receipt settles nothing once somebody else got the message
+    G3d   what nobody settles is back within a second of the end of its invisible time: who asks then for all that there is gets it. A
+          restart goes on with the time that the log knows
     G4    in order: a message of a key comes when those before it are acknowledged or dead
     O4    what a reset skipped never comes; what it goes back to comes again, as if it were new, whatever was known of it
 
@@ -27,6 +29,7 @@ from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
 from protomq.v1.pop_service_pb2 import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.pop_pipeline import TELL_INTERVAL_MS
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -44,6 +47,13 @@ SEEDS_PER_LONG_LIFE: Final = 5
 """Of so many, one has a second life, of messages that nobody acknowledges, with the retries that a group has by default."""
 STEPS: Final = 150
 INVISIBLE_MS: Final = (10_000, 30_000, 120_000)
+CHANGES_MS: Final = (0, 5_000, 60_000, 300_000)
+PART_MS: Final = 10_000
+"""So much time passes at a time."""
+BACK_MS: Final = 1_000
+"""How much later than its invisible time says a message may be back."""
+RECEIVE_COUNT_MAX: Final = 1_000
+"""More than a world has."""
 CLOCK_STEPS_MS: Final = (0, 0, -7_200_000, 7_200_000, 5_000)
 SEGMENT_SIZE_BYTES: Final = 1 << 13
 CACHES: Final = ("config/popState.json", "consumequeue", "checkpoint")
@@ -59,6 +69,8 @@ class _Message:
     number: int
     attempt: int = 0
     held_until_ms: int = 0
+    back_at_ms: int = 0
+    """When it is back, unless somebody settles it."""
     receipt: bytes = b""
     is_acked: bool = False
     may_be_acked: bool = False
@@ -70,7 +82,7 @@ class _Message:
 
     def reset(self, *, is_skipped: bool, deaths: int) -> None:
         """The group goes on before it, as if it were new, or behind it."""
-        self.attempt = self.held_until_ms = 0
+        self.attempt = self.held_until_ms = self.back_at_ms = 0
         self.receipt = b""
         self.is_acked = self.may_be_acked = False
         self.is_skipped, self.earlier_deaths = is_skipped, deaths
@@ -100,6 +112,10 @@ class PopWorld:
         self.messages: dict[bytes, _Message] = {}
         self.sent_count = 0
         self.has_crashed = False
+        self.recorded_ms = 0
+        """When the log heard of the time last."""
+        self.doubt_ms = 0
+        """What an answer that nobody got may have handed out, or held for longer, is back then."""
         self.held: list[_Held] = []
         self.found: list[Violation] = []
         self.did: Counter[str] = Counter()
@@ -146,6 +162,33 @@ class PopWorld:
         self._take_all(begun)
         self._come_back()
 
+    def receive_all(self) -> None:
+        """A member receives until nothing comes: what nobody has any more has come by then."""
+        for queue_id in range(2):
+            before = -1
+            while self.did["delivered"] > before:
+                before = self.did["delivered"]
+                request = PopRequest(
+                    consumer_group=GROUP, topic="topic", record_count_max=RECEIVE_COUNT_MAX, fifo=self.fifo,
+                    invisible_ms=self.rng.choice(INVISIBLE_MS), queue_id=queue_id,
+                )  # fmt: skip
+                begun = [(self._call(POP + "Pop", request, waits=False), request.invisible_ms)]
+                self._finish()
+                self._take_all(begun)
+                self._come_back()
+        if self.passed_ms < self.doubt_ms + BACK_MS:
+            return
+        self.did["looks for what is back"] += 1
+        deaths = self.see_dead_letters()
+        left = [each for each in self.messages.values() if not (each.is_acked or each.is_skipped or self._is_dead(each, deaths))]
+        for message in left:
+            is_first = not (self.fifo and message.key) or not any(
+                (other.key, other.queue_id) == (message.key, message.queue_id) and other.number < message.number for other in left
+            )
+            late_ms = self.passed_ms - message.back_at_ms
+            if is_first and late_ms >= BACK_MS and not message.may_be_acked:
+                self.say("G3d", f"message {message.body.split()[0].decode()} was to be back {late_ms} ms ago, and does not come")
+
     def _begin_pop(self) -> tuple[FakeCall | None, int]:
         request = PopRequest(
             consumer_group=GROUP, topic="topic", record_count_max=self.rng.randint(1, 6), fifo=self.fifo,
@@ -169,6 +212,11 @@ class PopWorld:
         for call, invisible_ms in begun:
             if call is not None and call.answered and call.error is None and call.answer_payload is not None:
                 self._take(call, invisible_ms)
+            else:
+                self._doubt(INVISIBLE_MS[-1])
+
+    def _doubt(self, hold_ms: int) -> None:
+        self.doubt_ms = max(self.doubt_ms, self.passed_ms + hold_ms)
 
     def _take(self, call: FakeCall, invisible_ms: int) -> None:
         answer: PopResponse = PopResponse.FromString(call.answer_payload or b"")
@@ -182,7 +230,8 @@ class PopWorld:
             self.did["delivered"] += 1
             self._check_delivery(message, hand_out.attempt)
             message.attempt = max(message.attempt, hand_out.attempt)
-            message.held_until_ms = self.passed_ms + invisible_ms
+            message.held_until_ms = message.back_at_ms = self.passed_ms + invisible_ms
+            self.recorded_ms = self.passed_ms
             message.receipt = hand_out.receipt
             self.held.append(_Held(message, hand_out.receipt, offset))
 
@@ -234,7 +283,7 @@ class PopWorld:
     def change(self) -> None:
         """A member holds for another time, or gives back."""
         some = self._some_held()
-        invisible_ms = self.rng.choice((0, 5_000, 60_000, 300_000))
+        invisible_ms = self.rng.choice(CHANGES_MS)
         self.did["changes"] += 1
         error = "" if invisible_ms == 60_000 else f"error {self.did['changes']}"
         request = ChangeInvisibleRequest(consumer_group=GROUP, topic="topic", invisible_ms=invisible_ms, error=error)
@@ -254,9 +303,13 @@ class PopWorld:
             done = self._done(call, some)
             for held in some:
                 is_done = held in done
-                held.message.held_until_ms = self.passed_ms + invisible_ms if is_done else before[id(held.message)]
+                held.message.held_until_ms = before[id(held.message)]
+                if is_done:
+                    held.message.held_until_ms = held.message.back_at_ms = self.passed_ms + invisible_ms
                 held.message.errors = {error} if is_done and error else errors_before[id(held.message)]
             self.did["changed"] += len(done)
+        else:
+            self._doubt(invisible_ms)
         self._come_back()
 
     def _some_held(self) -> list[_Held]:
@@ -328,12 +381,15 @@ class PopWorld:
 
     def pass_time(self, time_ms: int) -> None:
         """So much."""
-        self.passed_ms += time_ms
-        try:
-            self.broker.advance(time_ms)
-            self._settle_disk()
-        except SimulatedCrash:
-            self.restart()
+        while time_ms > 0:
+            part_ms = min(time_ms, PART_MS)
+            time_ms -= part_ms
+            self.passed_ms += part_ms
+            try:
+                self.broker.advance(part_ms)
+                self._settle_disk()
+            except SimulatedCrash:
+                self.restart()
 
     def fault(self) -> None:
         """The process will end at one of the next operations of the disk."""
@@ -350,6 +406,14 @@ class PopWorld:
                 self.disk.remove(f"/s/{name}")
         down_ms = self.rng.choice((0, 20_000))
         self.passed_ms += down_ms
+        # Pop time goes on where the log ends: the time since then counts once more.
+        again_ms = min(self.passed_ms - down_ms - self.recorded_ms, TELL_INTERVAL_MS + 2 * PART_MS) + down_ms
+        for message in self.messages.values():
+            if message.back_at_ms > self.passed_ms - again_ms:
+                message.back_at_ms += again_ms
+        if self.doubt_ms > self.passed_ms - again_ms:
+            self.doubt_ms += again_ms
+        self.recorded_ms = self.passed_ms
         self.broker = self._open(self.broker.clock.time_ms + down_ms + self.rng.choice(CLOCK_STEPS_MS))
         self._settle_disk()
 
@@ -456,6 +520,9 @@ class PopWorld:
     def drain(self) -> None:
         """All that is left is received and acknowledged; then nothing is left."""
         self.disk.plan = None
+        last_ms = max(self.passed_ms, self.doubt_ms, *(message.back_at_ms for message in self.messages.values()))
+        self.pass_time(last_ms - self.passed_ms + BACK_MS)
+        self.receive_all()
         for _ in range(300):
             self.pass_time(310_000)
             before = self.did["delivered"]
@@ -517,7 +584,7 @@ def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:
     world = PopWorld(seed)
     steps: dict[Callable[[], None], int] = {
         world.send: 6, world.pop: 14, world.ack: 5, world.change: 3, world.rest: 12, world.fault: 2, world.restart: 1, world.retain: 3,
-        world.reset: 1,
+        world.reset: 1, world.receive_all: 2,
     }  # fmt: skip
     for _ in range(STEPS):
         world.rng.choices(list(steps), list(steps.values()))[0]()

@@ -141,6 +141,10 @@ def test_delivery_through_kills(name: str) -> None:
     if name == "kill_retries":
         assert counts["consumers killed"] >= KILLS_EACH // 2
         assert counts["killed with a message in hand"]
+    if name == "kill_transactions":
+        assert counts["producers killed"] >= KILLS_EACH // 4
+        assert counts["killed with a transaction in hand"]
+        assert counts["late decisions"]
 
 
 CHANGES_EACH = 4
@@ -183,6 +187,8 @@ def test_pops_through_kills() -> None:
     assert counts["deliveries"] >= 60 * 20
     assert counts["acknowledged too late"] >= 60
     assert counts["dead letters"] >= 10
+    assert counts["given back"] >= 100
+    assert counts["renewed"] >= 30
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[f"{bug.plant.__name__}-{bug.campaign}" for bug in BUGS])

@@ -284,6 +284,28 @@ def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:
             assert consumer.receive("T", hold_s=0) == []
 
 
+def test_what_failed_too_often_before_a_kill_is_dead_though_nobody_pops_since(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path, environment={"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
+        fill(broker, "T", 1)
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.set_group("group", retry_count_max=0)
+        with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+            consumer.receive("T", invisible_s=1)
+        broker.kill()
+        broker.restart()
+        with PullConsumer(namesrv=broker.namesrv) as reader:
+
+            def is_there() -> bool:
+                try:
+                    reader.subscribe("%DLQ%group")
+                except TopicNotFoundError:
+                    return False
+                return True
+
+            wait_for(is_there, PATIENCE_S)
+            assert [letter.body for letter in reader.poll(PATIENCE_S)] == [b"0"]
+
+
 @pytest.mark.chaos
 def test_kills_give_no_message_two_holders_and_lose_none(tmp_path: Path) -> None:
     counts = Counter[str]()

@@ -116,6 +116,7 @@ REGISTER_TIMEOUT_S = 2.0
 NAME_TIMEOUT_S = 5.0
 """How long a start waits for its name if the broker that has it is gone. Name servers give that one up soon."""
 SEND_LANE = "send"
+POP_LANE = "pop"
 HA_LANE = "ha"
 LATE_LANES = (SEND_LANE,)
 """These lanes start last: a send waits until the name servers have said whether the broker's name is free."""
@@ -355,7 +356,7 @@ class Broker:
                 ),
             ),
             # One thread: only this thread plans which messages a pop gets.
-            "pop": LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max)),
+            POP_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max)),
             "consumer": LaneConfig(
                 lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
             ),
@@ -428,6 +429,8 @@ class Broker:
         self._healing.start()
         self._writer.post(self._checks.arm)
         self._writer.post(self._locks.arm)
+        pop_lane = server.pools[POP_LANE].lanes[0]
+        pop_lane.post(partial(self._pop.begin, pop_lane))
         # A program that waits for the ready line expects to find the broker. The broker's name servers may be starting at the same time.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 

@@ -64,7 +64,7 @@ class PopAnswers(Protocol):
 
 
 class PopPipeline:
-    """Call `add` on the pop lane. `planner` is public for metrics."""
+    """Call `begin` and `add` on the pop lane. `planner` is public for metrics."""
 
     def __init__(
         self,
@@ -91,6 +91,11 @@ class PopPipeline:
         self._swept = store.popped.queues()
         self._is_any_open = False
 
+    def begin(self, lane: CallLane) -> None:
+        """Looks after what is open since before the start, though nobody pops: messages that failed too often, and pop time."""
+        if self._lane is None and any(known.open for known in self._store.popped.queues()):
+            self._begin_sweeps(lane)
+
     def add(self, order: PopOrder) -> None:
         """Takes a pop. It goes into the next plan that has room."""
         self._take(order)
@@ -105,9 +110,12 @@ class PopPipeline:
 
     def _take(self, order: PopOrder) -> None:
         if self._lane is None:
-            self._lane = order.call.lane
-            self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
+            self._begin_sweeps(order.call.lane)
         self._pops.append(order)
+
+    def _begin_sweeps(self, lane: CallLane) -> None:
+        self._lane = lane
+        lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
 
     def _post(self) -> None:
         """Makes the next plan once this turn of the lane has delivered all its pops."""

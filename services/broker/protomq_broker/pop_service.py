@@ -94,6 +94,10 @@ class PopService:
         self._lane: CallLane | None = None
         self._stopping = False
 
+    def begin(self, lane: CallLane) -> None:
+        """The broker takes changes now. `lane`: the pop lane, on which this is called."""
+        self.pipeline.begin(lane)
+
     # Calls.
 
     @drained

@@ -213,6 +213,7 @@ class FakeBroker:
         self.store.positions.on_flushed.append(lambda _: send_lane.post(self.waiting.resolve))
         if is_permitted:
             self.permit.give()
+            self.pop.begin(self.server.lanes["pop"])
 
     def call(self, path: str, request: Message | bytes, **settings: Any) -> FakeCall:
         """The call, and everything that it posted is done."""

@@ -777,6 +777,21 @@ def test_beyond_so_many_open_messages_a_queue_waits(monkeypatch: pytest.MonkeyPa
         assert group.bodies() == ([b"a1"] if fifo else [b"-4"])
 
 
+def test_a_queue_has_at_most_10_000_open_messages_of_a_group() -> None:
+    broker = FakeBroker()
+    fill_groups(broker, "a" * 10_001 + "b")
+    group = Group(broker, fifo=True)
+    (first,) = group.pop(record_count_max=1_024)
+    full_count = broker.pop.pipeline.planner.full_count
+    assert group.pop() == []
+    assert broker.pop.pipeline.planner.full_count > full_count
+    group.ack([first])
+    (second,) = group.pop()
+    assert second.body == b"a1"
+    group.ack([second])
+    assert {message.body[:1] for message in group.pop()} == {b"a", b"b"}
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -896,6 +911,32 @@ def test_a_restart_keeps_messages_from_others_for_at_least_as_long_as_was_told()
         assert (second.body, second.attempt) == (b"0", 2)
         with pytest.raises(ServiceError, match="not held"):
             group.ack([message])
+
+
+def test_what_was_open_at_a_start_is_looked_after_though_nobody_pops() -> None:
+    broker = filled(2)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.store.groups.put(GroupSettings("other", retry_count_max=1))
+    Group(broker).pop()
+    Group(broker, "other").pop(invisible_ms=10 * MINUTE_MS)
+    for _ in range(4):
+        broker = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+        for _ in range(9):
+            broker.advance(MINUTE_MS // 3)
+    assert broker.store.appended_end_offset("%DLQ%group", 0) == 2
+    # Of its three minutes each broker has written down two at least.
+    assert len(Group(broker, "other").pop()) == 2
+
+
+def test_a_start_without_open_messages_looks_after_none() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    group.ack(group.pop())
+    again = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    end = again.store.appended_position
+    again.advance(10 * MINUTE_MS)
+    assert again.store.appended_position == end
+    assert not again.server.lanes["pop"].timers
 
 
 def test_a_topic_that_is_deleted_takes_what_was_popped_of_it_along() -> None:
