@@ -40,7 +40,7 @@ def switch(
     """
     from protomq.errors import RequestTimeoutError
 
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         before = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
@@ -53,7 +53,7 @@ def switch(
             admin.switch_master(broker, to, timeout_s=DONE_WITHIN_S)
         except RequestTimeoutError:
             raise _nobody_else(broker) from None
-        _wait_for_another(admin, broker, before, output)
+        _wait_for_another((admin, fresh), broker, before, output)
 
 
 def demote(
@@ -85,7 +85,7 @@ def promote(
     if not unclean:
         switch(broker, to, namesrv, output, timeout)
         return
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         before = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
@@ -93,7 +93,7 @@ def promote(
         if not yes:
             ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
         admin.promote_unclean(broker, to)
-        _wait_for_another(admin, broker, before, output)
+        _wait_for_another((admin, fresh), broker, before, output)
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
@@ -152,17 +152,22 @@ def _print_leader(leader: HaStatus, output: OutputFormat) -> None:
 
 
 def _wait_for_another(
-    admin: Admin, broker: str, before: HaStatus | None, output: OutputFormat
+    admins: tuple[Admin, Admin], broker: str, before: HaStatus | None, output: OutputFormat
 ) -> None:
-    """Until another one leads, in a later epoch; else says so."""
+    """Until another one leads, in a later epoch; else says so. `admins`: the first one does not ask silent brokers again for a while.
+
+    The one that begins to lead may have been silent for a moment, so only the first look is that one's.
+    """
     from protomq.errors import ProtomqError
 
+    admin, fresh = admins
     give_up_s = time.monotonic() + DONE_WITHIN_S
     while time.monotonic() < give_up_s:
         try:
             now = _leader(_states(admin, broker))
         except ProtomqError:  # stores are being opened again
             now = None
+        admin = fresh
         if now is not None and (before is None or now.epoch > before.epoch):
             _print_leader(now, output)
             return
