@@ -180,7 +180,8 @@ deploy-check: etcd $(ENV) $(DEPLOY) ## the files of deploy/: linters, helm (or G
 
 .PHONY: operations
 operations: etcd $(ENV) ## grow, shrink, replace, upgrade and downgrade a cluster under load, and count (minutes)
-	$(PYTEST) tests/integration/test_drain.py tests/integration/test_growing.py tests/integration/test_rolling.py -rP
+	$(PYTEST) tests/integration/test_drain.py tests/integration/test_growing.py tests/integration/test_rolling.py \
+		tests/integration/test_failover_operations.py -rP
 
 # --- the contract -----------------------------------------------------------------------------------
 

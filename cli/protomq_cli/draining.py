@@ -5,12 +5,13 @@
               no group reads, no transaction is open, no message waits for its time, and its slaves have its whole log
     remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
 
-Interrupted, it is run again: what is closed stays closed. Each topic notes the permission that it had, and `--undo` gives it that
-back. A topic that was closed by somebody else stays closed.
+While it waits, the broker may be away, and another member may lead. Interrupted, it is run again: what is closed stays closed. Each topic
+notes the permission that it had, and `--undo` gives it that back. A topic that was closed by somebody else stays closed.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -112,15 +113,20 @@ def drain(
             return
         closed = 0
         missing = Missing()
+        asked = admin
 
         def look() -> Rest:
-            nonlocal closed
+            nonlocal closed, asked
+            # `admin` does not ask silent brokers again for a while. If this look fails, the next one asks whoever leads by then.
+            admin_now, asked = asked, fresh
             # Each time: topics that are created meanwhile are open.
-            closed = close(admin, broker)
-            return rest_of(admin, broker, missing)
+            closed = close(admin_now, broker)
+            rest = rest_of(admin_now, broker, missing)
+            asked = admin
+            return rest
 
         def look_again(rest: Rest) -> Rest:
-            # `admin` does not ask silent brokers again for a while, and they may be back.
+            # They may be back.
             return rest_of(fresh, broker, missing) if missing.reasons() else rest
 
         rest = wait_until_drained(look, wait, lambda text: _say(broker, text), look_again=look_again)
@@ -236,19 +242,30 @@ def wait_until_drained(
 ) -> Rest:
     """Looks until nothing is left, or the time is over; what was left then. Says what is left whenever that changes.
 
-    `look_again`: what is really left, where it would end.
+    `look_again`: what is really left, where it would end. A broker that has answered may be away for a while: another member may lead soon.
     """
-    ends_s = None if wait_s is None else monotonic_s() + wait_s
+    from protomq.errors import ProtomqError
+
+    ends_s = math.inf if wait_s is None else monotonic_s() + wait_s
     said = ""
+    has_answered = False
     while True:
-        rest = look()
-        is_over = ends_s is not None and monotonic_s() >= ends_s
-        if rest.is_nothing or is_over:
-            rest = look_again(rest)
+        try:
+            rest = look()
+            has_answered = True
+            is_over = monotonic_s() >= ends_s
             if rest.is_nothing or is_over:
-                return rest
-        if str(rest) != said:
-            said = str(rest)
+                rest = look_again(rest)
+                if rest.is_nothing or is_over:
+                    return rest
+            text = str(rest)
+        except ProtomqError as error:
+            # Who has never answered may have a mistyped name.
+            if not has_answered or not error.retriable or monotonic_s() >= ends_s:
+                raise
+            text = f"asked again, since it did not answer: {error}"
+        if text != said:
+            said = text
             say(said)
         pause(LOOK_INTERVAL_S)
 

@@ -37,13 +37,18 @@ def wait_in_sync(
     Between the restarts of a rolling upgrade, and after a replica was
     replaced: then the next one may be stopped.
     """
-    from protomq.errors import ProtomqError
+    from protomq.errors import PartialResultError, ProtomqError
 
-    with open_admin(namesrv, timeout) as admin:
+    # Who was silent at one look may answer at the next one.
+    with open_admin(namesrv, timeout, 0.0) as admin:
 
         def look() -> tuple[HaStatus | None, str]:
             try:
                 return judged(admin.ha_status(broker), copies)
+            except PartialResultError as error:
+                # The master knows how many are in sync, whoever else is silent.
+                state, left = judged(error.result, copies)
+                return state, left and f"{left}; {error}"
             except ProtomqError as error:  # it is being started
                 return None, str(error)
 

@@ -41,7 +41,7 @@ def switch(
     """
     from protomq.errors import RequestTimeoutError
 
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         before = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
@@ -56,7 +56,7 @@ def switch(
             admin.switch_master(broker, to, timeout_s=DONE_WITHIN_S)
         except RequestTimeoutError as error:
             is_left = error.metadata.get("order") == "left"
-        _wait_for_another(admin, broker, before, output, give_up_s=give_up_s, is_left=is_left)
+        _wait_for_another((admin, fresh), broker, before, output, give_up_s=give_up_s, is_left=is_left)
 
 
 def demote(
@@ -88,7 +88,7 @@ def promote(
     if not unclean:
         switch(broker, to, namesrv, output, timeout)
         return
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         before = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
@@ -96,7 +96,7 @@ def promote(
         if not yes:
             ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
         admin.promote_unclean(broker, to)
-        _wait_for_another(admin, broker, before, output)
+        _wait_for_another((admin, fresh), broker, before, output)
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
@@ -155,7 +155,7 @@ def _print_leader(leader: HaStatus, output: OutputFormat) -> None:
 
 
 def _wait_for_another(
-    admin: Admin,
+    admins: tuple[Admin, Admin],
     broker: str,
     before: HaStatus | None,
     output: OutputFormat,
@@ -163,9 +163,14 @@ def _wait_for_another(
     give_up_s: float | None = None,
     is_left: bool = True,
 ) -> None:
-    """Until another one leads, in a later epoch; else says who does. `is_left`: whether the order has surely been left."""
+    """Until another one leads, in a later epoch; else says who does. `is_left`: whether the order has surely been left.
+
+    The first of `admins` does not ask silent brokers again for a while. The one that begins to lead may have been silent for a moment,
+    so only the first look is that one's.
+    """
     from protomq.errors import ProtomqError
 
+    admin, fresh = admins
     give_up_s = time.monotonic() + DONE_WITHIN_S if give_up_s is None else give_up_s
     while True:
         try:
@@ -175,8 +180,9 @@ def _wait_for_another(
         if now is not None and (before is None or now.epoch > before.epoch):
             _print_leader(now, output)
             return
-        if time.monotonic() >= give_up_s:
+        if admin is fresh and time.monotonic() >= give_up_s:
             raise _not_switched(broker, now, is_left=is_left)
+        admin = fresh
         time.sleep(LOOK_INTERVAL_S)
 
 

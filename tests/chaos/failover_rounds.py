@@ -1,6 +1,6 @@
-"""Rounds of fail-over with real processes: etcd, a name server, two or three brokers of one name, a producer that waits for each send.
+"""Rounds of fail-over with real processes: etcd, a name server, two or three brokers of one name, producers that wait for each call.
 
-A round does one thing to them, by the seed; behind it the producer is answered again. Each kind of fault comes once before any comes
+A round does one thing to them, by the seed; behind it all producers are answered again. Each kind of fault comes once before any comes
 again. At the end all brokers are up. Then what was acknowledged is there once, in order; no epoch was led twice; what any broker gave to a
 reader is still there at its offset; the logs are the same; and a message that is due in half a day has not come. A wall clock that is set
 costs nobody the lead. Everything but the load is real, so a seed repeats the faults and not their moments.
@@ -28,14 +28,14 @@ from protomq import Admin, MessageQueue, Producer
 from protomq.errors import ProtomqError
 from protomq.testing import FaultProxy
 from tests.support.elected_brokers import (
-    CountingProducer,
+    CountingProducers,
     ElectedCluster,
     Links,
     ReadingThread,
     elected_cluster,
     read_all,
 )
-from tests.support.failover_watch import FailoverWatch
+from tests.support.failover_watch import LEASE_PART, FailoverWatch
 from tests.support.ha_brokers import NAME, TOPIC, HaBroker
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -59,6 +59,8 @@ CLOCK_MAX_S: Final = 9 * 3_600
 LATER_S: Final = 12 * 3_600
 """Longer than any clock is set ahead. A broker that believed one would deliver it."""
 LATER_QUEUE_ID: Final = 1
+BATCH_COUNTS: Final = {0: 1, 2: 16, 3: 1}
+"""Of each producer, by its queue: how many messages it sends in a call."""
 CLOCK_TRIES: Final = 3
 """A busy machine may cost a master its lease, whatever its clock says; so often in a row it does not."""
 
@@ -77,15 +79,15 @@ class _Round:
     """What is done to a cluster. `pauses_s`: the longest time without an answer behind each fault; `parts_ms`: what those of kills of a
     master consist of."""
 
-    def __init__(self, sick: _SickCluster, producer: CountingProducer, rng: Random, counts: Counter[str]) -> None:
-        self.cluster, self.disks, self.clocks, self.producer, self.rng = sick.cluster, sick.disks, sick.clocks, producer, rng
+    def __init__(self, sick: _SickCluster, producers: CountingProducers, rng: Random, counts: Counter[str]) -> None:
+        self.cluster, self.disks, self.clocks, self.producers, self.rng = sick.cluster, sick.disks, sick.clocks, producers, rng
         self.counts = counts
         self.found: list[Violation] = []
         self.pauses_s: dict[str, list[float]] = {}
         self.parts_ms: list[dict[str, int]] = []
 
     def run(self, fault: str) -> None:
-        """Does it, waits until the producer is answered, and until all are in sync again."""
+        """Does it, waits until the producers are answered, and until all are in sync again."""
         master = self._wait_all()
         slaves = [each for each in self.cluster.brokers if each is not master]
         begun_s = time.monotonic()
@@ -121,7 +123,7 @@ class _Round:
             self._change_with_wrong_clocks(master, is_kill=fault == "clocks and kill")
         elif fault == "terminate":
             assert master.stop() == 0
-            self.producer.wait_for_more()
+            self.producers.wait_for_more()
             master.start()
         elif fault.startswith("cut"):
             links = self._links(master)
@@ -131,8 +133,8 @@ class _Round:
             order = [master, *slaves] if fault == "kill all" else [master, self.rng.choice(slaves)]
             self.rng.shuffle(order)
             self._kill(order)
-        self.producer.wait_for_more()
-        pause_s = self.producer.longest_pause_s(begun_s)
+        self.producers.wait_for_more()
+        pause_s = self.producers.longest_pause_s(begun_s)
         self.pauses_s.setdefault(fault, []).append(pause_s)
         self.counts[fault] += 1
         print(f"{fault}: {pause_s * 1_000:.0f} ms without an answer", flush=True)
@@ -150,9 +152,9 @@ class _Round:
             elections = self.cluster.led_epochs().total()
             clock.set(self._a_step_s())
             time.sleep(self.rng.uniform(4, 6))
-            self.producer.wait_for_more()
+            self.producers.wait_for_more()
             clock.set(0)
-            self.producer.wait_for_more()
+            self.producers.wait_for_more()
             if self.cluster.led_epochs().total() == elections:
                 self.counts["clocks set without an election"] += 1
                 return
@@ -167,7 +169,7 @@ class _Round:
             self._kill([master])
         else:
             wait_for(self._switch, PATIENCE_S)
-        self.producer.wait_for_more()
+        self.producers.wait_for_more()
         for clock in self.clocks:
             clock.set(0)
 
@@ -178,9 +180,9 @@ class _Round:
                 broker.kill()
             # One that is left alone may lead by itself only if the others had left the set before.
             if len(brokers) == 1:
-                self.producer.wait_for_more()
+                self.producers.wait_for_more()
         if watch.is_whole:
-            parts = watch.parts_ms(self.producer.first_answer_s(watch.elected_s))
+            parts = watch.parts_ms(self.producers.first_answer_s(watch.elected_s))
             self.parts_ms.append(parts)
             print(", ".join(f"{name} {ms} ms" for name, ms in parts.items()), flush=True)
             print(f"  {self.cluster.last_change()}", flush=True)
@@ -223,14 +225,14 @@ class _Round:
             time.sleep(self.rng.uniform(0.05, 1))
 
     def _slow_link(self, master: HaBroker) -> None:
-        """Each piece that passes is late, both ways; sometimes the lead changes meanwhile."""
+        """Each piece that passes is late, both ways, and one of a hundred is lost; sometimes the lead changes meanwhile."""
         links = self._links(master).all
         delay_s = self.rng.choice([0.002, 0.05])
         for link in links:
-            link.set(delay_s=delay_s)
+            link.set(delay_s=delay_s, loss_probability=0.01)
         if self.rng.random() < 0.5:
             self._switch()
-        self.producer.wait_for_more(10)
+        self.producers.wait_for_more(10)
         for link in links:
             link.heal()
 
@@ -345,11 +347,11 @@ def failover_rounds(
         _sick_cluster(Path(name), seed, members) as sick,
     ):
         cluster = sick.cluster
-        before = len(cluster.bodies())
-        with CountingProducer(cluster.namesrv) as producer, ReadingThread(cluster) as reader:
-            producer.wait_for_more()
+        before = {queue_id: len(cluster.bodies(queue_id)) for queue_id in BATCH_COUNTS}
+        with CountingProducers(cluster.namesrv, BATCH_COUNTS) as producers, ReadingThread(cluster, [*BATCH_COUNTS]) as reader:
+            producers.wait_for_more()
             _send_later(cluster)
-            made = _Round(sick, producer, rng, counts)
+            made = _Round(sick, producers, rng, counts)
             for number, fault in enumerate(kinds_of(seed, rounds, faults), 1):
                 print(f"seed {seed}, round {number} of {rounds}: {fault}", flush=True)
                 made.run(fault)
@@ -357,35 +359,46 @@ def failover_rounds(
                 if made.found:
                     return made.found
         master = cluster.wait_leading(members)
-        bodies = cluster.bodies()
+        bodies = {queue_id: cluster.bodies(queue_id) for queue_id in BATCH_COUNTS}
         try:
-            producer.check(bodies[before:])
+            for producer in producers.all:
+                producer.check(bodies[producer.queue_id][before[producer.queue_id] :])
         except AssertionError as error:
             return [Violation("lost, twice or out of order", str(error))]
         early = read_all(master, queue_id=LATER_QUEUE_ID)
         if early:
             return [Violation("delivered early", f"{len(early)} messages that are due in {LATER_S // 3_600} h")]
-        taken_back = [offset for offset, body in enumerate(reader.bodies) if bodies[offset : offset + 1] != [body]]
-        if taken_back:
-            return [Violation("read and taken back", f"{len(taken_back)} messages, offsets {taken_back[:20]}")]
+        for queue_id, read in reader.bodies.items():
+            taken_back = [offset for offset, body in enumerate(read) if bodies[queue_id][offset : offset + 1] != [body]]
+            if taken_back:
+                return [Violation("read and taken back", f"{len(taken_back)} messages of queue {queue_id}, offsets {taken_back[:20]}")]
         end = master.status().end_position
         for broker in cluster.brokers:
             if broker is not master:
                 broker.wait_for_all_of(master)
                 if broker.log_bytes(end) != master.log_bytes(end):
                     return [Violation("logs differ", f"{broker.folder.name} and {master.folder.name}")]
-        counts["read"] += len(reader.bodies)
+        counts["read"] += sum(map(len, reader.bodies.values()))
         twice = [epoch for epoch, count in cluster.led_epochs().items() if count > 1]
         if twice:
             return [Violation("two writers of an epoch", f"epochs {sorted(twice)} were led twice")]
-        counts["acknowledged"] += len(producer.acknowledged)
-        counts["failed sends"] += len(producer.failures)
+        for producer in producers.all:
+            counts["acknowledged"] += len(producer.acknowledged)
+            counts["acknowledged in batches"] += len(producer.acknowledged) if producer.batch_count > 1 else 0
+            counts["failed sends"] += len(producer.failures)
         for fault, pauses_s in made.pauses_s.items():
-            ordered = [round(each * 1_000) for each in sorted(pauses_s)]
-            longest = f"{fault}: longest ms without an answer"
-            counts[longest] = max(counts[longest], ordered[-1])
-            print(f"seed {seed}, {fault}: ms without an answer {ordered}, median {statistics.median(ordered)}")
+            _note_times(seed, f"{fault}: ms without an answer", [round(1_000 * pause_s) for pause_s in pauses_s], counts)
         for name in made.parts_ms[0] if made.parts_ms else ():
-            found = [parts[name] for parts in made.parts_ms]
-            print(f"seed {seed}, {name}: median {statistics.median(found)} ms, longest {max(found)} ms")
+            _note_times(seed, f"{name}, ms", [parts[name] for parts in made.parts_ms], counts)
+        if made.parts_ms:
+            promotions_ms = [sum(parts.values()) - parts[LEASE_PART] for parts in made.parts_ms]
+            _note_times(seed, "promotion, ms", promotions_ms, counts)
     return []
+
+
+def _note_times(seed: int, name: str, times_ms: list[int], counts: Counter[str]) -> None:
+    """The largest median of a seed, and the longest of all."""
+    median_ms = round(statistics.median(times_ms))
+    print(f"seed {seed}, {name}: {sorted(times_ms)}, median {median_ms}")
+    for which, value in (("median", median_ms), ("longest", max(times_ms))):
+        counts[f"{name}, {which}"] = max(counts[f"{name}, {which}"], value)

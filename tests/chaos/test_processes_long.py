@@ -105,12 +105,25 @@ def test_failover() -> None:
     assert counts["read"] >= 3_000
 
 
+def test_times_without_service() -> None:
+    """With the default settings. Of a hundred kills one may take longer; of eight none does. Beside other work, single switches may."""
+    counts = process_campaigns.failover(seeds(1), rounds_each=24, faults=("kill", "switch", "terminate"))
+    print(counts)
+    assert counts["kill"] == counts["switch"] == counts["terminate"] == 8
+    assert counts["kill: ms without an answer, longest"] <= 5_000
+    assert 0 < counts["promotion, ms, median"] <= 1_000
+    assert 0 < counts["the first answer, ms, median"] <= 1_000
+    assert counts["switch: ms without an answer, median"] < 1_000
+    assert counts["terminate: ms without an answer, median"] < 1_000
+
+
 def test_failover_of_two_members() -> None:
     counts = process_campaigns.failover(seeds(1), rounds_each=8, members=2)
     print(counts)
     assert sum(counts[fault] for fault in FAULTS) == 8
     assert max(counts[fault] for fault in FAULTS) == 1
     assert counts["acknowledged"] >= 500
+    assert counts["acknowledged in batches"] >= 500
 
 
 @pytest.mark.soak

@@ -249,6 +249,7 @@ def test_a_slave_that_is_silent_keeps_no_other_from_the_lead(cluster: ElectedClu
     try:
         run("ha", "switch", NAME, "--to", str(broker_id), "--timeout", "1", namesrv=cluster.namesrv)
         assert cluster.leading() is target
+        run("ha", "wait", NAME, "--copies", "2", "--wait", "20s", "--timeout", "1", namesrv=cluster.namesrv)
     finally:
         silent.process.send_signal(signal.SIGCONT)
 

@@ -101,13 +101,13 @@ class ElectedCluster:
         wait_for(leads, 2 * PATIENCE_S)
         return found[0]
 
-    def bodies(self) -> list[bytes]:
-        """All that a reader gets of queue 0 at the master."""
+    def bodies(self, queue_id: int = 0) -> list[bytes]:
+        """All that a reader gets of this queue at the master."""
         found: list[bytes] = []
         with grpc.insecure_channel(self.wait_leading(1).address.grpc_address) as channel:
             stub = PullServiceStub(channel)
             while True:
-                request = PullRequest(topic=TOPIC, queue_offset=len(found), record_count_max=1_000)
+                request = PullRequest(topic=TOPIC, queue_id=queue_id, queue_offset=len(found), record_count_max=1_000)
                 answer = stub.Pull(request, timeout=PATIENCE_S)
                 if not answer.records:
                     return found
@@ -135,11 +135,11 @@ def read_all(broker: HaBroker, first_offset: int = 0, end_s: float = PATIENCE_S,
 
 
 class ReadingThread:
-    """Reads queue 0 by all brokers in turn, masters and slaves, each message once. Attribute: bodies, by offset."""
+    """Reads queues by all brokers in turn, masters and slaves, each message once. Attribute: bodies, by queue and offset."""
 
-    def __init__(self, cluster: ElectedCluster) -> None:
+    def __init__(self, cluster: ElectedCluster, queue_ids: Sequence[int]) -> None:
         self._cluster = cluster
-        self.bodies: list[bytes] = []
+        self.bodies: dict[int, list[bytes]] = {queue_id: [] for queue_id in queue_ids}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -154,19 +154,22 @@ class ReadingThread:
     def _run(self) -> None:
         while not self._stopping.is_set():
             for broker in self._cluster.brokers:
-                if broker.is_up:
-                    self.bodies += read_all(broker, len(self.bodies), 2)
+                for queue_id, bodies in self.bodies.items():
+                    if broker.is_up:
+                        bodies += read_all(broker, len(bodies), 2, queue_id)
                 self._stopping.wait(0.1)
 
 
 @dataclass
 class CountingProducer:
-    """Sends 0, 1, 2 ... one after the other to queue 0, and waits for each: `with` begins and ends it.
+    """Sends 0, 1, 2 ... one after the other to a queue, and waits for each, or `batch_count` in a call: `with` begins and ends it.
 
     Attributes: acknowledged: the numbers that were answered SEND_OK or SLAVE_NOT_AVAILABLE, so on all copies that count; times_s: when.
     """
 
     namesrv: str
+    queue_id: int = 0
+    batch_count: int = 1
     acknowledged: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -186,17 +189,22 @@ class CountingProducer:
     def _run(self) -> None:
         number = 0
         good = (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE)
+        queue = MessageQueue(TOPIC, NAME, self.queue_id)
         with Producer(namesrv=self.namesrv) as producer:
             while not self._stopping.is_set():
+                numbers = range(number, number + self.batch_count)
+                bodies = [b"%d" % each for each in numbers]
                 try:
-                    queue = MessageQueue(TOPIC, NAME, 0)
-                    result = producer.send(TOPIC, b"%d" % number, queue=queue, timeout_s=10)
-                    if result.status in good:
-                        self.acknowledged.append(number)
+                    if self.batch_count == 1:
+                        statuses = [producer.send(TOPIC, *bodies, queue=queue, timeout_s=10).status]
+                    else:
+                        statuses = [each.status for each in producer.send_batch(TOPIC, bodies, queue=queue, timeout_s=10)]
+                    if all(status in good for status in statuses):
+                        self.acknowledged += numbers
                         self.times_s.append(time.monotonic())
                 except ProtomqError as error:
                     self.failures.append(f"{number}: {error}")
-                number += 1
+                number += self.batch_count
 
     def wait_for_more(self, count: int = 20) -> None:
         """Until so many more are acknowledged."""
@@ -218,6 +226,35 @@ class CountingProducer:
         assert there == sorted(set(there)), "each once, in order"
         lost = set(self.acknowledged) - set(there)
         assert not lost, f"{len(lost)} acknowledged messages are lost: {sorted(lost)[:20]}"
+
+
+class CountingProducers:
+    """Several of them, each with a queue of its own: `with` begins and ends all. `batch_counts`: by queue, what each sends in a call."""
+
+    def __init__(self, namesrv: str, batch_counts: Mapping[int, int]) -> None:
+        self.all = [CountingProducer(namesrv, queue_id, count) for queue_id, count in batch_counts.items()]
+
+    def __enter__(self) -> CountingProducers:
+        for producer in self.all:
+            producer.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for producer in self.all:
+            producer.__exit__()
+
+    def wait_for_more(self, count: int = 20) -> None:
+        """Until each has so many more acknowledged."""
+        wanted = [(producer, len(producer.acknowledged) + count) for producer in self.all]
+        wait_for(lambda: all(len(producer.acknowledged) >= enough for producer, enough in wanted), 2 * PATIENCE_S)
+
+    def longest_pause_s(self, since_s: float) -> float:
+        """The longest time in which one of them was not answered."""
+        return max(producer.longest_pause_s(since_s) for producer in self.all)
+
+    def first_answer_s(self, since_s: float) -> float:
+        """When the first of them was answered after that time."""
+        return min(producer.first_answer_s(since_s) for producer in self.all)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from .elected_brokers import ElectedCluster
 from .ha_brokers import NAME
 
 LOOK_INTERVAL_S = 0.02
+LEASE_PART = "the lease runs out"
+"""What comes before a promotion."""
 
 
 class FailoverWatch:
@@ -51,7 +53,7 @@ class FailoverWatch:
     def parts_ms(self, answered_s: float) -> dict[str, int]:
         """The parts, in their order; `answered_s`: the first send was answered then."""
         steps = {
-            "the lease runs out": self.gone_s,
+            LEASE_PART: self.gone_s,
             "another one is elected": self.elected_s,
             "it takes sends": min(self.leads_s or answered_s, answered_s),
             "the first answer": answered_s,

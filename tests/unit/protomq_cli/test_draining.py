@@ -13,8 +13,12 @@ import pytest
 from protomq import Permission
 from protomq.errors import (
     BrokerMissingError,
+    ConnectFailedError,
     GroupNotFoundError,
+    InvalidArgumentError,
+    NotMasterError,
     PartialResultError,
+    ProtomqError,
     TopicNotFoundError,
 )
 from protomq_cli import draining
@@ -228,6 +232,57 @@ def test_it_looks_until_nothing_is_left_or_the_time_is_over(
         else True
     )
     assert len(said) == len(set(said)), "said once"
+
+
+def drained_by(*looks: Rest | ProtomqError, wait_s: float | None = None) -> tuple[Rest, list[str]]:
+    """What is left behind these looks, one after the other, and what was said."""
+    left, now = list(looks), 0.0
+    said: list[str] = []
+
+    def look() -> Rest:
+        found = left.pop(0)
+        if isinstance(found, ProtomqError):
+            raise found
+        return found
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    return wait_until_drained(look, wait_s, said.append, lambda: now, pause), said
+
+
+AWAY = ConnectFailedError("connection refused")
+
+
+def test_a_broker_that_is_away_while_it_is_drained_is_asked_again() -> None:
+    rest, said = drained_by(Rest({"g": 5}), AWAY, NotMasterError("a slave"), AWAY, Rest({"g": 1}), Rest())
+    assert rest.is_nothing
+    assert [text.split(":")[0] for text in said] == ["g", *["asked again, since it did not answer"] * 3, "g"]
+
+
+@pytest.mark.parametrize(
+    ("looks", "wait_s"),
+    [([AWAY], None), ([Rest({"g": 5}), AWAY, AWAY, AWAY], 2.0), ([Rest({"g": 5}), InvalidArgumentError("no such call")], None)],
+    ids=["it has never answered", "the time is over", "it would answer the same again"],
+)
+def test_a_broker_that_does_not_answer_is_an_error_in_the_end(looks: list[Rest | ProtomqError], wait_s: float | None) -> None:
+    with pytest.raises((ConnectFailedError, InvalidArgumentError)):
+        drained_by(*looks, wait_s=wait_s)
+
+
+def test_behind_a_failure_those_are_asked_again_that_were_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembering, asking = FakeAdmin(a={"t": RW}), FakeAdmin(a={"t": R})
+    remembering.transactions = ["half"]
+    admins(monkeypatch, remembering, asking)
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+
+    def fail() -> None:
+        raise AWAY
+
+    remembering.meanwhile = [lambda: None, fail]
+    draining.drain("a", output=OutputFormat.JSONL)
+    assert remembering.meanwhile == []
 
 
 def test_another_broker_that_is_away_is_a_warning(

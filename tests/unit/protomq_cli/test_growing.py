@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 
 from protomq import Permission, TopicConfig, TopicType
 from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError
+from protomq_cli import in_sync
 from protomq_cli.agreeing import is_agreed, wait_until_agreed
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.in_sync import judged, wait_until
+from protomq_cli.output import OutputFormat
 from protomq_cli.spreading import spread_to, wanted_topics
 
 
@@ -118,6 +122,48 @@ def test_copies_are_those_of_who_leads() -> None:
     assert judged([state(1), state(2)], 1) == (None, "nobody leads")
     assert judged([state(1), state(0, 2)], 3) == (state(0, 2), "2 of 3 copies in sync")
     assert judged([state(0, 3)], 3) == (state(0, 3), "")
+
+
+def master(in_sync_count: int) -> Any:
+    return SimpleNamespace(broker_id=0, in_sync_count=in_sync_count, lag_bytes=0)
+
+
+def waited(monkeypatch: pytest.MonkeyPatch, *looks: Any) -> None:
+    """`ha wait pair --copies 2`, where an Admin finds this; one that remembers who was silent finds the first for ever."""
+    left = list(looks)
+
+    def open_admin(namesrv: str | None, timeout_s: float, silence_s: float = 60.0) -> Any:
+        def ha_status(broker: str) -> Any:
+            found = left[0] if silence_s or len(left) == 1 else left.pop(0)
+            if isinstance(found, ProtomqError):
+                raise found
+            return found
+
+        return nullcontext(SimpleNamespace(ha_status=ha_status))
+
+    monkeypatch.setattr(in_sync, "open_admin", open_admin)
+    monkeypatch.setattr(in_sync, "LOOK_INTERVAL_S", 0.0)
+    in_sync.wait_in_sync("pair", 2, wait=1.0, output=OutputFormat.JSONL)
+
+
+def silent(*answering: Any) -> PartialResultError:
+    return PartialResultError("some brokers did not answer: pair/2: silent", list(answering))
+
+
+def test_a_silent_slave_keeps_nobody_waiting_who_needs_fewer_copies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited(monkeypatch, silent(state(1), master(2)))
+    assert json.loads(capsys.readouterr().out) == {"broker": "pair", "in_sync": 2, "lag_bytes": 0}
+    with pytest.raises(CliError, match="1 of 2 copies in sync; some brokers did not answer: pair/2"):
+        waited(monkeypatch, silent(state(1), master(1)))
+
+
+def test_a_master_that_was_silent_at_one_look_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited(monkeypatch, RequestTimeoutError("silent"), silent(), [master(2)])
+    assert json.loads(capsys.readouterr().out)["in_sync"] == 2
 
 
 def test_the_wait_says_what_is_left_once() -> None:

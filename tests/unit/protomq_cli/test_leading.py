@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from protomq import BrokerRole, HaStatus, LeadershipStatus
-from protomq.errors import RequestTimeoutError
+from protomq.errors import PartialResultError, RequestTimeoutError
 from protomq_cli import leading
 from tests.support.cli import run
 
@@ -54,10 +55,23 @@ class FakeAdmin:
     promote_unclean: Callable[..., None] = switch_master
 
 
+class RememberingAdmin:
+    """It finds nobody once an order was given."""
+
+    def __init__(self, real: FakeAdmin) -> None:
+        self._real = real
+        self.switch_master = self.promote_unclean = real.switch_master
+
+    def ha_status(self, broker: str) -> list[HaStatus]:
+        if self._real.orders:
+            raise PartialResultError("some brokers did not answer", [])
+        return self._real.ha_status(broker)
+
+
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     admin = FakeAdmin()
-    monkeypatch.setattr(leading, "open_admin", lambda namesrv, timeout: nullcontext(admin))
+    monkeypatch.setattr(leading, "open_admin", lambda *_: nullcontext(admin))
     return admin
 
 
@@ -112,6 +126,21 @@ def test_a_switch_while_nobody_leads_is_not_known_yet(admin: FakeAdmin) -> None:
 def test_a_switch_that_comes_behind_the_time_out_is_done(admin: FakeAdmin, timeout: Callable[[], RequestTimeoutError]) -> None:
     admin.timeout, admin.is_done_late = timeout(), True
     assert "m1" in run(*SWITCH, "1").stdout
+
+
+@pytest.mark.parametrize("command", [SWITCH, UNCLEAN])
+def test_a_new_master_that_was_silent_for_a_moment_is_asked_again(
+    admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Its ports are closed while it begins to lead. An Admin that remembers who was silent finds nobody for a minute."""
+    remembering = RememberingAdmin(admin)
+
+    def open_admin(namesrv: str | None, timeout_s: float, silence_s: float = 60.0) -> Any:
+        return nullcontext(remembering if silence_s else admin)
+
+    monkeypatch.setattr(leading, "open_admin", open_admin)
+    monkeypatch.setattr(leading, "DONE_WITHIN_S", 0.5)
+    assert "m1" in run(*command, "1").stdout
 
 
 @pytest.mark.parametrize("broker_id", ["0", "2"])

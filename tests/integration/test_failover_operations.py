@@ -1,0 +1,86 @@
+"""What an operator has begun goes on where the lead changes: a drain, and backups."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import run, run_process
+from tests.support.elected_brokers import CountingProducer, elected_cluster, read_all
+from tests.support.ha_brokers import NAME, HaBroker, running
+from tests.support.load import Load
+from tests.support.waiting import PATIENCE_S, wait_for
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+ELECTION = {"lease_ttl_ms": 2_000, "renew_interval_ms": 500}
+DELAY_S = 15
+
+
+def test_a_drain_goes_on_at_the_next_master(tmp_path: Path) -> None:
+    """A delayed message and a group that has not begun keep the drain waiting until the master has been killed."""
+    with elected_cluster(tmp_path, count=2, election=ELECTION) as cluster:
+        namesrv = cluster.namesrv
+        other = HaBroker(tmp_path / "other", "ASYNC_MASTER", 0, broker_name="other", namesrv=[namesrv])
+        with running(other), ThreadPoolExecutor(1) as operator:
+            wait_for(lambda: "other" in run("cluster", "list", namesrv=namesrv).stdout, PATIENCE_S)
+            run("topic", "create", "t", "-q", "2", namesrv=namesrv)
+            run("group", "commit", "g", "t", "-O", "start", namesrv=namesrv)
+            run("group", "commit", "g", "flights", "-O", "end", namesrv=namesrv)
+            run("send", "t", "later", "-b", NAME, "--delay", f"{DELAY_S}s", namesrv=namesrv)
+            with Load(namesrv, "t", "g", consumes=False) as load:
+                wait_for(lambda: load.brokers_of_last(20) == {NAME, "other"}, PATIENCE_S)
+                drain = operator.submit(run_process, "cluster", "drain", NAME, "--wait", "2m", "-o", "jsonl", namesrv=namesrv)
+                wait_for(lambda: load.brokers_of_last(20) == {"other"}, PATIENCE_S)
+                assert not drain.done()
+                old = cluster.wait_leading(2)
+                old.kill()
+                new = cluster.wait_leading(1)
+                assert new is not old
+                load.begin_to_consume()
+                found = json.loads(drain.result(2 * PATIENCE_S).stdout.splitlines()[-1])
+                assert found["may_be_removed"] is True
+                old.start()
+                load.wait_for_more(40)
+                assert load.brokers_of_last(20) == {"other"}
+                load.stop_sending()
+                load.wait_until_consumed()
+            load.check()
+            assert load.failures == []
+
+
+def test_backups_go_on_at_the_next_master(tmp_path: Path) -> None:
+    """The next run copies only what is new, also where the log of another member has it; a restored store has all of it."""
+    kept, restored = tmp_path / "kept", tmp_path / "restored"
+    with elected_cluster(tmp_path, count=2, election=ELECTION) as cluster:
+
+        def backup() -> dict[str, int]:
+            found: dict[str, int] = json.loads(run("backup", str(kept), "--broker", NAME, "-o", "jsonl", namesrv=cluster.namesrv).stdout)
+            return found
+
+        with CountingProducer(cluster.namesrv) as producer:
+            producer.wait_for_more(100)
+            first = backup()
+            old = cluster.wait_leading(2)
+            old.kill()
+            producer.wait_for_more(100)
+            second = backup()
+            assert second["copied_bytes"] == second["end_position"] - first["end_position"] > 0
+            old.start()
+            new = cluster.wait_leading(2)
+            assert new is not old
+            run("ha", "switch", NAME, namesrv=cluster.namesrv)
+            producer.wait_for_more(100)
+        end = cluster.wait_leading(2).status().end_position
+        wait_for(lambda: cluster.wait_leading(2).status().flushed_position >= end, PATIENCE_S)
+        third = backup()
+        assert third["copied_bytes"] == third["end_position"] - second["end_position"] > 0
+        assert third["end_position"] >= end
+        assert not producer.failures
+    run("log", "verify", str(kept))
+    run("restore", str(kept), str(restored))
+    broker = HaBroker(restored, "ASYNC_MASTER", 0)
+    with running(broker):
+        producer.check(read_all(broker)[1:])
