@@ -88,8 +88,8 @@ DELETED_AFTER_S: Final = 3.0
 """How long a deleted topic may take to be created again: the error then is TopicRecreatedError."""
 SLAVE_PAUSE_S: Final = 60.0
 """After a pull from a slave has failed, only the master is pulled for this time."""
-QUIET_HOLD_FACTOR: Final = 16
-QUIET_HOLD_MAX_MS: Final = 240_000
+QUIET_HOLD_FACTOR: Final = 8
+QUIET_HOLD_MAX_MS: Final = 120_000
 """A broker of version 1.0 holds for a minute then."""
 READ_PAUSE_MAX_S: Final = 15.0
 """After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""

@@ -74,10 +74,10 @@ RECORD_COUNT_MAX = 32_768
 SIZE_MAX_BYTES = 16 << 20
 TAGS_MAX = 256
 _NO_TAGS: Final[frozenset[int]] = frozenset()
-HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 240.0)
+HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 """Bucket bounds in seconds, from a busy queue to the longest hold."""
 MEMBER_SIZE_MAX = 255
-QUIET_HOLDS: Final = 4
+QUIET_HOLDS: Final = 2
 """A quiet hold lasts that many of the longest other holds at most."""
 QUIET_PARTS: Final = 64
 """A quiet hold ends this part of itself earlier at most."""

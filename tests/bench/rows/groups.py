@@ -23,7 +23,7 @@ MANY = 1_000
 _SETTLE_S = 2.0
 _REST_S = 45.0
 """Three calls of each member."""
-_PUSH_REST_S = 60.0
+_PUSH_REST_S = 120.0
 """As long as the longest holds: each pull is made again once."""
 _PATIENCE_S = 120.0
 

@@ -82,7 +82,7 @@ def request(made: PullState, ticket: Ticket) -> pull_service_pb2.PullRequest:
     return pull_service_pb2.PullRequest.FromString(made.encode_request(ticket))
 
 
-@pytest.mark.parametrize(("hold_ms", "longer_ms"), [(0, 0), (200, 3_200), (15_000, 240_000), (60_000, 240_000)])
+@pytest.mark.parametrize(("hold_ms", "longer_ms"), [(0, 0), (200, 1_600), (15_000, 120_000), (60_000, 120_000)])
 def test_pulls_of_topics_whose_routes_are_followed_may_rest_at_a_master(hold_ms: int, longer_ms: int) -> None:
     made = state(Q0, hold_ms=hold_ms)
     asked = request(made, pull(made))

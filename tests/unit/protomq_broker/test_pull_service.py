@@ -153,7 +153,7 @@ def test_a_hold_ends_with_its_time() -> None:
     [
         ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.ASYNC_MASTER, 4_000),
         ({"hold_ms": 1_000, "quiet_hold_ms": 500}, BrokerRole.ASYNC_MASTER, 1_000),
-        ({"hold_ms": 1_000, "quiet_hold_ms": 1 << 40}, BrokerRole.ASYNC_MASTER, 240_000),
+        ({"hold_ms": 1_000, "quiet_hold_ms": 1 << 40}, BrokerRole.ASYNC_MASTER, 120_000),
         ({"hold_ms": 1_000, "quiet_hold_ms": -1}, BrokerRole.ASYNC_MASTER, 1_000),
         ({"hold_ms": 1_000, "quiet_hold_ms": 4_000}, BrokerRole.SLAVE, 1_000),
     ],

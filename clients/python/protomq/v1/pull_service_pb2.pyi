@@ -177,9 +177,9 @@ class PullRequest(_message.Message):
     gave that answer before queue_offset, the answer is DIVERGED, and commit_offset is not taken.
     """
     quiet_hold_ms: _builtins.int
-    """Over the remoting port a master holds the pull that long instead of hold_ms, if that is longer and hold_ms is not 0; above four times the
-    broker's hold_max_ms it counts as that. For a caller who asks by the echo frame whether the broker is there, gives up pulls of which it does not
-    want the answer any more, and follows the route meanwhile (docs/wire.md, rules 6, 12 and 14).
+    """Over the remoting port a master holds the pull that long instead of hold_ms, if that is longer and hold_ms is not 0; above twice the
+    broker's hold_max_ms it counts as that. For a caller who asks by the echo frame whether the broker is there, gives up pulls of which it does
+    not want the answer any more, and follows the route meanwhile (docs/wire.md, rules 6, 12 and 14).
     """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
