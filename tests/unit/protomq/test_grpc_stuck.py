@@ -87,6 +87,19 @@ def test_the_close_of_a_link_does_not_wait_for_a_stuck_channel(monkeypatch: pyte
     assert stuck.is_closed.wait(5.0)
 
 
+def test_a_link_is_closed_where_no_thread_can_begin_as_in_atexit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    channel = FakeChannel(b"")
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: channel)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    GrpcLink("a:1").close()
+    assert channel.is_closed.is_set()
+
+
 def test_a_stuck_channel_is_not_collected_for_that_would_wait_for_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = FakeChannel(None)
     found, ends, channels = weakref.ref(channel), channel.close_ends, [FakeChannel(b""), channel]
