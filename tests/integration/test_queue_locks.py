@@ -181,6 +181,7 @@ def test_a_topic_that_is_made_again_is_consumed_once_and_in_order_by_members_tha
         wait_for(lambda: [len(of_topic(one)) for one in members] == [2, 2])
         admin = stack.enter_context(Admin(namesrv=broker.namesrv))
         looks = stack.enter_context(PullConsumer("g", namesrv=broker.namesrv))
+        queues: tuple[MessageQueue, ...] = ()
         for number in range(rounds):
             if number:
                 admin.delete_topic("t")
