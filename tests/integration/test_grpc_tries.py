@@ -285,6 +285,22 @@ def test_a_slow_server_ends_no_held_call_however_often_its_channel_is_left() -> 
             link.close()
 
 
+def test_an_answer_to_a_pull_says_that_a_channel_was_there() -> None:
+    with named_server() as (_, address), FaultProxy(address) as proxy:
+        link = GrpcLink(proxy.address)
+        try:
+            for accepted in (1, 2):
+                assert link.begin(_methods.PULL, b"quick", PATIENCE_S).result(PATIENCE_S) == b"quick"
+                assert proxy.connections_accepted == accepted
+                wait_for(lambda: not link._current.calls)
+                proxy.swallow()
+                with pytest.raises(RequestTimeoutError):
+                    link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S, False)
+            assert link._current.opened_s > link._heard_s
+        finally:
+            link.close()
+
+
 async def test_a_slow_server_ends_no_held_call_of_coroutines_and_cancels_nobody() -> None:
     with named_server() as (named, address), FaultProxy(address) as proxy:
         link = AioGrpcLink(proxy.address)

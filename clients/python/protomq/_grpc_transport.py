@@ -218,14 +218,21 @@ class GrpcLink:
         channel = self._current
         future = channel.stub(method).future(request, timeout=timeout_s)
         channel.calls.add(future)  # A call that nobody refers to is cancelled.
-        future.add_done_callback(partial(self._ended, channel))
+        future.add_done_callback(partial(self._begun_ended, channel))
         return future
+
+    def _begun_ended(self, channel: _Channel, future: Any) -> None:
+        """Runs in a thread of gRPC's."""
+        if future.code() is grpc.StatusCode.OK:
+            self._heard_s = time.monotonic()
+        self._ended(channel, future)
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         with self._lock:
             self._closed = True
-        for channel in (self._current, *self._left.copy()):
+        left, self._left = self._left, set()
+        for channel in (self._current, *left):
             _close_aside(channel.channel, CLOSE_S)
 
 
@@ -313,7 +320,8 @@ class AioGrpcLink:
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         self._closed = True
-        for channel in (self._current, *self._left.copy()):
+        left, self._left = self._left, set()
+        for channel in (self._current, *left):
             await channel.channel.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
