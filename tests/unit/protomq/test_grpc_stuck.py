@@ -160,3 +160,21 @@ def test_the_error_of_a_handler_that_comes_inside_grpcs_own_wait_reaches_the_cal
         outcomes.append(outcome_with_handler_at(len(outcomes) + 1))
     assert outcomes[:-1] == ["of the handler"] * (len(outcomes) - 1)
     assert len(outcomes) > 5
+
+
+class ThreadlessChannel(FakeChannel):
+    """No thread is left for its calls."""
+
+    def future(self, _: bytes, timeout: float) -> FakeChannel:
+        raise RuntimeError("can't start new thread")
+
+
+def test_an_error_of_a_call_that_is_made_behind_ctrl_c_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program commits in its `except KeyboardInterrupt`."""
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: ThreadlessChannel(b""))
+    link = GrpcLink("a:1")
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(RuntimeError, match="new thread"):
+            link.call(SEND, [b"x"], 1.0, False, lambda: False)
