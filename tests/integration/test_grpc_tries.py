@@ -31,7 +31,7 @@ from protomq.errors import (
     RequestTimeoutError,
 )
 from protomq.testing import FaultProxy, Faults
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 class Unavailable(grpc.GenericRpcHandler):
@@ -230,6 +230,106 @@ async def test_a_held_call_on_a_connection_that_a_firewall_has_forgotten_ends_by
             error = await asyncio.to_thread(waiting.exception, PATIENCE_S)
             assert isinstance(error, ConnectionLostError)
             assert was_silent(error)
+        finally:
+            link.close()
+            await aio_link.close()
+
+
+class Named(grpc.GenericRpcHandler):
+    """Answers what `quick` says at once, all else when `ends` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.ends = threading.Event(), threading.Event()
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if request == b"held":
+            self.began.set()
+        if request != b"quick":
+            self.ends.wait(PATIENCE_S)
+        return request
+
+
+@contextmanager
+def named_server() -> Iterator[tuple[Named, str]]:
+    named = Named()
+    server = grpc.server(ThreadPoolExecutor(20), handlers=[named])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield named, address
+    finally:
+        named.ends.set()
+        server.stop(None).wait(PATIENCE_S)
+
+
+def test_a_slow_server_ends_no_held_call_however_often_its_channel_is_left() -> None:
+    with named_server() as (named, address), FaultProxy(address) as proxy, ThreadPoolExecutor(1) as pool:
+        link = GrpcLink(proxy.address)
+        try:
+            held = pool.submit(link.call, _methods.POP, (b"held",), PATIENCE_S, False)
+            begun = link.begin(_methods.PULL, b"held", PATIENCE_S)
+            assert named.began.wait(PATIENCE_S)
+            for accepted in (1, 2, 3):
+                assert link.call(_methods.COMMIT_OFFSETS, (b"quick",), PATIENCE_S, False) == b"quick"
+                assert proxy.connections_accepted == accepted
+                with pytest.raises(RequestTimeoutError):
+                    link.call(_methods.COMMIT_OFFSETS, (b"slow",), SILENT_S, False)
+            assert len(link._left) == 1, "those without a call are closed"
+            named.ends.set()
+            assert held.result(PATIENCE_S) == begun.result(PATIENCE_S) == b"held"
+            wait_for(lambda: not link._left)
+        finally:
+            link.close()
+
+
+def test_an_answer_to_a_pull_says_that_a_channel_was_there() -> None:
+    with named_server() as (_, address), FaultProxy(address) as proxy:
+        link = GrpcLink(proxy.address)
+        try:
+            for accepted in (1, 2):
+                assert link.begin(_methods.PULL, b"quick", PATIENCE_S).result(PATIENCE_S) == b"quick"
+                assert proxy.connections_accepted == accepted
+                wait_for(lambda: not link._current.calls)
+                proxy.swallow()
+                with pytest.raises(RequestTimeoutError):
+                    link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S, False)
+            assert link._current.opened_s > link._heard_s
+        finally:
+            link.close()
+
+
+async def test_a_slow_server_ends_no_held_call_of_coroutines_and_cancels_nobody() -> None:
+    with named_server() as (named, address), FaultProxy(address) as proxy:
+        link = AioGrpcLink(proxy.address)
+        try:
+            held = asyncio.ensure_future(link.call(_methods.POP, (b"held",), PATIENCE_S, False))
+            assert await asyncio.to_thread(named.began.wait, PATIENCE_S)
+            for accepted in (1, 2, 3):
+                assert await link.call(_methods.COMMIT_OFFSETS, (b"quick",), PATIENCE_S, False) == b"quick"
+                assert proxy.connections_accepted == accepted
+                with pytest.raises(RequestTimeoutError):
+                    await link.call(_methods.COMMIT_OFFSETS, (b"slow",), SILENT_S, False)
+            assert len(link._left) == 1, "those without a call are closed"
+            named.ends.set()
+            assert await held == b"held"
+            assert not link._left
+        finally:
+            await link.close()
+
+
+async def test_a_server_that_never_says_anything_gets_no_connection_for_each_call() -> None:
+    with held_server() as (_, address), FaultProxy(address) as proxy:
+        link, aio_link = GrpcLink(proxy.address), AioGrpcLink(proxy.address)
+        try:
+            for _ in range(3):
+                with pytest.raises(RequestTimeoutError):
+                    link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S, False)
+                with pytest.raises(RequestTimeoutError):
+                    await aio_link.call(_methods.COMMIT_OFFSETS, (b"",), SILENT_S, False)
+            assert proxy.connections_accepted == 2
         finally:
             link.close()
             await aio_link.close()

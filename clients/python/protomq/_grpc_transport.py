@@ -8,7 +8,8 @@ Rules:
 - A server that says nothing is told from one that refuses by the cause of the error, as over the remoting port: see `was_silent`.
 - A call that waits when its channel is closed ends with ClosedError, which is not definite: the server may carry it out.
 - A channel on which a call was not answered in time, and nothing else for SILENT_S, is used no more. A firewall may drop what is sent
-  there. The calls on it go on. Where it is silent indeed, gRPC's pings end them within PING_S and PING_TIMEOUT_S.
+  there. The calls on it go on, and then it is closed. Where it is silent indeed, gRPC's pings end them within PING_S and PING_TIMEOUT_S.
+- Where nothing was ever heard on a channel, another one would be as silent: it stays.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import grpc
@@ -80,6 +82,32 @@ def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]
     )
 
 
+class _Channel:
+    """A channel to a server, and the calls that are under way on it."""
+
+    __slots__ = ("calls", "channel", "is_left", "opened_s", "stubs")
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.stubs: dict[str, Any] = {}
+        """Callables by path: bytes in, bytes out."""
+        self.calls: set[Any] = set()
+        self.is_left = False
+        """No call begins on it: it is to be closed behind its last call."""
+        self.opened_s = time.monotonic()
+
+    def stub(self, method: MethodInfo) -> Any:
+        """The callable of a method."""
+        stub = self.stubs.get(method.path)
+        if stub is None:
+            stub = self.stubs[method.path] = self.channel.unary_unary(method.path)
+        return stub
+
+    def is_silent(self, started_s: float, heard_s: float) -> bool:
+        """Whether it has become silent, where a call is not answered that was begun then, and something was heard last then."""
+        return heard_s > self.opened_s and time.monotonic() - max(started_s, heard_s) >= SILENT_S
+
+
 class GrpcLink:
     """A sync channel to one server. Any thread."""
 
@@ -89,15 +117,13 @@ class GrpcLink:
         self._address, self._options = address, _channel_options(peer_timeout_s)
         self._lock = threading.Lock()
         self._current = self._open()
-        self._silent_channel: Any = None
-        """The last one that was silent, for the calls that are still on it."""
+        self._left: set[_Channel] = set()
+        """Those that were silent, for the calls that are still on them."""
         self._heard_s = float("-inf")
         self._closed = False
-        self._one_way_calls: set[Any] = set()
 
-    def _open(self) -> tuple[Any, dict[str, Any]]:
-        """A channel and its callables, by path."""
-        return grpc.insecure_channel(self._address, options=self._options), {}
+    def _open(self) -> _Channel:
+        return _Channel(grpc.insecure_channel(self._address, options=self._options))
 
     def call(
         self,
@@ -108,25 +134,26 @@ class GrpcLink:
         is_replaced: Callable[[], bool] | None = None,
     ) -> bytes:
         """See SyncTransport.call."""
-        stub = self.method(method)
+        channel, this_call = self._current, object()
         request = payload[0] if len(payload) == 1 else b"".join(payload)
         started_s = time.monotonic()
+        channel.calls.add(this_call)
         try:
             if one_way:
-                future = stub.future(request, timeout=timeout_s)
-                self._one_way_calls.add(future)  # A call that nobody refers to is cancelled.
-                future.add_done_callback(self._one_way_calls.discard)
+                self.begin(method, request, timeout_s)
                 return b""
+            stub = channel.stub(method)
             if is_replaced is not None:
-                answer = self._call_watched(stub, request, method, timeout_s, is_replaced)
+                answer = self._call_watched(channel, stub, request, method, timeout_s, is_replaced)
             else:
                 answer = stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
             failure = error_of_rpc(error, self._address, method)
             if not _is_unanswered(failure):
                 self._heard_s = time.monotonic()
-            elif time.monotonic() - max(started_s, self._heard_s) >= SILENT_S:
-                self._leave_silent_channel(method, stub)
+            elif channel.is_silent(started_s, self._heard_s) and self._renew(channel):
+                self._left.add(channel)
+                channel.is_left = True  # From here on whoever ends the last call closes it: this one or another.
             if self._closed and isinstance(failure, ConnectFailedError | ConnectionLostError):
                 raise _closed_meanwhile() from None
             raise failure from failure.__cause__
@@ -139,11 +166,13 @@ class GrpcLink:
             if interrupt is None:
                 raise
             raise interrupt from interrupt.__cause__
+        finally:
+            self._ended(channel, this_call)
         self._heard_s = time.monotonic()
         return answer
 
     def _call_watched(
-        self, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
+        self, channel: _Channel, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
     ) -> bytes:
         future, (wait_s, look_s) = stub.future(request, timeout=timeout_s), WATCHED[method.method_id]
         stuck_s = time.monotonic() + timeout_s + STUCK_S
@@ -158,9 +187,8 @@ class GrpcLink:
                         raise lost from lost.__cause__
                     if time.monotonic() > stuck_s:
                         # A signal handler's error has hit gRPC where it was about to start that thread.
-                        stuck = self._renew_channel(method, stub)
-                        if stuck is not None:
-                            _close_aside(stuck, 0.0)
+                        if self._renew(channel):
+                            _close_aside(channel.channel, 0.0)
                         raise RequestTimeoutError(f"{self._address}: no answer to {method.path} in time") from TimeoutError()
                     wait_s = look_s
         except grpc.FutureCancelledError:
@@ -170,37 +198,42 @@ class GrpcLink:
         finally:
             future.cancel()  # Where it has not ended.
 
-    def _renew_channel(self, method: MethodInfo, stub: Any) -> Any:
-        """Returns the one that was there. None: another caller has found it before."""
+    def _renew(self, channel: _Channel) -> bool:
+        """Whether calls go to another channel from now on, and this caller is the first that has found this one wanting."""
         with self._lock:
-            channel, methods = self._current
-            if self._closed or methods.get(method.path) is not stub:
-                return None
+            if self._closed or self._current is not channel:
+                return False
             self._current = self._open()
-            return channel
+            return True
 
-    def _leave_silent_channel(self, method: MethodInfo, stub: Any) -> None:
-        silent = self._renew_channel(method, stub)
-        if silent is not None:
-            before, self._silent_channel = self._silent_channel, silent
-            if before is not None:
-                _close_aside(before, 0.0)
+    def _ended(self, channel: _Channel, call: object) -> None:
+        """A call has ended. Any thread."""
+        channel.calls.discard(call)
+        if channel.is_left and not channel.calls and channel in self._left:
+            self._left.discard(channel)
+            _close_aside(channel.channel, 0.0)
 
-    def method(self, method: MethodInfo) -> Any:
-        """The callable of a method: bytes in, bytes out."""
-        channel, methods = self._current
-        stub = methods.get(method.path)
-        if stub is None:
-            stub = methods[method.path] = channel.unary_unary(method.path)
-        return stub
+    def begin(self, method: MethodInfo, request: bytes, timeout_s: float) -> Any:
+        """Begins a call, and returns gRPC's future. Raises ValueError on a closed channel."""
+        channel = self._current
+        future = channel.stub(method).future(request, timeout=timeout_s)
+        channel.calls.add(future)  # A call that nobody refers to is cancelled.
+        future.add_done_callback(partial(self._begun_ended, channel))
+        return future
+
+    def _begun_ended(self, channel: _Channel, future: Any) -> None:
+        """Runs in a thread of gRPC's."""
+        if future.code() is grpc.StatusCode.OK:
+            self._heard_s = time.monotonic()
+        self._ended(channel, future)
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         with self._lock:
             self._closed = True
-        for channel in (self._current[0], self._silent_channel):
-            if channel is not None:
-                _close_aside(channel, CLOSE_S)
+        left, self._left = self._left, set()
+        for channel in (self._current, *left):
+            _close_aside(channel.channel, CLOSE_S)
 
 
 def _close_aside(channel: Any, wait_s: float) -> None:
@@ -209,8 +242,12 @@ def _close_aside(channel: Any, wait_s: float) -> None:
     The thread keeps the channel from the garbage collector, too, which would do the same.
     """
     thread = threading.Thread(target=channel.close, name="protomq-grpc-close", daemon=True)
-    thread.start()
-    thread.join(wait_s)
+    try:
+        thread.start()
+    except RuntimeError:  # No thread begins where the interpreter ends: a program may close its clients then.
+        channel.close()
+    else:
+        thread.join(wait_s)
 
 
 class AioGrpcLink:
@@ -220,38 +257,42 @@ class AioGrpcLink:
 
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address, self._options = address, _channel_options(peer_timeout_s)
-        self._channel = grpc.aio.insecure_channel(address, options=self._options)
-        self._silent_channel: Any = None
+        self._current = self._open()
+        self._left: set[_Channel] = set()
         """See GrpcLink."""
         self._heard_s = float("-inf")
         self._closed = False
-        self._methods: dict[str, Any] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _open(self) -> _Channel:
+        return _Channel(grpc.aio.insecure_channel(self._address, options=self._options))
 
     async def call(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
     ) -> bytes:
         """See AsyncTransport.call."""
-        stub = self._methods.get(method.path)
-        if stub is None:
-            stub = self._methods[method.path] = self._channel.unary_unary(method.path)
+        channel, this_call = self._current, object()
+        stub = channel.stub(method)
         request = payload[0] if len(payload) == 1 else b"".join(payload)
         if one_way:
             task = asyncio.get_running_loop().create_task(
                 _ignore_outcome(stub(request, timeout=timeout_s))
             )
-            self._keep(task)
+            channel.calls.add(task)
+            task.add_done_callback(partial(self._ended, channel))
             return b""
         started_s = time.monotonic()
+        channel.calls.add(this_call)
         try:
             answer: bytes = await stub(request, timeout=timeout_s)
         except grpc.RpcError as error:
             failure = error_of_rpc(error, self._address, method)
-            is_last = self._methods.get(method.path) is stub
             if not _is_unanswered(failure):
                 self._heard_s = time.monotonic()
-            elif is_last and not self._closed and time.monotonic() - max(started_s, self._heard_s) >= SILENT_S:
-                self._leave_silent_channel()
+            elif self._current is channel and not self._closed and channel.is_silent(started_s, self._heard_s):
+                self._current = self._open()
+                self._left.add(channel)
+                channel.is_left = True
             raise failure from failure.__cause__
         except grpc.aio.UsageError as error:  # "Channel is closed."
             if self._closed:
@@ -263,25 +304,26 @@ class AioGrpcLink:
             if self._closed and (caller is None or not caller.cancelling()):
                 raise _closed_meanwhile() from None
             raise
+        finally:
+            self._ended(channel, this_call)
         self._heard_s = time.monotonic()
         return answer
 
-    def _leave_silent_channel(self) -> None:
-        before, self._silent_channel = self._silent_channel, self._channel
-        self._methods, self._channel = {}, grpc.aio.insecure_channel(self._address, options=self._options)
-        if before is not None:
-            self._keep(asyncio.get_running_loop().create_task(before.close()))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _ended(self, channel: _Channel, call: object) -> None:
+        channel.calls.discard(call)
+        if channel.is_left and not channel.calls and channel in self._left:
+            self._left.discard(channel)
+            task = asyncio.get_running_loop().create_task(channel.channel.close())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         self._closed = True
-        await self._channel.close()
-        if self._silent_channel is not None:
-            await self._silent_channel.close()
+        left, self._left = self._left, set()
+        for channel in (self._current, *left):
+            await channel.channel.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def _ignore_outcome(call: Any) -> None:

@@ -34,6 +34,8 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
     `threading.Condition.wait` does not take its lock back where it is interrupted right behind letting it go. Then whoever waited lets
     it go once more, which is an error.
     """
+    if not is_interrupt(error) and "lock" not in str(error):
+        return None  # A program may call in its `except KeyboardInterrupt`: what fails there has that one behind it, too.
     seen: BaseException | None = error
     while seen is not None and not is_interrupt(seen):
         seen = seen.__context__

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Set
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import _methods
 from ._interrupts import comes_of_signal
@@ -27,6 +27,9 @@ from ._transport import SyncTransport
 from ._transport_options import ECHO_S, HELD, NEWS_S, LongHold, given_up
 from ._types import BrokerAddress, MethodInfo
 from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, RequestTimeoutError
+
+if TYPE_CHECKING:
+    from ._grpc_transport import GrpcLink
 
 logger = logging.getLogger("protomq")
 
@@ -247,7 +250,7 @@ class PullMultiplexer:
                 self._send(address, link, request)
         else:
             for request in requests:
-                self._send_grpc(address, link.method(self._method), request)
+                self._send_grpc(address, link, request)
 
     # -- the remoting port -----------------------------------------------------------------------------------------------
 
@@ -370,9 +373,9 @@ class PullMultiplexer:
 
     # -- gRPC ------------------------------------------------------------------------------------------------------------
 
-    def _send_grpc(self, address: BrokerAddress, stub: Any, request: _Request) -> None:
+    def _send_grpc(self, address: BrokerAddress, link: GrpcLink, request: _Request) -> None:
         try:
-            call = stub.future(request.payload, timeout=request.timeout_s)
+            call = link.begin(self._method, request.payload, request.timeout_s)
         except ValueError as error:  # The channel is closed.
             self._reports.put(Outcome(request.ticket, ConnectionLostError(str(error))))
             self.wake()

@@ -441,7 +441,7 @@ class HaFollower:
             return
         own = OwnLog(store.appended_position, store.epoch, store.positions.confirmed, _has_led(store))
         confirmed = own.kept_for(target, shares_past=shares_past)
-        if confirmed <= shared or not _is_sound(store, shared, confirmed):
+        if not _sound_bytes(store, shared, confirmed):
             return
         raise OtherPastError(
             f"the master at {address} has this log up to position {shared} only, and what was confirmed here ends at {confirmed}: nothing"
@@ -549,14 +549,9 @@ def _has_sound_part(store: Store) -> bool:
     return position < store.appended_position
 
 
-def _is_sound(store: Store, start: int, end: int) -> bool:
-    """Whether nothing of a part of the log is in quarantine. Where this log is damaged, it agrees with no other."""
-    return all(damage.end_position <= start or end <= damage.start_position for damage in store.damaged_ranges)
-
-
 def _sound_bytes(store: Store, start: int, end: int) -> int:
-    """How many bytes of a part of the log are not in quarantine."""
+    """How many bytes of a part of the log are not damaged. Where this log is damaged, it agrees with no other."""
     damaged = sum(
-        max(min(damage.end_position, end) - max(damage.start_position, start), 0) for damage in store.damaged_ranges
+        max(min(damage.end_position, end) - max(damage.start_position, start), 0) for damage in store.unhealed_ranges
     )
     return max(end - start, 0) - damaged

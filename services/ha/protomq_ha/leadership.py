@@ -686,7 +686,9 @@ class Leadership:
             unclean_epoch=in_sync.unclean_epoch,
             is_given_back=in_sync.is_given_back,
         )
-        return Transaction((Compare(IN_SYNC, in_sync.revision),), (Put(IN_SYNC, value),))
+        assert self.view is not None
+        own = in_sync.members & {self.settings.member}
+        return Transaction((Compare(IN_SYNC, in_sync.revision),), (Put(IN_SYNC, value),), _names_of(self.view, own))
 
     def _settle_tail(self, effects: list[Effect]) -> None:
         self._tail_may_be_lost = False

@@ -87,6 +87,19 @@ def test_the_close_of_a_link_does_not_wait_for_a_stuck_channel(monkeypatch: pyte
     assert stuck.is_closed.wait(5.0)
 
 
+def test_a_link_is_closed_where_no_thread_can_begin_as_in_atexit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    channel = FakeChannel(b"")
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: channel)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    GrpcLink("a:1").close()
+    assert channel.is_closed.is_set()
+
+
 def test_a_stuck_channel_is_not_collected_for_that_would_wait_for_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = FakeChannel(None)
     found, ends, channels = weakref.ref(channel), channel.close_ends, [FakeChannel(b""), channel]
@@ -147,3 +160,21 @@ def test_the_error_of_a_handler_that_comes_inside_grpcs_own_wait_reaches_the_cal
         outcomes.append(outcome_with_handler_at(len(outcomes) + 1))
     assert outcomes[:-1] == ["of the handler"] * (len(outcomes) - 1)
     assert len(outcomes) > 5
+
+
+class ThreadlessChannel(FakeChannel):
+    """No thread is left for its calls."""
+
+    def future(self, _: bytes, timeout: float) -> FakeChannel:
+        raise RuntimeError("can't start new thread")
+
+
+def test_an_error_of_a_call_that_is_made_behind_ctrl_c_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program commits in its `except KeyboardInterrupt`."""
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *_, **__: ThreadlessChannel(b""))
+    link = GrpcLink("a:1")
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(RuntimeError, match="new thread"):
+            link.call(SEND, [b"x"], 1.0, False, lambda: False)

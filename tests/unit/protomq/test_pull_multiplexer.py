@@ -207,10 +207,7 @@ class FakeGrpcLink:
         self.is_closed = False
         self.calls: list[FakeGrpcCall] = []
 
-    def method(self, _: object) -> FakeGrpcLink:
-        return self
-
-    def future(self, payload: bytes, timeout: float) -> FakeGrpcCall:
+    def begin(self, _: object, request: bytes, timeout_s: float) -> FakeGrpcCall:
         if self.is_closed:
             raise ValueError("Cannot invoke RPC on closed channel!")
         self.calls.append(FakeGrpcCall())

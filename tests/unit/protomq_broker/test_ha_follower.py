@@ -313,6 +313,42 @@ def test_a_damaged_fork_with_sound_parts_that_were_confirmed_stays() -> None:
     assert fork_of(master, slave) is None
 
 
+def test_what_was_confirmed_and_healed_is_sound() -> None:
+    """The start has skipped it: it stays in quarantine until the next one."""
+    master, slave, shared = longer_than_its_master(confirmed=True)
+    end = slave.appended_position
+    octets = log_of(disk_of(slave), 0, end)
+    slave = damaged_at(slave, shared + 50)
+    (damage,) = slave.unhealed_ranges
+    slave.truncate_to(slave.log_point(damage.end_position))  # type: ignore[arg-type]
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True, corruption="quarantine")
+    slave.heal_log(damage, octets[damage.start_position : damage.end_position])
+    assert slave.skipped_ranges
+    assert not slave.unhealed_ranges
+    slave.positions.note_replicated(slave.appended_position)
+    assert truncated_to(master, slave, elected=Follow("m", "m:1", master.epoch)) is None
+
+
+def test_damage_at_the_end_does_not_drop_what_was_confirmed_before_it() -> None:
+    """As where etcd was restored from a copy. The end is no fork that was skipped, so the log counts as whole."""
+    master, slave, shared = longer_than_its_master(confirmed=True)
+    end = slave.appended_position
+    slave.checkpoint()
+    slave.close()
+    disk = disk_of(slave)
+    disk.flip_bit(f"/s/commitlog/{0:020}", (end - SEAL_SIZE_BYTES) * 8)
+    slave = open_store(disk, follows=True, corruption="quarantine")
+    assert slave.has_lost_its_end
+    assert not slave.skipped_ranges
+    slave.positions.note_replicated(end)
+    (damage,) = slave.damaged_ranges
+    assert damage.start_position > shared
+    elected = Follow("m", "m:1", master.epoch)
+    assert truncated_to(master, slave, elected=elected) is None
+    assert truncated_to(master, slave, elected=elected._replace(unclean_epoch=master.epoch)) == shared
+
+
 def test_a_log_that_ends_with_damage_begins_again_before_it_even_if_the_crc_at_its_end_is_known() -> None:
     """The flipped bit is in the last seal, but not in its CRC: the master has that point."""
     master = with_messages(20)

@@ -504,6 +504,19 @@ def test_members_of_the_set_are_known_by_name_until_they_are_taken_out_of_it(etc
     assert etcd.view.names == {"m": MemberName(7, "m:1")}
 
 
+def test_who_leaves_the_set_by_itself_takes_its_name_away(etcd: SimEtcd) -> None:
+    """Else the name of a store whose folder was replaced would stay for ever."""
+    master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False)
+    slave.tick(0)
+    assert "s" in etcd.view.names
+    slave.machine.tail_may_be_lost()
+    slave.tick(300)
+    assert "s" not in slave.members()
+    slave.tick(5_000)
+    assert "s" not in etcd.view.names
+
+
 def test_who_takes_over_takes_away_the_name_of_the_master_that_is_gone(etcd: SimEtcd) -> None:
     master_with(etcd, "s").tick(300)
     slave = Member(etcd, "s", 300)
