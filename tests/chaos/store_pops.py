@@ -409,9 +409,10 @@ class PopWorld:
         # Pop time goes on where the log ends: the time since then counts once more.
         again_ms = min(self.passed_ms - down_ms - self.recorded_ms, TELL_INTERVAL_MS + 2 * PART_MS) + down_ms
         for message in self.messages.values():
-            if message.back_at_ms > self.passed_ms - again_ms:
+            # What ends in the last millisecond that the log knows is back in the next one.
+            if message.back_at_ms >= self.passed_ms - again_ms:
                 message.back_at_ms += again_ms
-        if self.doubt_ms > self.passed_ms - again_ms:
+        if self.doubt_ms >= self.passed_ms - again_ms:
             self.doubt_ms += again_ms
         self.recorded_ms = self.passed_ms
         self.broker = self._open(self.broker.clock.time_ms + down_ms + self.rng.choice(CLOCK_STEPS_MS))
