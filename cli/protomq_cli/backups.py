@@ -104,6 +104,13 @@ UpToPosition = Annotated[
         help="Up to this physical offset.",
     ),
 ]
+AsSlave = Annotated[
+    bool,
+    typer.Option(
+        "--slave",
+        help="The store is that of a slave, or of an elected member whose master runs: it follows, and fetches what is newer.",
+    ),
+]
 
 
 def backup(
@@ -144,6 +151,7 @@ def restore(
     folder: NewStore,
     time: UpToTime = None,
     position: UpToPosition = None,
+    slave: AsSlave = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Make a store of a backup, as it was at a time or position.
@@ -152,6 +160,8 @@ def restore(
     log then. Each seal is proved. The first start of the broker rebuilds
     queues and index from it. It is a new store: while the old one lives
     under the broker's name, name servers refuse it.
+
+    With --slave it is a replica of a broker that lives.
     """
     with import_tools():
         from protomq_broker.store.errors import CutError
@@ -167,12 +177,13 @@ def restore(
     if position is not None:
         cut = cut._replace(position=position)
     try:
-        report = restore_store(backup_folder, folder, cut)
+        report = restore_store(backup_folder, folder, cut, is_slave=slave)
     except CutError as error:
         text = re.sub(r"(\d+) ms since 1970", lambda found: time_text(int(found[1])), str(error))
         raise CliError(ExitCode.USAGE, "CUT", text) from error
     _print(report, output)
-    sys.stderr.write(f"{folder}: start a broker with this as its data_dir\n")
+    who = "a slave, or an elected member whose master runs," if slave else "a broker"
+    sys.stderr.write(f"{folder}: start {who} with this as its data_dir\n")
 
 
 @contextmanager

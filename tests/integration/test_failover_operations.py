@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,3 +85,23 @@ def test_backups_go_on_at_the_next_master(tmp_path: Path) -> None:
     broker = HaBroker(restored, "ASYNC_MASTER", 0)
     with running(broker):
         producer.check(read_all(broker)[1:])
+
+
+def test_a_lost_member_is_restored_as_a_slave_and_fetches_only_what_is_newer(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with elected_cluster(tmp_path, count=2, election=ELECTION) as cluster, CountingProducer(cluster.namesrv) as producer:
+        producer.wait_for_more(100)
+        copied = json.loads(run("backup", str(kept), "--broker", NAME, "-o", "jsonl", namesrv=cluster.namesrv).stdout)
+        master = cluster.wait_leading(2)
+        lost = next(each for each in cluster.brokers if each is not master)
+        lost.stop()
+        shutil.rmtree(lost.folder)
+        run("restore", str(kept), str(lost.folder), "--slave")
+        producer.wait_for_more(100)
+        lost.start()
+        assert cluster.wait_leading(2) is master
+        assert f"follows from position {copied['end_position']} " in master.log_text()
+        run("ha", "switch", NAME, namesrv=cluster.namesrv)
+        producer.wait_for_more(20)
+        assert cluster.wait_leading(2) is lost
+        assert not producer.failures

@@ -66,6 +66,8 @@ SESSION_SHORT_MS: Final = 1_000
 HOUR_MS: Final = 3_600_000
 SIGN_INTERVAL_S: Final = 0.5
 """While a part of the log comes, the master is told so often that it does."""
+HEARTBEATS_UNTIL_SILENT: Final = 2
+"""A silence of this many heartbeats makes a slave connect again. The old connection may have died without a word."""
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
 
@@ -465,7 +467,7 @@ class HaFollower:
         self._heard(session)
         self.on_following(client.address)
         hold_ms = self._config.ha.heartbeat_interval_ms
-        timeout_s = self._config.ha.timeout_ms / 1_000
+        timeout_s, silence_s = self._config.ha.timeout_ms / 1_000, self._silence_max_ms / 1_000
         under_way: set[int] = set()
         while not self._stopping.is_set():
             while len(under_way) < FETCHES:
@@ -473,7 +475,7 @@ class HaFollower:
                 request = session.fetch_request(hold_ms)
                 request.size_max_bytes = part_size.size_bytes
                 under_way.add(client.start(_FETCH, request.SerializeToString(), timeout_s))
-            answer = self._wait(client, session, under_way, timeout_s)
+            answer = self._wait(client, session, under_way, silence_s)
             if answer is None:
                 if self._stopping.is_set():
                     return
@@ -486,6 +488,18 @@ class HaFollower:
                 return
             self._heard(session)
             self._note(session)
+
+    @property
+    def _silence_max_ms(self) -> int:
+        """How long the slave waits for a sign of its master before it makes a new connection.
+
+        A master that is elected takes a silent slave out of the in-sync set after `member_timeout_ms`: sends suffer until it is back.
+        """
+        config = self._config
+        silence_ms = HEARTBEATS_UNTIL_SILENT * config.ha.heartbeat_interval_ms
+        if self._leadership is not None:
+            silence_ms = max(silence_ms, config.etcd.member_timeout_ms)
+        return min(silence_ms, config.ha.timeout_ms)
 
     def _wait(self, client: RemotingClient, session: FollowSession, under_way: set[int], timeout_s: float) -> Answer | None:
         """Returns the next answer; None if nothing at all has come for `timeout_s`, or when woken.

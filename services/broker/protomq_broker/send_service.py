@@ -30,7 +30,7 @@ from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import check_write_queue, writable_topic
 from .topic_types import check_type
-from .waiting_answers import NOT_STORED_IN_TIME
+from .waiting_answers import NOT_COPIED_IN_TIME, NOT_STORED_IN_TIME
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
@@ -352,11 +352,10 @@ class SendService:
         """Answers a send that waited for the disk or for slaves: it is stored, or may not be."""
         if call.answered:  # its time was up before
             return
-        if failure is NOT_STORED_IN_TIME:
-            waits_for_slaves = self._store.positions.waits_for_replicas
-            is_flushed = not self._config.store.sync_flush or position <= self._store.flushed_position
-            is_slaves_turn = waits_for_slaves and is_flushed
-            response.status = FLUSH_SLAVE_TIMEOUT if is_slaves_turn else FLUSH_DISK_TIMEOUT
+        if failure is NOT_COPIED_IN_TIME:
+            response.status = FLUSH_SLAVE_TIMEOUT
+        elif failure is NOT_STORED_IN_TIME:
+            response.status = FLUSH_DISK_TIMEOUT
         elif failure is not None:
             call.fail(to_service_error(failure))
             return

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 Done = Callable[[Exception | None], None]
-"""Called with None when the append is stored, otherwise with the reason: NOT_STORED_IN_TIME or StoreFailedError."""
+"""Called with None when the append is stored, otherwise with the reason: NOT_STORED_IN_TIME, NOT_COPIED_IN_TIME or StoreFailedError."""
 
 NOT_STORED_IN_TIME: Final = ServiceError(
     Code.DEADLINE_EXCEEDED,
     "DEADLINE_EXCEEDED",
     "it is appended, but the disk has not confirmed it in time: a power cut may take it back; try again until it is confirmed",
+    definite=False,
+)
+NOT_COPIED_IN_TIME: Final = ServiceError(
+    Code.DEADLINE_EXCEEDED,
+    "DEADLINE_EXCEEDED",
+    "it is appended, but the slaves that are waited for have not confirmed it in time: a fail-over may take it back; try again until it is"
+    " confirmed",
     definite=False,
 )
 
@@ -94,6 +101,6 @@ class WaitingAnswers:
         late = [waiter for waiter in self._waiters if waiter.deadline_ms <= now_ms]
         self._waiters = deque(waiter for waiter in self._waiters if waiter.deadline_ms > now_ms)
         for waiter in late:
-            waiter.done(NOT_STORED_IN_TIME)
+            waiter.done(NOT_STORED_IN_TIME if self._positions.waits_for_disk(waiter.position) else NOT_COPIED_IN_TIME)
         if self._waiters:
             self._schedule(lane, min(waiter.deadline_ms for waiter in self._waiters))

@@ -262,9 +262,18 @@ class Leadership:
                 "this store, order its unclean promotion"
             )
         elif self._is_ahead(view):
+            text = (
+                f"the log here has epoch {self.own_epoch}, and etcd knows {view.in_sync.epoch} only: this store was restored from a backup,"
+                " or etcd's data is older than this log; nobody is followed."
+            )
+            if view.master is not None or view.in_sync.members:
+                text += (
+                    " If it was restored, and others of this name have its messages, stop this member, and begin it with an empty folder,"
+                    " or with one of `protomq restore --slave`: nothing is lost."
+                )
             found.append(
-                f"the log here has epoch {self.own_epoch}, and etcd knows {view.in_sync.epoch} only: etcd's data is older than this log; "
-                "nobody is followed. If this store has the latest messages, order its unclean promotion"
+                f"{text} Only if no other member has later messages than this store, order its unclean promotion: what only others have is"
+                " lost then"
             )
         elif view.master is None and self.settings.member not in view.in_sync.members:
             members = self._named(view.in_sync.members) or "none is left"

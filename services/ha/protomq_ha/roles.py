@@ -40,8 +40,8 @@ class HaConfig:
             3 s).
         heartbeat_interval_ms: longest silence of a master towards a slave (RocketMQ: haSendHeartbeatInterval, 5 s). On a slave: the longest
             that it asks for.
-        timeout_ms: the silence of a slave after which it is out (RocketMQ: haHousekeepingInterval, 20 s). On a slave: the silence of a
-            master after which it connects again. At least two heartbeats.
+        timeout_ms: the silence of a slave after which it is out (RocketMQ: haHousekeepingInterval, 20 s). At least two heartbeats. A slave
+            connects again after two heartbeats of silence, an elected one after etcd.member_timeout_ms.
         gap_max_bytes: a slave that is further behind is out (RocketMQ: haMaxGapNotInSync, 256 MiB).
         transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB. On a slave:
             the largest that it asks for.

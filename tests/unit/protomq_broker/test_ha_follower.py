@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -563,12 +564,17 @@ class _SlowLine:
         self.told.append(ha.AcknowledgeRequest.FromString(payload))
 
 
+@pytest.mark.parametrize("is_elected", [False, True])
 @pytest.mark.parametrize("pieces", [0, 1, 500])
-def test_a_master_is_silent_when_nothing_comes_and_hears_of_the_slave_while_something_does(pieces: int) -> None:
-    """However long a part of the log takes."""
+def test_a_master_is_silent_when_nothing_comes_and_hears_of_the_slave_while_something_does(pieces: int, is_elected: bool) -> None:
+    """However long a part of the log takes. Long before the session would end: a new connection may be well."""
     master = with_messages(5)
     slave = slave_of(master)
-    follower, line = follower_of(slave), _SlowLine(pieces)
+    leadership = SimpleNamespace(target=None, may_speak=lambda asked: True, heard=lambda *said, **more: None)
+    follower, line = follower_of(slave, leadership=leadership if is_elected else None), _SlowLine(pieces)
+    if is_elected:
+        follower._target = Follow("m", "m:1", 2)
+        follower._config = replace(follower._config, ha=replace(follower._config.ha, heartbeat_interval_ms=500))
     session = FollowSession(slave, lambda function: function())
     end = slave.appended_position
     begins = ha.FetchResponse(status=ha.FETCH_STATUS_OK, session=7, position=end, segment_size_bytes=slave.config.segment_size_bytes)
@@ -577,7 +583,7 @@ def test_a_master_is_silent_when_nothing_comes_and_hears_of_the_slave_while_some
         follower._fetch(line, session, AnswerMemory(), PartSize(1 << 20))  # type: ignore[arg-type]
     assert [(each.session, each.written_position) for each in line.told] == [(7, end)] * pieces
     silence_s = (line.waits - pieces) * ha_follower.SIGN_INTERVAL_S
-    assert silence_s == follower._config.ha.timeout_ms / 1_000
+    assert silence_s == (3 if is_elected else 10)
 
 
 @pytest.mark.parametrize("lasts_ms", [0, 5_000])

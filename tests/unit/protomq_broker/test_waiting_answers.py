@@ -10,7 +10,7 @@ import pytest
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
-from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
+from protomq_broker.waiting_answers import NOT_COPIED_IN_TIME, NOT_STORED_IN_TIME, WaitingAnswers
 
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import open_store
@@ -82,3 +82,22 @@ def test_the_less_patient_is_told_first_whoever_came_first(patient_first: bool) 
     store.flush()
     waiting.resolve()
     assert told[1:] == [("patient", None)]
+
+
+@pytest.mark.parametrize("sync_flush", [False, True])
+def test_who_waits_for_copies_is_not_told_of_the_disk(sync_flush: bool) -> None:
+    clock = ManualClock()
+    store = open_store(SimDisk(), clock=clock, sync_flush=sync_flush)
+    store.positions.wait_for_replicas(True)
+    waiting, lane = waiting_on(store, clock)
+    told: list[Exception | None] = []
+    for flushes in (True, False):
+        waiting.wait(lane, store.append([make_request()]), 500, told.append)
+        if flushes:
+            store.flush()
+    clock.time_ms += 500
+    due, lane.due[:] = list(lane.due), []
+    lane.run(due)
+    assert told == [NOT_COPIED_IN_TIME, NOT_STORED_IN_TIME if sync_flush else NOT_COPIED_IN_TIME]
+    assert "disk" not in NOT_COPIED_IN_TIME.message
+    assert NOT_COPIED_IN_TIME.metadata["definite"] == "false"

@@ -18,6 +18,7 @@ from protomq_broker.store.errors import (
 )
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.backup import (
@@ -30,6 +31,7 @@ from protomq_broker.store.tools.backup import (
     read_manifest,
     restore,
 )
+from protomq_broker.store.tools.offline import open_offline
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
@@ -122,6 +124,17 @@ def test_what_is_restored_has_and_answers_all_that_the_store_had() -> None:
     restored.close()
     store.close()
     assert verify("/r", disk=disk) == []
+
+
+def test_what_is_restored_as_a_slave_has_the_epochs_of_the_backup() -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk, is_slave=True)
+    epochs = find_epochs(disk, open_offline("/r", disk).folder, store.flushed_position)
+    known = read_epochs(disk, f"/r/{EPOCHS_NAME}")
+    assert (known.rows, known.highest_epoch) == (epochs.rows, store.epoch)
+    store.close()
 
 
 def test_a_second_run_copies_only_what_is_new() -> None:

@@ -107,6 +107,10 @@ class Positions:
         """Whether nothing is confirmed before replicas have it."""
         return self._waits_for_replicas
 
+    def waits_for_disk(self, position: int) -> bool:
+        """Whether the log up to `position` is to be synced before it is confirmed, and is not yet."""
+        return position > self.flushed and (self._waits_for_flush or not self._waits_for_replicas)
+
     def publish(self, tail: LogTail, keys: Sequence[QueueKey]) -> None:
         """An append is whole; `keys`: the queues that it went to. The writer."""
         if self._waits:

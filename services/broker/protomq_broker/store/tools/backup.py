@@ -15,7 +15,8 @@ Rules:
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
 - A restored store is another store. It draws a number of its own, and begins with an epoch far above those that the broker may have begun
-  since. So what one of them writes is never taken for the other's.
+  since. So what one of them writes is never taken for the other's. One that is restored as a slave keeps the epochs of the log. So it
+  follows its master, as any replica that was away. With higher ones, an elected member would follow nobody.
 - A folder with `backup.json` is no store: a broker refuses it. So does a restore that was interrupted.
 """
 
@@ -182,9 +183,11 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
 
 
 def restore(
-    backup: Path | str, root: Path | str, cut: Cut | None = None, *, disk: Disk | None = None
+    backup: Path | str, root: Path | str, cut: Cut | None = None, *, is_slave: bool = False, disk: Disk | None = None
 ) -> CopyReport:
     """Makes a store of a backup, which stays as it is. May be interrupted, and run again. Every byte is proved on its way.
+
+    `is_slave`: the store is to follow a master that is there.
 
     Raises CutError, BackupError, StoreLockedError, OSError.
     """
@@ -236,8 +239,10 @@ def restore(
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
         epochs = find_epochs(disk, folder, manifest.end.position)
-        highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
-        write_epochs(disk, f"{root}/{EPOCHS_NAME}", replace(epochs, highest_epoch=highest))
+        if not is_slave:
+            highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
+            epochs = replace(epochs, highest_epoch=highest)
+        write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
         remove_file(disk, f"{root}/{BACKUP_NAME}")
         return copy.report()
     finally:
