@@ -346,6 +346,37 @@ def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anythin
     assert list(world.owners().values()) == [1] * 4
 
 
+@pytest.mark.parametrize("comes", ["nobody", "another", "another that goes again"])
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize(("stopped_s", "is_lost"), [(12, False), (17, False), (24, False), (41, True)])
+def test_one_that_was_stopped_for_less_than_the_broker_waits_keeps_its_queues(
+    stopped_s: int, is_lost: bool, is_alone: bool, comes: str
+) -> None:
+    world = World(BrokerNode("a", 4))
+    stopped = world.join("m1")
+    if not is_alone:
+        world.join("m2")
+    world.run(14_500)  # The call that is held now is answered soon after it was stopped, with time to go.
+    had = set(stopped.queues)
+    world.members.remove(stopped)
+    world.run(stopped_s * 500)
+    third = world.join("m3") if comes != "nobody" else None
+    world.run(stopped_s * 250)
+    if third is not None and "again" in comes:
+        world.leave(third)
+    world.run(stopped_s * 250)
+    now_s = world.now_s
+    assert stopped.state.stands("a", now_s) is (now_s - stopped.state._brokers["a"].sent_s <= 22.5)
+    world.members.append(stopped)
+    if comes != "another" and not is_lost:
+        world.run(100)
+        assert stopped.queues == had
+    world.run(3_000)
+    assert stopped.state.stands("a", world.now_s)
+    assert stopped.lost_count == is_lost
+    assert set(world.owners().values()) == {1}
+
+
 def test_members_whose_routes_differ_know_of_it_until_they_agree() -> None:
     world = World(BrokerNode("a", 4), BrokerNode("b", 4))
     first, second = world.join("m1"), world.join("m2")
