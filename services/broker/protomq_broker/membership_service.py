@@ -74,6 +74,9 @@ SMALL_COUNT: Final = 16
 with the news."""
 ANSWERS_MAX: Final = 50
 """Most calls that a lane answers in one turn."""
+BACK_MS: Final = 400.0
+"""How long the locks of a member whose connection broke wait for it: it calls again after 100 ms, if it lives. Who has its queues then asks
+for their locks each 500 ms."""
 TICK_MS: Final = 500.0
 """Interval at which the service looks for members that were not heard of in time."""
 
@@ -583,6 +586,13 @@ class MembershipService:
                 return
             if self._memberships.broke(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
+                waiter.call.lane.call_later(BACK_MS, partial(self._tell_gone_later, member))
+
+    def _tell_gone_later(self, member: MemberId) -> None:
+        """Unless a member whose connection broke is back by now, over another one."""
+        with self._lock:
+            known = self._memberships.find(member[0])
+            if known is None or member[1] not in known.members:
                 self._tell_gone(member[0], *member[1])
 
     def _end(self, waiter: _Waiter) -> None:

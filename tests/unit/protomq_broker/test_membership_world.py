@@ -32,6 +32,7 @@ from protomq.v1.membership_service_pb2 import (
 )
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.membership_service import (
+    BACK_MS,
     DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
     QUESTIONS_MAX,
@@ -865,6 +866,24 @@ def described(call: FakeCall) -> DescribeMemberResponse:
     answer = call.response()
     assert isinstance(answer, DescribeMemberResponse)
     return answer
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_locks_of_a_member_whose_connection_breaks_wait_for_it_a_moment(is_back: bool) -> None:
+    broker = BrokerNode("a", 2)
+    gone: list[tuple[str, str, int]] = []
+    broker.service.listen_for_gone(lambda *member: gone.append(member))
+    call = hold(broker)
+    version = call.response().version
+    hold(broker, known_version=version, broker_start=1).hang_up()
+    (left,) = {(said.client_id, said.nonce) for said in call.response().members}
+    assert not listed(broker).members
+    broker.advance(int(BACK_MS) - 1)
+    assert not gone
+    if is_back:
+        hold(broker)
+    broker.advance(1)
+    assert gone == ([] if is_back else [("g", *left)])
 
 
 def test_a_question_goes_down_the_held_call_and_the_answer_comes_with_the_next() -> None:
