@@ -9,6 +9,7 @@ started. So the member calls it. If that is answered, the membership still stand
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -89,8 +90,12 @@ class CommitSteps:
         stands: Stands = lambda _queue, by_calls: True,
         membership: MembershipOf = lambda _queue: None,
         rejoin: Rejoin = _never,
+        is_doubtful: Callable[[MessageQueue], bool] = lambda _queue: False,
     ) -> None:
-        """`stands`: whether a queue is certainly still this consumer's. `membership`: what a commit names, `rejoin`: makes it known."""
+        """`stands`: whether a queue is certainly still this consumer's. `membership`: what a commit names, `rejoin`: makes it known.
+
+        `is_doubtful`: it does not stand, and the broker may say yet that it does.
+        """
         self._group = group
         self._calls = calls
         self._state = state
@@ -100,6 +105,7 @@ class CommitSteps:
         self._stands = stands
         self._membership = membership
         self._rejoin = rejoin
+        self._is_doubtful = is_doubtful
         self.hooks: HookPoints | None = None
         """None: nobody watches commits."""
         self._troubles: dict[tuple[str, str], str] = {}
@@ -172,6 +178,10 @@ class CommitSteps:
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
+            if any(self._is_doubtful(queue) for queue in members):
+                # It was stopped for a while: the broker is asked whether it knows the member still.
+                with contextlib.suppress(ProtomqError):
+                    yield from self._rejoin(topic, broker_name, min(limits.timeout_s, share_s(ends_s, len(parts) - i, self._clock())))
             part = {queue: offsets[queue] for queue in members if self._stands(queue, by_calls)}
             if len(part) < len(members):
                 text = f"broker {broker_name} has not heard of this member in time: others may have its queues by now"

@@ -121,7 +121,8 @@ class ConsumerSteps:
             self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
             member.state.is_named = False
         self.commits = CommitSteps(
-            options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin
+            options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin,
+            self._is_doubtful,
         )
         self._unpinned: dict[MessageQueue, _Start] = {}
         """Where queues begin, as long as no broker has that: the commit failed, or the topic does not exist yet."""
@@ -375,6 +376,9 @@ class ConsumerSteps:
         by_calls = by_calls or self.locks is not None
         return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
 
+    def _is_doubtful(self, queue: MessageQueue) -> bool:
+        return self._share is not None and self._share.is_doubtful(queue.broker_name) and queue not in self.assigned
+
     def membership(self, queue: MessageQueue) -> Membership | None:
         """What a commit of the queue names; None: nothing."""
         if self._share is None or queue in self.assigned:
@@ -458,7 +462,10 @@ class ConsumerSteps:
             ]
             if self.locks is not None:
                 self.locks.forget(lost_at)
-            logger.warning("group %s has given this member up: it begins again with %d queues", self.options.group, len(lost))
+            logger.warning(
+                "group %s may have given this member up: no broker has confirmed its membership in time. It begins again with %d queues",
+                self.options.group, len(lost),
+            )  # fmt: skip
             yield from self._lose(lost)
 
     def group_due_in_s(self, now_s: float) -> float:

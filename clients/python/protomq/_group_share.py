@@ -88,14 +88,20 @@ class GroupShare:
     def lost_brokers(self) -> set[str]:
         """Brokers at which others may have this consumer's queues; once."""
         with self.member.lock:
-            self.member.state.check_expiry(self._clock())
+            is_asked = self.member.state.check_expiry(self._clock())
             lost = self.member.state.take_lost()
+        if is_asked:
+            self.member.poke()
         self._queues = [queue for queue in self._queues if queue.broker_name not in lost]
         return lost
 
     def stands(self, broker_name: str, *, by_calls: bool = True) -> bool:
         """See MembershipState.stands. Any thread: it takes no lock."""
         return self.member.state.stands(broker_name, self._clock(), by_calls=by_calls)
+
+    def is_doubtful(self, broker_name: str) -> bool:
+        """See MembershipState.is_doubtful. Any thread: it takes no lock."""
+        return self.member.state.is_doubtful(broker_name, self._clock())
 
     def membership(self, queue: MessageQueue) -> Membership | None:
         """See MembershipState.membership. Any thread: it takes no lock."""

@@ -17,7 +17,8 @@ Rules:
 - Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
   member's own clock says that first, since the broker's answer comes late to one that was stopped. That clock is CLOCK_MONOTONIC: it runs
   on while a process is stopped or frozen.
-- No call that comes too late renews a membership by itself: first the queues are given up (`stands`).
+- No call that comes too late renews a membership by itself (`stands`). While the broker may still know the member, it is asked first:
+  `only_if_member`. If it says that the membership has stood all along, the queues are the member's own still. Else they are given up.
 - Commits name the membership (`membership`), another one after the queues of a broker were given up. So the broker refuses one that was on
   its way then.
 - Members share out what their routes say. Where another's route has other queues, both look theirs up again.
@@ -67,6 +68,8 @@ EXPIRY_PART: Final = 0.9
 OVERDUE_PART: Final = 0.7
 """Of that time: when a call is overdue. Whoever makes the calls may be blocked, so somebody else does."""
 CALL_MARGIN_S: Final = 5.0
+DOUBT_S: Final = 5.0
+"""For which a broker is asked whether the membership still stands, before the queues are given up."""
 CLAIM_HOLD_MS: Final = 1
 """Not 0: who does not hold a call and dies is missed late."""
 CLAIM_WAIT_S: Final = 60.0
@@ -135,6 +138,10 @@ class _Broker:
     """Topic and number of each queue that another member has; None: not looked up in `members` yet."""
     route_numbers: dict[str, set[int]] | None = None
     """What other members say of their routes, by topic; None: not looked up in `members` yet."""
+    doubted_until_s: float | None = None
+    """Until when the broker is asked whether it has given the member up; None: there is no doubt."""
+    confirms: bool = False
+    """Whether the last call asks that."""
     queue_counts: dict[str, int] = field(default_factory=dict)
     question: tuple[int, bool] | None = None
     """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
@@ -146,6 +153,14 @@ class _Broker:
     def is_late(self, now_s: float) -> bool:
         """Whether the broker may have given the member up, by the member's clock."""
         return self.version > 0 and now_s > self.told_until_s()
+
+    def may_know(self, now_s: float) -> bool:
+        """Whether the broker may still know a member that is late: it counts from its answer to a call that it has held."""
+        return now_s < self.sent_s + self.hold_s() + self.expiry_s
+
+    def hold_s(self) -> float:
+        """For how long it holds a call."""
+        return min(HOLD_S, self.expiry_s * HOLD_PART)
 
     def is_unheard(self, now_s: float) -> bool:
         """Whether its calls have failed for that long."""
@@ -327,9 +342,8 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         broker = self._brokers[broker_name]
-        if broker.is_late(now_s):
-            self.news += 1
-            self._forget(broker_name, broker)
+        self._check_late(broker_name, broker, now_s)
+        broker.confirms = broker.doubted_until_s is not None
         self._number += 1
         broker.number, broker.in_flight, broker.is_told = self._number, True, True
         broker.sent_s = now_s
@@ -341,20 +355,23 @@ class MembershipState:
         needs_list = broker.members is None
         said = self._said(broker_name)
         broker.leaves = not said.topics
-        hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
+        asks_at_once = bool(open_claims) or broker.asked is not None or broker.confirms
+        hold_s = broker.hold_s()
         request = pb.HoldMembershipRequest(
             consumer_group=self.group,
             member=said,
             # The version of a group is 2 at least, and never goes back: to an older one the answer is the list, at once.
-            hold_ms=CLAIM_HOLD_MS if open_claims or broker.asked is not None else int(hold_s * 1000),
+            hold_ms=CLAIM_HOLD_MS if asks_at_once else int(hold_s * 1000),
             known_version=broker.version - 1 if needs_list and broker.version > 1 else broker.version,
             broker_start=broker.start,
-            claims_only=bool(open_claims) and not needs_list,
+            claims_only=bool(open_claims) and not needs_list and not broker.confirms,
+            only_if_member=broker.confirms,
         )
         if broker.question is not None and describes:
             self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
-        return ticket, broker.address, request.SerializeToString(), hold_s + CALL_MARGIN_S
+        timeout_s = DOUBT_S if broker.confirms else hold_s + CALL_MARGIN_S
+        return ticket, broker.address, request.SerializeToString(), timeout_s
 
     def _describe_in(self, request: pb.HoldMembershipRequest, broker: _Broker) -> None:
         """Puts the answer to a question into the request."""
@@ -435,6 +452,13 @@ class MembershipState:
         broker.failures, broker.retry_s, broker.knows_groups, broker.is_refused = 0, 0.0, True, False
         if broker.asked is not None and ticket.number > broker.asked:
             broker.asked = None
+        if broker.confirms:
+            self.news += 1
+            # A broker of an earlier version does not confirm. When a member goes, the version grows.
+            if not (answer.is_confirmed or (answer.broker_start, answer.version) == (broker.start, broker.version)):
+                self._forget(ticket.broker_name, broker)
+                return
+            broker.confirms, broker.doubted_until_s = False, None
         broker.version, broker.start = answer.version, answer.broker_start
         broker.settled_s = now_s + answer.settling_ms / 1000
         broker.expiry_s = answer.expiry_ms / 1000
@@ -493,12 +517,26 @@ class MembershipState:
             if broker.in_flight:
                 self.failed(MemberTicket(name, broker.number), error, now_s)
 
-    def check_expiry(self, now_s: float) -> None:
-        """Finds out whether a broker may have given this member up."""
-        for name, broker in self._brokers.items():
-            if broker.is_late(now_s):
-                self.news += 1
-                self._forget(name, broker)
+    def check_expiry(self, now_s: float) -> bool:
+        """Finds out whether a broker may have given this member up. Returns whether one is to be asked now."""
+        asked = [name for name, broker in self._brokers.items() if self._check_late(name, broker, now_s)]
+        return bool(asked)
+
+    def _check_late(self, name: str, broker: _Broker, now_s: float) -> bool:
+        """Where the broker may have given this member up, it is asked, or the queues are given up. Returns whether it is to be asked."""
+        if broker.doubted_until_s is not None:
+            is_over = now_s >= broker.doubted_until_s
+        elif broker.is_late(now_s):
+            is_over = not broker.may_know(now_s)
+            if not is_over:
+                broker.doubted_until_s = now_s + DOUBT_S
+                broker.is_told, broker.retry_s = False, 0.0
+        else:
+            return False
+        if is_over:
+            self.news += 1
+            self._forget(name, broker)
+        return not is_over
 
     def restart(self) -> None:
         """All connections are gone, as in a forked child: it is another member now."""
@@ -521,7 +559,17 @@ class MembershipState:
         broker = self._brokers.get(broker_name)
         if broker_name in self._lost or broker_name in self._dropping:
             return False
-        return broker is None or not (broker.is_late(now_s) or (by_calls and broker.is_unheard(now_s)))
+        if broker is None:
+            return True
+        is_doubtful = broker.doubted_until_s is not None or broker.is_late(now_s)
+        return not (is_doubtful or (by_calls and broker.is_unheard(now_s)))
+
+    def is_doubtful(self, broker_name: str, now_s: float) -> bool:
+        """Whether the broker may say yet that the queues there are this member's own, though it was not told in time."""
+        broker = self._brokers.get(broker_name)
+        if broker is None or broker_name in self._lost or broker_name in self._dropping:
+            return False
+        return broker.doubted_until_s is not None or (broker.is_late(now_s) and broker.may_know(now_s))
 
     def membership(self, queue: MessageQueue) -> Membership | None:
         """What a commit of the queue names; None: nothing.
@@ -554,6 +602,8 @@ class MembershipState:
             return None
         if all(broker.settled_s > now_s for broker in views):
             return None
+        if any(broker.doubted_until_s is not None for broker in self._brokers.values()):
+            return None  # What went now would go without a last commit.
         members = self._members(views)
         self.member_count = len(members)
         found: list[MessageQueue] = []
@@ -584,7 +634,11 @@ class MembershipState:
         """Until the share may change by the passing of time alone."""
         times = [broker.settled_s for broker in self._brokers.values() if broker.settled_s > now_s]
         times += [since_s + CLAIM_WAIT_S for since_s in self._waits_since.values() if since_s + CLAIM_WAIT_S > now_s]
-        times += [broker.told_until_s() for broker in self._brokers.values() if broker.version]
+        times += [
+            broker.told_until_s() if broker.doubted_until_s is None else broker.doubted_until_s
+            for broker in self._brokers.values()
+            if broker.version
+        ]
         return max(min(times, default=float("inf")) - now_s, 0.0)
 
     def away_since_s(self, broker_name: str) -> float | None:
@@ -714,6 +768,7 @@ class MembershipState:
         broker.member_epoch, broker.asked = next(self._epochs), None
         broker.version = broker.start = 0
         broker.members, broker.is_told, broker.retry_s = None, False, 0.0
+        broker.confirms, broker.doubted_until_s = False, None
         self._drop_claims(name)
         self._queues = frozenset(queue for queue in self._queues if queue.broker_name != name)
 

@@ -45,7 +45,16 @@ from ._permitted import nothing_to_read
 from ._pop_race import CALL_EXTRA_S, PopRace
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps, reply_timeout_s
-from ._retry import BACKOFF_MAX_S, CALL, ONCE, PAUSE_MIN_S, SETTLE, Retries, is_away
+from ._retry import (
+    BACKOFF_MAX_S,
+    CALL,
+    ONCE,
+    PAUSE_MIN_S,
+    SETTLE,
+    Retries,
+    attempt_timeout,
+    is_away,
+)
 from ._route_looks import LOOK_S
 from ._routes import NAME_SERVERS
 from ._send_back import attempt_fields, error_text, send_back_steps
@@ -626,8 +635,10 @@ class PopSteps:
         def attempt() -> Steps[bytes]:
             nonlocal may_be_done
             left_s = max(deadline_s - self._clock(), 0.001)
+            # The connection may be dead without a word: then there is time for another one.
+            limit_s = left_s if retries.tries_max == 1 else attempt_timeout(left_s)
             try:
-                return (yield from call_broker(topic, broker_name, method, payload, left_s, ONCE))
+                return (yield from call_broker(topic, broker_name, method, payload, limit_s, ONCE))
             except StaleReceiptError:
                 if may_be_done:
                     return b""

@@ -27,6 +27,9 @@ A try that falls from the remoting port over to gRPC is one try, since nothing w
 A broker that is silent, or was so in the same call, costs no try: another master may be elected. Then a call goes on until its time is
 over, with pauses up to 0.5 s.
 
+A try of `ack`, `nack` and `change_invisible` gets half of the time that is left, as one of a send does. Its connection may be dead without
+a word, and the next try opens another one.
+
 Where the address is fixed (Admin), an error that suspects the route ends it: there is no other address.
 
 A send is tried again within its total time-out (3 s), by these rules:

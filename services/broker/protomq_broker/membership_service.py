@@ -40,7 +40,15 @@ from protomq_runtime.errors import (
     unparsable,
 )
 
-from .memberships import Group, MemberKey, Memberships, check_member, difference, kind_of
+from .memberships import (
+    Group,
+    MemberKey,
+    Memberships,
+    check_member,
+    difference,
+    kind_of,
+    unknown_member,
+)
 from .said_once import SaidOnce
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
@@ -66,6 +74,9 @@ SMALL_COUNT: Final = 16
 with the news."""
 ANSWERS_MAX: Final = 50
 """Most calls that a lane answers in one turn."""
+BACK_MS: Final = 400.0
+"""How long the locks of a member whose connection broke wait for it: it calls again after 100 ms, if it lives. Who has its queues then asks
+for their locks each 500 ms."""
 TICK_MS: Final = 500.0
 """Interval at which the service looks for members that were not heard of in time."""
 
@@ -301,6 +312,8 @@ class MembershipService:
             # It arrived after the call that replaces it, and is answered as if it had been held here before.
             call.answer(self._answer_replaced(request))
             return
+        if request.only_if_member and not self._memberships.knows(name, said):
+            raise unknown_member(name, said)
         # Before it counts as a member: the call that ends may be of one that was none.
         self._end_waiter(member)
         knows_this_start = request.broker_start == self._broker_start
@@ -323,7 +336,8 @@ class MembershipService:
         is_up_to_date = knows_this_start and request.known_version == group.version
         # A caller that has part of the news which is being gathered waits for the rest.
         waits_for_news = name in self._news and (knows_this_start or len(group.members) > SMALL_COUNT)
-        if hold_ms > 0 and not question_id and not is_claim and (is_up_to_date or waits_for_news):
+        is_asked_at_once = bool(question_id) or is_claim or request.only_if_member
+        if hold_ms > 0 and not is_asked_at_once and (is_up_to_date or waits_for_news):
             self._memberships.held(*member)
             self._hold(member, call, hold_ms)
         else:
@@ -460,6 +474,7 @@ class MembershipService:
         name, known = request.consumer_group, self._memberships
         group = known.find(name)
         response = self._answer_without_list(request)
+        response.is_confirmed = request.only_if_member
         if question_id:
             response.description_id = question_id
             response.wants_stacks = self._questions[question_id].wants_stacks
@@ -571,6 +586,13 @@ class MembershipService:
                 return
             if self._memberships.broke(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
+                waiter.call.lane.call_later(BACK_MS, partial(self._tell_gone_later, member))
+
+    def _tell_gone_later(self, member: MemberId) -> None:
+        """Unless a member whose connection broke is back by now, over another one."""
+        with self._lock:
+            known = self._memberships.find(member[0])
+            if known is None or member[1] not in known.members:
                 self._tell_gone(member[0], *member[1])
 
     def _end(self, waiter: _Waiter) -> None:

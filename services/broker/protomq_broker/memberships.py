@@ -156,6 +156,11 @@ class Memberships:
         member = self._find(name, (said.client_id, said.nonce))
         return member is not None and said.member_epoch < member.said.member_epoch
 
+    def knows(self, name: str, said: GroupMember) -> bool:
+        """Whether it is a member, in the membership that it says."""
+        member = self._find(name, (said.client_id, said.nonce))
+        return member is not None and member.said.member_epoch == said.member_epoch
+
     def seen(
         self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool, was_known: bool = False
     ) -> bool:
@@ -176,13 +181,7 @@ class Memberships:
         if not rejoins and was_known and said.member_epoch and self._takes_commits:
             may_be_over = name in self._known_groups and now_ms >= self._settled_ms
         if member is None and may_be_over and self._is_over(name, said, queues):
-            raise ServiceError(
-                Code.FAILED_PRECONDITION,
-                "MEMBER_UNKNOWN",
-                f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others have its queues. "
-                "Give them up, and join again",
-                metadata={"consumer_group": name, "client_id": said.client_id},
-            )
+            raise unknown_member(name, said)
         if group is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise too_many("groups", GROUPS_MAX, f"this broker has members of {GROUPS_MAX} groups already")
@@ -442,6 +441,17 @@ class Memberships:
             if not group.consumers[topic.topic]:
                 del group.consumers[topic.topic]
                 group.ownerless_queues -= self._free_count(group, topic.topic)
+
+
+def unknown_member(name: str, said: GroupMember) -> ServiceError:
+    """Returns what a member gets that is none any more."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "MEMBER_UNKNOWN",
+        f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others may have its queues. "
+        "Give them up, and join again",
+        metadata={"consumer_group": name, "client_id": said.client_id},
+    )
 
 
 def check_member(said: GroupMember) -> None:

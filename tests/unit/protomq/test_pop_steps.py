@@ -72,6 +72,8 @@ class Brokers:
         self.change_answer = ChangeInvisibleResponse()
         self.route_failures: list[Exception] = []
         self.silent: set[str] = set()
+        self.dead_connections = 0
+        """Calls that get no answer for as long as they may take."""
         self.arrivals: dict[float, list[tuple[str, bytes]]] = {}
         """When which messages come to held pops, or later ones."""
         self.given_up: list[list[str]] = []
@@ -103,6 +105,10 @@ class Brokers:
                 self.clock.now_s += seconds
             case ForgetRoute():
                 return None
+            case CallServer(_, _, _, timeout_s) if self.dead_connections:
+                self.dead_connections -= 1
+                self.clock.now_s += timeout_s
+                raise RequestTimeoutError("silent") from TimeoutError()
             case CallServer(address, method, payload, _):
                 return self._call(address.broker_name, method, b"".join(payload))
             case Race(race):
@@ -530,6 +536,25 @@ def test_what_becomes_of_messages_is_told_again_as_long_as_the_call_may_take(cal
     with pytest.raises(ConnectFailedError):
         brokers.run(tell[call]())
     assert 4.0 < brokers.clock.now_s - began_s <= 5.0
+
+
+@pytest.mark.parametrize("dead_connections", [1, 2])
+@pytest.mark.parametrize("call", ["ack", "nack", "change_invisible"])
+def test_a_connection_that_is_dead_without_a_word_leaves_time_for_another_one(call: str, dead_connections: int) -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x"]
+    (message,) = brokers.receive()
+    began_s = brokers.clock.now_s
+    brokers.dead_connections = dead_connections
+    steps = brokers.steps
+    tell = {
+        "ack": lambda: steps.ack([message]),
+        "nack": lambda: steps.nack([message], 1.0),
+        "change_invisible": lambda: steps.change_invisible([message], 30.0),
+    }
+    assert brokers.run(tell[call]()) == []
+    assert brokers.dead_connections == 0
+    assert brokers.clock.now_s - began_s < 4.5
 
 
 def test_an_ack_whose_answer_was_lost_may_have_been_done() -> None:

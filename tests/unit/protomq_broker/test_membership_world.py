@@ -32,6 +32,7 @@ from protomq.v1.membership_service_pb2 import (
 )
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.membership_service import (
+    BACK_MS,
     DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
     QUESTIONS_MAX,
@@ -344,6 +345,37 @@ def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anythin
     assert stopped.lost_count == 1
     world.run(2_000)
     assert list(world.owners().values()) == [1] * 4
+
+
+@pytest.mark.parametrize("comes", ["nobody", "another", "another that goes again"])
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize(("stopped_s", "is_lost"), [(12, False), (17, False), (24, False), (41, True)])
+def test_one_that_was_stopped_for_less_than_the_broker_waits_keeps_its_queues(
+    stopped_s: int, is_lost: bool, is_alone: bool, comes: str
+) -> None:
+    world = World(BrokerNode("a", 4))
+    stopped = world.join("m1")
+    if not is_alone:
+        world.join("m2")
+    world.run(14_500)  # The call that is held now is answered soon after it was stopped, with time to go.
+    had = set(stopped.queues)
+    world.members.remove(stopped)
+    world.run(stopped_s * 500)
+    third = world.join("m3") if comes != "nobody" else None
+    world.run(stopped_s * 250)
+    if third is not None and "again" in comes:
+        world.leave(third)
+    world.run(stopped_s * 250)
+    now_s = world.now_s
+    assert stopped.state.stands("a", now_s) is (now_s - stopped.state._brokers["a"].sent_s <= 22.5)
+    world.members.append(stopped)
+    if comes != "another" and not is_lost:
+        world.run(100)
+        assert stopped.queues == had
+    world.run(3_000)
+    assert stopped.state.stands("a", world.now_s)
+    assert stopped.lost_count == is_lost
+    assert set(world.owners().values()) == {1}
 
 
 def test_members_whose_routes_differ_know_of_it_until_they_agree() -> None:
@@ -834,6 +866,24 @@ def described(call: FakeCall) -> DescribeMemberResponse:
     answer = call.response()
     assert isinstance(answer, DescribeMemberResponse)
     return answer
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_locks_of_a_member_whose_connection_breaks_wait_for_it_a_moment(is_back: bool) -> None:
+    broker = BrokerNode("a", 2)
+    gone: list[tuple[str, str, int]] = []
+    broker.service.listen_for_gone(lambda *member: gone.append(member))
+    call = hold(broker)
+    version = call.response().version
+    hold(broker, known_version=version, broker_start=1).hang_up()
+    (left,) = {(said.client_id, said.nonce) for said in call.response().members}
+    assert not listed(broker).members
+    broker.advance(int(BACK_MS) - 1)
+    assert not gone
+    if is_back:
+        hold(broker)
+    broker.advance(1)
+    assert gone == ([] if is_back else [("g", *left)])
 
 
 def test_a_question_goes_down_the_held_call_and_the_answer_comes_with_the_next() -> None:

@@ -128,6 +128,7 @@ class HoldMembershipRequest(_message.Message):
     BROKER_START_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     CLAIMS_ONLY_FIELD_NUMBER: _builtins.int
+    ONLY_IF_MEMBER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     hold_ms: _builtins.int
@@ -143,6 +144,10 @@ class HoldMembershipRequest(_message.Message):
     """The caller has the list of `known_version`. It says that it has queues that were free, and asks only whether other members have them too:
     `is_about_claims`, at once. A broker that does not know this field answers as if it were not there. So the list decides, or `is_unchanged`,
     which says that nobody has them.
+    """
+    only_if_member: _builtins.bool
+    """The caller was perhaps not heard of in time: it was stopped. It asks, at once, whether it has been a member all along, in this
+    `member_epoch`: `is_confirmed`. One that the broker does not know any more is refused with MEMBER_UNKNOWN, whoever has its queues.
     """
     @_builtins.property
     def member(self) -> Global___GroupMember:
@@ -162,10 +167,11 @@ class HoldMembershipRequest(_message.Message):
         broker_start: _builtins.int = ...,
         description: Global___MemberDescription | None = ...,
         claims_only: _builtins.bool = ...,
+        only_if_member: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "claims_only", b"claims_only", "consumer_group", b"consumer_group", "description", b"description", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "claims_only", b"claims_only", "consumer_group", b"consumer_group", "description", b"description", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member", "only_if_member", b"only_if_member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,6 +195,7 @@ class HoldMembershipResponse(_message.Message):
     WANTS_STACKS_FIELD_NUMBER: _builtins.int
     IS_ABOUT_CLAIMS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    IS_CONFIRMED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
     broker_start: _builtins.int
@@ -210,6 +217,10 @@ class HoldMembershipResponse(_message.Message):
     is_about_claims: _builtins.bool
     """The answer to `claims_only`. It has the times and `taken`; the list may be another one by now, and comes with the next call. `version` is
     `known_version`.
+    """
+    is_confirmed: _builtins.bool
+    """The answer to `only_if_member`: it has been a member all along. A broker that does not know that field does not set this one, and
+    takes the caller back if nobody has had its queues.
     """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
@@ -238,10 +249,11 @@ class HoldMembershipResponse(_message.Message):
         wants_stacks: _builtins.bool = ...,
         is_about_claims: _builtins.bool = ...,
         taken: _abc.Iterable[Global___TakenQueues] | None = ...,
+        is_confirmed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_about_claims", b"is_about_claims", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "taken", b"taken", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_about_claims", b"is_about_claims", "is_confirmed", b"is_confirmed", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "taken", b"taken", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
