@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from protomq_broker.store.errors import StoreError
+from protomq_broker.store.queues.selection import ENTRY_SIZE_BYTES
 from protomq_broker.store.state.send_errors import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -89,6 +90,26 @@ def test_what_retention_has_deleted_is_told_by_the_log_alone(turns: int) -> None
         assert request.queue_offset == 3
         again.close()
         assert read_all(open_store(only_the_log(after)), "rests", 1) == [(3, b"next")]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_queue_whose_messages_and_files_are_gone_goes_on_where_it_ended(is_gone: bool) -> None:
+    """Only its own files: the table of all queues says how many entries they had."""
+    disk = SimDisk()
+    store = worn_store(disk)
+    store.delete_segments_below(store.appended_position)
+    store.checkpoint()
+    after = disk.killed()
+    [file] = after.list("/s/consumequeue/rests/1")
+    path = f"/s/consumequeue/rests/1/{file}"
+    if is_gone:
+        after.remove(path)
+    else:
+        after.cut(path, ENTRY_SIZE_BYTES)
+    again = open_store(after)
+    assert again.queue_range("rests", 1)[1] == 3
+    again.append([make_request([b"next"], topic="rests", queue_id=1)])
+    assert read_all(again, "rests", 1) == [(3, b"next")]
 
 
 def test_a_new_topic_of_a_deleted_ones_name_begins_at_0_whatever_was_carried_of_the_old_one() -> None:

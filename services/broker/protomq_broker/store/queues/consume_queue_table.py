@@ -108,6 +108,7 @@ class ConsumeQueueTable:
         self._queues: dict[str, dict[int, ConsumeQueue]] = {}
         self._rows = QueueRows()
         self._carried: dict[tuple[str, int], tuple[int, int]] = {}
+        self._cut: set[ConsumeQueue] = set()  # whose files had less than the table says: what it covers counts for them as well
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
@@ -211,10 +212,12 @@ class ConsumeQueueTable:
         with self._lock:
             for (topic, queue_id), (_, end_offset) in self._carried.items():
                 queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
-                if not queue.end_offset:
+                # What the files of a queue lacked, and the log does not have, went with the log's front.
+                if not queue.end_offset or (queue in self._cut and queue.end_offset < end_offset):
                     queue.reset(end_offset, end_offset)
                     self._dirty.add(queue)
             self._carried = {}
+            self._cut = set()
 
     # Flusher thread.
 
@@ -388,7 +391,7 @@ class ConsumeQueueTable:
         self, topic: str, queue_id: int, min_offset: int, end_offset: int, position: int
     ) -> None:
         """A replay has come to the record at `position` that tells where a queue begins and ends; `keep_ends` sees to it."""
-        if position >= self._checkpoint_position:
+        if position >= self._checkpoint_position or self.find(topic, queue_id) in self._cut:
             self._carried[topic, queue_id] = min_offset, end_offset
 
     def keep_ends(
@@ -565,6 +568,7 @@ class ConsumeQueueTable:
             return
         self.known_ends.append(QueueEnd(queue.topic, queue.queue_id, min_offset, end_offset))
         self._touched.add(queue)
+        self._cut.add(queue)
         good_end = sound_end(queue)
         log.warning(
             "%s: of entries %d to %d those from %d on do not hold: they are rebuilt from the log",
