@@ -94,6 +94,10 @@ def main(namesrv: str, topic: str, seconds: float, error: type[BaseException]) -
     others = [threading.Thread(target=along, daemon=True) for _ in range(3)]
     for thread in others:
         thread.start()
+    producer.send(topic, b"x", timeout_s=SOON_S)
+    # Reading imports numpy: an import that an error cuts short cannot be done again.
+    while not consumer.poll(SOON_S):
+        pass
     until_s = time.monotonic() + seconds
     rng = random.Random(14)
     with Interrupts(error) as interrupts:

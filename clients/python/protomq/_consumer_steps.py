@@ -771,15 +771,15 @@ class ConsumerSteps:
         return (yield from self._calls.offset_for_time(self._limits, queue, when)).queue_offset
 
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues that are consumed: of subscriptions, those of topics that are there. Any thread."""
-        return tuple(queue for queue in self.state.queues if queue in self.assigned or not self._is_unmade(queue))
+        """The queues that are consumed: of subscriptions, not those of topics that were deleted. Any thread."""
+        queues = self.state.queues
+        # Their routes name the queues that they would get if they were made again.
+        deleted = {queue.topic for queue in queues if self._would_be_made(queue.topic) and self.state.is_gone(queue)}
+        return tuple(queue for queue in queues if queue in self.assigned or queue.topic not in deleted)
 
-    def _is_unmade(self, queue: MessageQueue) -> bool:
-        """Whether the topic was deleted, or does not exist yet, as far as is known: then the queue is one that it would get."""
-        if self.state.is_gone(queue):
-            return True
-        route = self.subscriptions.get(queue.topic)
-        return route is not None and route.auto_create and not self.state.incarnation(queue)
+    def _would_be_made(self, topic: str) -> bool:
+        route = self.subscriptions.get(topic)
+        return route is not None and route.auto_create
 
     def queues(self, topic: str) -> Steps[tuple[MessageQueue, ...]]:
         """The queues of a topic that can be read. Raises TopicNotFoundError if neither name server nor brokers know it."""
