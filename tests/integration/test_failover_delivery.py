@@ -39,6 +39,7 @@ from protomq.v1.queue_lock_service_pb2 import LockedQueue, LockQueuesRequest, Qu
 from protomq.v1.queue_lock_service_pb2_grpc import QueueLockServiceStub
 from tests.support.elected_brokers import ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, HaBroker
+from tests.support.polling import polled
 from tests.support.waiting import PATIENCE_S, wait_for
 
 GROUP: Final = "g"
@@ -170,19 +171,6 @@ def lock(broker: HaBroker, client_id: str, nonce: int) -> Sequence[LockedQueue]:
     )
     with grpc.insecure_channel(broker.address.grpc_address) as channel:
         return list(QueueLockServiceStub(channel).LockQueues(request, timeout=PATIENCE_S).queues)
-
-
-def polled(consumer: PullConsumer, count: int) -> list[Message]:
-    """At least so many messages, until there are no more."""
-    found: list[Message] = []
-
-    def poll() -> bool:
-        some = consumer.poll(0.2)
-        found.extend(some)
-        return not some and len(found) >= count
-
-    wait_for(poll, PATIENCE_S, pause_s=0.0)
-    return found
 
 
 def counts_of(checks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:

@@ -128,15 +128,16 @@ async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once
     async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer, asyncio.timeout(PATIENCE_S):
         await consumer.ack(await consumer.receive(topic))
         sender = asyncio.create_task(send())
-        left = set(bodies)
-        while left:
+        found: list[bytes] = []
+        while len(found) < len(bodies):
             call = asyncio.create_task(consumer.receive(topic, 8))
             await asyncio.wait([call], timeout=0.003 if not sender.done() else None)
             call.cancel()
             (messages,) = await asyncio.gather(call, return_exceptions=True)
             if not isinstance(messages, BaseException):
-                left -= {message.body for message in messages}
+                found += [message.body for message in messages]
         await sender
+    assert sorted(found) == sorted(bodies), "a message came to two receives"
 
 
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])

@@ -33,6 +33,7 @@ from tests.support.cli import run
 from tests.support.elected_brokers import ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, TOPIC, HaBroker
 from tests.support.load import Load
+from tests.support.polling import polled
 from tests.support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,19 +220,6 @@ class Promises:
             reader.assign([MessageQueue(topic, NAME, 0)])
             reader.seek_to_begin()
             return Counter(message.body for message in polled(reader, count))
-
-
-def polled(consumer: PullConsumer, count: int) -> list[Message]:
-    """At least so many messages, until there are no more."""
-    found: list[Message] = []
-
-    def poll() -> bool:
-        some = consumer.poll(0.2)
-        found.extend(some)
-        return not some and len(found) >= count
-
-    wait_for(poll, PATIENCE_S, pause_s=0.0)
-    return found
 
 
 @pytest.mark.long

@@ -331,9 +331,8 @@ def test_what_was_confirmed_and_healed_is_sound() -> None:
     assert truncated_to(master, slave, elected=Follow("m", "m:1", master.epoch)) is None
 
 
-def test_damage_at_the_end_does_not_drop_what_was_confirmed_before_it() -> None:
-    """As where etcd was restored from a copy. The end is no fork that was skipped, so the log counts as whole."""
-    master, slave, shared = longer_than_its_master(confirmed=True)
+def damaged_at_its_end(slave: Store) -> Store:
+    """Opened again, with a flipped bit in its last seal, but not in its CRC."""
     end = slave.appended_position
     slave.checkpoint()
     slave.close()
@@ -341,6 +340,14 @@ def test_damage_at_the_end_does_not_drop_what_was_confirmed_before_it() -> None:
     disk.flip_bit(f"/s/commitlog/{0:020}", (end - SEAL_SIZE_BYTES) * 8)
     slave = open_store(disk, follows=True, corruption="quarantine")
     assert slave.has_lost_its_end
+    return slave
+
+
+def test_damage_at_the_end_does_not_drop_what_was_confirmed_before_it() -> None:
+    """As where etcd was restored from a copy. The end is no fork that was skipped, so the log counts as whole."""
+    master, slave, shared = longer_than_its_master(confirmed=True)
+    end = slave.appended_position
+    slave = damaged_at_its_end(slave)
     assert not slave.skipped_ranges
     slave.positions.note_replicated(end)
     (damage,) = slave.damaged_ranges
@@ -355,12 +362,7 @@ def test_a_log_that_ends_with_damage_begins_again_before_it_even_if_the_crc_at_i
     master = with_messages(20)
     slave = slave_of(master)
     end = slave.appended_position
-    slave.checkpoint()
-    slave.close()
-    disk = disk_of(slave)
-    disk.flip_bit(f"/s/commitlog/{0:020}", (end - SEAL_SIZE_BYTES) * 8)
-    slave = open_store(disk, follows=True, corruption="quarantine")
-    assert slave.has_lost_its_end
+    slave = damaged_at_its_end(slave)
     assert slave.positions.tail.crc32c == master.positions.tail.crc32c
     follower = follower_of(slave)
     with pytest.raises(TruncatedError):
