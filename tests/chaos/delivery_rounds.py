@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 from protomq import (
     Admin,
@@ -245,15 +245,9 @@ def _kill_consumers(
     rng = random.Random(f"{world.seed} consumers")
     while not world.stopping.is_set():
         goal, open_ = rng.randint(5, 40), Counter[tuple[bytes, int]]()
-        command = [sys.executable, "-m", "tests.chaos.failing_consumer", namesrv, str(world.seed), str(world.retries)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        ) as consumer:
-            waker = threading.Thread(target=_kill_at_the_end, args=(world, consumer), daemon=True)
-            waker.start()
-            assert consumer.stdout is not None
+        with _process(world, "failing_consumer", namesrv, str(world.retries)) as (consumer, lines):
             given_count = 0
-            for line in consumer.stdout:
+            for line in lines:
                 step, body, attempt, time_s = line.split()
                 key = body, int(attempt)
                 note(step.decode(), *key, float(time_s))
@@ -266,10 +260,20 @@ def _kill_consumers(
         world.count("killed with a message in hand", sum(open_.values()))
 
 
-def _kill_at_the_end(world: World, consumer: subprocess.Popen[bytes]) -> None:
-    while consumer.poll() is None:
+@contextmanager
+def _process(world: World, module: str, namesrv: str, argument: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A client in a process of its own, and the lines that it writes. It is killed when all ends."""
+    command = [sys.executable, "-m", f"tests.chaos.{module}", namesrv, str(world.seed), argument]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        threading.Thread(target=_kill_at_the_end, args=(world, process), daemon=True).start()
+        assert process.stdout is not None
+        yield process, process.stdout
+
+
+def _kill_at_the_end(world: World, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
         if world.stopping.wait(0.1):
-            consumer.kill()
+            process.kill()
             return
 
 
@@ -501,15 +505,9 @@ def _kill_producers(world: World, namesrv: str, note: Callable[[str, bytes], Non
     rng, number = random.Random(f"{world.seed} producers"), 0
     while not world.stopping.is_set():
         goal, open_, number = rng.randint(3, 30), set[bytes](), number + 1
-        command = [sys.executable, "-m", "tests.chaos.dying_producer", namesrv, str(world.seed), f"process-{number}"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        ) as producer:
-            waker = threading.Thread(target=_kill_at_the_end, args=(world, producer), daemon=True)
-            waker.start()
-            assert producer.stdout is not None
+        with _process(world, "dying_producer", namesrv, f"process-{number}") as (producer, lines):
             half_count = 0
-            for line in producer.stdout:
+            for line in lines:
                 step, body = line.rstrip().split(b" ", 1)
                 note(step.decode(), body)
                 half_count += step == b"half"
