@@ -93,6 +93,7 @@ class Bench:
         server = Server([*(command or [program()]), "broker", "-c", str(configuration)], folder / "slave.log")
         try:
             yield server
+            server.stop()  # The name server would keep its name for the store that was there, and refuse the next slave.
         finally:
             server.kill()
             shutil.rmtree(folder, ignore_errors=True)

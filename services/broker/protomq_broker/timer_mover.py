@@ -51,7 +51,7 @@ IDLE_INTERVAL_S: Final = 0.5
 RETRY_INTERVAL_S: Final = 1.0
 GIVES_WAY_FACTOR: Final = 0.9
 """Pause after a batch while others append too, as a multiple of the CPU time of the batch. On two cores it leaves sends 0.6 of their rate,
-and delivers more than 100,000 messages a second beside them (docs/benchmarks.md).
+and delivers more than 100,000 messages a second beside them (docs/profiles.md).
 """
 
 

@@ -1,7 +1,7 @@
 """Writing the new entries of many queues: each to a file of its own, their check bits computed for all of them at once.
 
 With ten thousand topics a flush finds a batch in each of a thousand queues. One by one, the array operations over their entries took
-more of the interpreter, and so of the writer, than anything else (docs/benchmarks.md).
+more of the interpreter, and so of the writer, than anything else (docs/profiles.md).
 """
 
 from __future__ import annotations
