@@ -371,6 +371,27 @@ def test_a_log_that_ends_with_damage_begins_again_before_it_even_if_the_crc_at_i
     assert open_store(disk_of(slave), follows=True).appended_position < end
 
 
+def test_a_log_whose_damaged_end_was_healed_is_opened_again_before_it_goes_on() -> None:
+    """The start knows no record of the healed part, so nothing may be stored behind it."""
+    master = with_messages(20)
+    slave = slave_of(master)
+    end = slave.appended_position
+    octets = log_of(disk_of(slave), 0, end)
+    slave = damaged_at_its_end(slave)
+    (damage,) = slave.damaged_ranges
+    slave.heal_log(damage, octets[damage.start_position : damage.end_position])
+    follower = follower_of(slave)
+    with pytest.raises(TruncatedError):
+        follower._check_whole(_Line(master))  # type: ignore[arg-type]
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True, corruption="quarantine")
+    assert not slave.damaged_ranges
+    assert not slave.has_lost_its_end
+    assert slave.appended_position == end
+    follow(master, slave)
+    assert read_all(slave) == read_all(master)
+
+
 def test_a_master_of_an_epoch_that_this_log_has_from_another_one_is_followed_by_order_only() -> None:
     """Each epoch has one writer. So etcd was restored from a copy that did not know of the epoch, and gave it again."""
     old = elected_with_messages(5)

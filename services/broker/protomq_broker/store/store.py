@@ -206,6 +206,9 @@ class Store:
         )
         """The positions of the log; listeners join here."""
         self._has_cut_its_end = recovery.log.was_cut
+        tail = recovery.log.tail
+        seal = seal_before(self._folder, tail.position)
+        self._has_lost_its_end = tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self._flusher = LogFlusher(disk, self._log, self.positions, self._clock.monotonic)
         self.flush = self._flusher.flush
@@ -512,10 +515,11 @@ class Store:
 
     @property
     def has_lost_its_end(self) -> bool:
-        """Whether the log ends with damage, and nobody knows where it ended before that, and with which CRC."""
-        tail = self.positions.tail
-        seal = seal_before(self._folder, tail.position)
-        return tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
+        """Whether this start found damage at the end of the log, so that nobody knew where it ended before that, and with which CRC.
+
+        It stays so until the next start, even if a replica heals these bytes meanwhile: what follows from them is missing.
+        """
+        return self._has_lost_its_end
 
     @property
     def has_cut_its_end(self) -> bool:
