@@ -816,7 +816,7 @@ class Member:
             self.is_changing = True
             self._stop_services(keeps_store=not self.store.log_failure)
             self.at(rng.uniform(1, 60), self._lead, item.epoch)
-        elif isinstance(item, TailSettled):
+        elif isinstance(item, TailSettled) and leadership.may_forget_doubt(driver):
             self.tail.settle()
             self.is_doubtful = False
         elif isinstance(item, CutSettled) and leadership.may_forget_cut(driver):

@@ -35,7 +35,7 @@ from protomq_ha.cluster_state import (
 from protomq_ha.leadership_values import Ask, Role
 
 from .checker import Violation
-from .leadership_broker import HOLD_MS, SETTLE_MS, TICK_MS, Disk, Entry, SimBroker
+from .leadership_broker import HOLD_MS, SETTLE_MS, STEP_MS, TICK_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
@@ -43,7 +43,6 @@ ELECTED_MS: Final = 12_000
 EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
 DEAF_MS: Final = 3_000
-STEP_MS: Final = 7
 QUOTA_MINUTES: Final = 5
 
 
@@ -57,7 +56,8 @@ KINDS: Final = (
 class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
     full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
-    over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up."""
+    over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up; fails: their logs
+    fail soon after they have left the set."""
 
     kinds: tuple[str, ...]
     loss: float
@@ -66,6 +66,7 @@ class Mood(NamedTuple):
     forgets: bool = False
     deafens: bool = False
     reopens: bool = False
+    fails: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -87,7 +88,8 @@ class LeadershipWorld:
         # The same without logs that are cut.
         self.tears = Random(f"tears of {seed}")
         self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
-        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens = mood
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails = mood
+        self.failures = Random(f"failures of {seed}")
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -338,13 +340,13 @@ class LeadershipWorld:
         """Whether faults still come."""
         return self.now_ms < FAULTY_MS - SETTLE_MS
 
-    def stop_all(self, last: SimBroker) -> None:
-        """All processes are killed. The last one is back at once, and the others are some seconds later."""
+    def stop_all(self, last: SimBroker, delay_ms: float = SETTLE_MS) -> None:
+        """All processes are killed, the last one after a delay. It is back at once, and the others are some seconds later."""
         for broker in self.brokers:
             if broker is not last and broker.is_up:
                 broker.kill()
                 self.at(self.tears.uniform(4_000, 9_000), self.revive, broker)
-        self.at(SETTLE_MS, self.restart, last, life=(last, last.life))
+        self.at(delay_ms, self.restart, last, life=(last, last.life))
 
     def restart(self, broker: SimBroker) -> None:
         """Kills a process, and starts it again."""

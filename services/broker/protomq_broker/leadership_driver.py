@@ -212,6 +212,11 @@ class LeadershipDriver:
             self._begun.end_was_cut(cut_end)
 
     @property
+    def tail_is_in_doubt(self) -> bool:
+        """Whether the end of the log may be lost, and this member has not left the set since."""
+        return self._begun.tail_is_in_doubt
+
+    @property
     def end_is_cut(self) -> bool:
         """Whether a start has cut the end of the log, and it has not caught up since."""
         return self._begun.end_is_cut

@@ -351,6 +351,11 @@ class Leadership:
         return [CutSettled()]
 
     @property
+    def tail_is_in_doubt(self) -> bool:
+        """Whether the end of the log may be lost, and this member has not left the set since."""
+        return self._tail_may_be_lost
+
+    @property
     def end_is_cut(self) -> bool:
         """Whether a start has cut the end of the log, and it has not caught up since."""
         return self._cut_end is not None
@@ -903,15 +908,24 @@ def _names_of(view: ClusterView, members: frozenset[str]) -> tuple[str, ...]:
     return tuple(f"{NAME_PREFIX}{each}" for each in sorted(members & view.names.keys()))
 
 
-class HasCutEnd(Protocol):
+class KnowsTheEnd(Protocol):
     """A Leadership, or who drives one."""
+
+    @property
+    def tail_is_in_doubt(self) -> bool:
+        """See Leadership."""
 
     @property
     def end_is_cut(self) -> bool:
         """See Leadership."""
 
 
-def may_forget_cut(leadership: HasCutEnd) -> bool:
+def may_forget_doubt(leadership: KnowsTheEnd) -> bool:
+    """Whether `TailSettled` holds still when its turn comes. The log may have failed meanwhile, when this member was in the set again."""
+    return not leadership.tail_is_in_doubt
+
+
+def may_forget_cut(leadership: KnowsTheEnd) -> bool:
     """Whether `CutSettled` holds still when its turn comes. The store may have been opened again meanwhile, and that has cut its end once
     more.
     """
