@@ -21,6 +21,7 @@ from protomq_broker.leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
+    UnknownMemberError,
 )
 from protomq_broker.store.errors import DiskFullError, LogForkError
 from protomq_broker.store.store import Store
@@ -37,7 +38,7 @@ from .store.store_helpers import open_store
 
 
 def service_whose_orders_end_with(error: Exception | None) -> HaService:
-    def order(kind: str, target: str) -> None:
+    def order(*_: Any) -> None:
         if error is not None:
             raise error
 
@@ -48,7 +49,7 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
         "b",
         lambda: 1,
         lambda verdict: None,
-        leadership=SimpleNamespace(order=order),  # type: ignore[arg-type]
+        leadership=SimpleNamespace(order=order, forget=order),  # type: ignore[arg-type]
     )
 
 
@@ -70,11 +71,26 @@ def test_only_an_order_whose_transaction_was_not_answered_may_stand(
     assert told.value.metadata["definite"] == ("true" if definite else "false")
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (UnknownMemberError("never heard of"), Code.NOT_FOUND, "BROKER_NOT_FOUND"),
+        (OrderRefusedError("no etcd"), Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_whoever_cannot_be_forgotten_is_told(error: Exception, code: Code, reason: str) -> None:
+    request = ha.ForgetMemberRequest(broker_name="b", broker_id=2)
+    with pytest.raises(ServiceError, match=str(error)) as told:
+        service_whose_orders_end_with(error).forget_member(request, None)  # type: ignore[arg-type]
+    assert (told.value.code, told.value.reason, told.value.metadata["definite"]) == (code, reason, "true")
+    assert service_whose_orders_end_with(None).forget_member(request, None) == ha.ForgetMemberResponse()  # type: ignore[arg-type]
+
+
 def test_no_fetch_waits_for_etcd() -> None:
     table = DispatchTable()
     table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service_whose_orders_end_with(None))
     lanes = {path.rpartition("/")[2]: bound.method.lane for path, bound in table.by_path.items()}
-    assert lanes["OrderLead"] == "admin"
+    assert lanes["OrderLead"] == lanes["ForgetMember"] == "admin"
     assert lanes["Fetch"] == lanes["Acknowledge"] == "ha"
 
 

@@ -510,6 +510,7 @@ class Leadership(_message.Message):
     IN_SYNC_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     """Name of this broker's store in etcd."""
     state: _builtins.str
@@ -528,6 +529,10 @@ class Leadership(_message.Message):
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What an operator should know, such as that etcd does not answer."""
 
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownMember]:
+        """Members that etcd knows by name: they are in the in-sync set, or were, and were neither forgotten nor replaced by another store."""
+
     def __init__(
         self,
         *,
@@ -538,14 +543,45 @@ class Leadership(_message.Message):
         in_sync: _abc.Iterable[_builtins.str] | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
         broker_id: _builtins.int = ...,
+        known: _abc.Iterable[Global___KnownMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "known", b"known", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leadership: _TypeAlias = Leadership  # noqa: Y015
+
+@_typing.final
+class KnownMember(_message.Message):
+    """KnownMember is the broker of a member, as etcd has it, whether it runs or not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """Name of its store in etcd."""
+    broker_id: _builtins.int
+    """Its id while it follows."""
+    address: _builtins.str
+    """Its remoting port."""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownMember: _TypeAlias = KnownMember  # noqa: Y015
 
 @_typing.final
 class OrderLeadRequest(_message.Message):
@@ -593,6 +629,49 @@ class OrderLeadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OrderLeadResponse: _TypeAlias = OrderLeadResponse  # noqa: Y015
+
+@_typing.final
+class ForgetMemberRequest(_message.Message):
+    """ForgetMemberRequest names a broker that will not come back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_NAME_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    broker_name: _builtins.str
+    """Name of the broker."""
+    broker_id: _builtins.int
+    """Its id while it follows."""
+    def __init__(
+        self,
+        *,
+        broker_name: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberRequest: _TypeAlias = ForgetMemberRequest  # noqa: Y015
+
+@_typing.final
+class ForgetMemberResponse(_message.Message):
+    """ForgetMemberResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberResponse: _TypeAlias = ForgetMemberResponse  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
