@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .config import BrokerConfig
     from .ha_follower import MasterView
     from .leadership_driver import LeadershipDriver, Standing
+    from .log_time import LogTime
     from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
@@ -132,10 +133,11 @@ class HaService:
         on_verdict: Callable[[Verdict], None],
         master_view: Callable[[], MasterView] | None = None,
         leadership: LeadershipDriver | None = None,
+        log_time: LogTime | None = None,
     ) -> None:
         """`draw` gives random numbers, never 0, for sessions. `on_verdict` is called on the ha lane when the verdict for sends changes.
         `master_view`: given on a slave, returns what it knows of its master; a slave serves only the status. `leadership`: given where the
-        master is elected, says what is confirmed.
+        master is elected, says what is confirmed. `log_time`: of a master, which its slaves go on with; None: they are not told.
         """
         self._leadership = leadership
         self.standing = NO_STANDING
@@ -146,6 +148,7 @@ class HaService:
         self._broker_name = broker_name
         self._cluster = config.cluster
         self._now_ms = clock.monotonic_ms
+        self._log_time = log_time
         self._role = config.role
         self._broker_id = config.broker_id
         self._master_view = master_view
@@ -638,6 +641,8 @@ class HaService:
             return
         feed.told = self._news()
         fields = self._header(ha.FETCH_STATUS_OK, feed.session, start)
+        if self._log_time is not None:
+            fields.log_time_ms = self._log_time.now_ms()
         if self._leadership is not None:
             fields.said_ms = self._leadership.now_ms()
             self._table.note_said(feed.session, fields.said_ms)

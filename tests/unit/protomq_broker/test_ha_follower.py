@@ -21,6 +21,7 @@ from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import HaFollower, OtherPastError, SkippedPartsError, TruncatedError
 from protomq_broker.ha_service import HaService
 from protomq_broker.ha_session import FollowSession
+from protomq_broker.log_time import LogTime
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
@@ -494,6 +495,16 @@ def test_what_was_confirmed_first_is_written_down_at_once() -> None:
         follow(master, slave)
         follower._note(session)
         assert (written.read() == master.appended_position) is is_written
+
+
+def test_a_slave_takes_the_log_time_that_its_master_says() -> None:
+    slave = slave_of(with_messages(1))
+    follower, session = follower_of(slave), FollowSession(slave, lambda function: function())
+    follower._log_time = LogTime(ManualClock(NOW_MS), 0)
+    for log_time_ms, now_ms in ((0, NOW_MS), (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS), (0, NOW_MS - HOUR_MS)):
+        session.log_time_ms = log_time_ms
+        follower._note(session)
+        assert follower._log_time.now_ms() == now_ms
 
 
 def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_says_so() -> None:

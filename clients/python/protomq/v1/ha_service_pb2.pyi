@@ -217,6 +217,7 @@ class FetchResponse(_message.Message):
     COUNTS_FLUSHED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SAID_MS_FIELD_NUMBER: _builtins.int
+    LOG_TIME_MS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     status: Global___FetchStatus.ValueType
     """The outcome."""
@@ -238,6 +239,10 @@ class FetchResponse(_message.Message):
     """The master's heartbeat interval in milliseconds: it says something at least that often."""
     said_ms: _builtins.int
     """When the answer was given, by a clock of the master's that only the master reads; 0: roles are fixed."""
+    log_time_ms: _builtins.int
+    """The master's log time when the answer was given, in milliseconds since 1970: the slave goes on with it when it leads. 0: the master does
+    not say it.
+    """
     log: _builtins.bytes
     """The log from `position` on, as it stands in the master's segments. It may end within an append. The last field of an answer."""
     def __init__(
@@ -253,11 +258,12 @@ class FetchResponse(_message.Message):
         counts_flushed: _builtins.bool = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         said_ms: _builtins.int = ...,
+        log_time_ms: _builtins.int = ...,
         log: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "log_time_ms", b"log_time_ms", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
