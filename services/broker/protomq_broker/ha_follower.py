@@ -465,6 +465,7 @@ class HaFollower:
     def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory, part_size: PartSize) -> None:
         """Fetches until the master ends the session, or until `close`."""
         self._complaint = ""
+        self._store.note_role_taken()
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
         self._heard(session)
