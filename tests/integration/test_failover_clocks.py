@@ -37,7 +37,7 @@ def test_delays_and_invisible_times_go_on_at_a_master_whose_clock_is_an_hour_off
     clocks = [SteppedClock(tmp_path / f"clock-{number}") for number in range(2)]
     clocks[1].set(HOUR_S)
     queue = MessageQueue(TOPIC, NAME, 0)
-    with elected_cluster(tmp_path, count=2, environments=[clock.environment for clock in clocks]) as cluster:
+    with elected_cluster(tmp_path, count=2, environments=[clock.environment for clock in clocks], pop_invisible_min_ms=100) as cluster:
         way: dict[str, Any] = {"namesrv": cluster.namesrv}
         with (
             Admin(**way) as admin,
