@@ -81,12 +81,16 @@ def forget(
 
 
 def _away_rows(states: Iterable[HaStatus], *, as_table: bool) -> list[dict[str, Any]]:
-    """Of elected brokers that do not answer, as the others know them."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for state in states:
-        for member in state.away:
-            found.setdefault((state.broker_name, member.member), _away_row(state, member, as_table=as_table))
-    return list(found.values())
+    """Of elected brokers that do not answer, as the broker of each name knows them that knows most: who leads, or has heard of it last."""
+    best: dict[str, HaStatus] = {}
+    for state in sorted(states, key=_knowledge):
+        best[state.broker_name] = state
+    return [_away_row(state, member, as_table=as_table) for state in best.values() for member in state.away]
+
+
+def _knowledge(state: HaStatus) -> tuple[int, bool]:
+    leadership = state.leadership
+    return (leadership.epoch, leadership.state == "LEADING") if leadership is not None else (0, False)
 
 
 def _away_row(state: HaStatus, member: KnownMember, *, as_table: bool) -> dict[str, Any]:

@@ -76,8 +76,12 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
 
 
 def test_elected_brokers_that_do_not_answer_have_rows(admin: FakeAdmin) -> None:
-    # Another member of the name says the same.
-    admin.states.append(replace(admin.states[0], broker_id=4, role=BrokerRole.SLAVE))
+    # What another one has read of etcd may be older.
+    (master,) = admin.states
+    assert master.leadership is not None
+    slave = replace(master.leadership, state="FOLLOWING")
+    gone = (*master.away, KnownMember("m0", 9, "host9:1"))
+    admin.states.append(replace(master, broker_id=4, role=BrokerRole.SLAVE, leadership=slave, away=gone))
     rows = json.loads(run("ha", "status", "-o", "json").stdout)
     assert [(row["broker_id"], row["role"]) for row in rows] == [(0, "SYNC_MASTER"), (2, "AWAY"), (3, "AWAY"), (4, "SLAVE")]
     assert (rows[1]["member"], rows[1]["address"], rows[1]["end_position"]) == ("m2", "host2:1", None)
