@@ -135,7 +135,7 @@ class Store:
             recovery = files.recover()
             files.settle_epochs(recovery.log)
             end = recovery.log.tail.position
-            epoch = files.end_epoch(end) if follows else files.begin_epoch(end, epoch)
+            epoch = files.end_epoch(recovery.log) if follows else files.begin_epoch(end, epoch)
             store = cls(
                 files,
                 recovery,
