@@ -81,7 +81,7 @@ def forget(
 
 
 def _away_rows(states: Iterable[HaStatus], *, as_table: bool) -> list[dict[str, Any]]:
-    """Of elected brokers that do not answer, as the broker of each name knows them that knows most: who leads, or has heard of it last."""
+    """Of elected brokers that do not answer. Of each name the broker tells that knows most: who leads, or has heard of the last lead."""
     best: dict[str, HaStatus] = {}
     for state in sorted(states, key=_knowledge):
         best[state.broker_name] = state
