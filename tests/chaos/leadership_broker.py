@@ -97,9 +97,9 @@ class SimBroker:
     has_own_head = True
     """Whether the head of a log is that of no other log; planted bugs make heads alike."""
 
-    def __init__(self, world: LeadershipWorld, name: str, disk: Disk) -> None:
+    def __init__(self, world: LeadershipWorld, number: int, disk: Disk) -> None:
         rng = world.rng
-        self.world, self.name, self.disk = world, name, disk
+        self.world, self.name, self.broker_id, self.disk = world, f"b{number}", number + 1, disk
         self.rate, self.boot_offset_ms = rng.uniform(0.97, 1.03), rng.uniform(0, 1e6)
         self.wall_offset_ms = self.asleep_ms = 0.0
         self.life = 0
@@ -124,7 +124,7 @@ class SimBroker:
         self.cut_log()
         disk = self.disk
         self.machine = Leadership(
-            Settings(self.disk.member, self.name),
+            Settings(self.disk.member, self.name, broker_id=self.broker_id),
             self.disk.own_epoch,
             self.clock_ms(),
             log_is_empty=not self.disk.log,
