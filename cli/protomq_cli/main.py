@@ -159,7 +159,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         ADMINISTRATION,
         {
             "status": replication.status, "wait": in_sync.wait_in_sync, "switch": leading.switch,
-            "demote": leading.demote, "promote": leading.promote,
+            "demote": leading.demote, "promote": leading.promote, "forget": replication.forget,
         },
     ),
     "log": Group(

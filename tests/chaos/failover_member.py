@@ -137,12 +137,17 @@ class MemberClock:
 
 
 class MemberLane(FakeLane):
-    """A lane whose turns and timers are events of the world."""
+    """A lane whose turns and timers are events of the world, until its server stops."""
 
     def __init__(self, member: Member, pool_name: str) -> None:
         super().__init__(pool_name)
         self._member = member
-        self._is_due = False
+        self._is_due = self._is_closed = False
+
+    def close(self) -> None:
+        """It runs no more."""
+        self._is_closed = True
+        self.posted.clear()
 
     def post(self, function: Callable[[], None]) -> None:
         super().post(function)
@@ -152,10 +157,11 @@ class MemberLane(FakeLane):
 
     def _turn(self) -> None:
         self._is_due = False
-        self.run()
+        if not self._is_closed:
+            self.run()
 
     def call_later(self, delay_ms: float, function: Callable[[], None]) -> Any:
-        timer = _Timer(function)
+        timer = _Timer(lambda: None if self._is_closed else function())
         self._member.at(delay_ms, timer.ring)
         return timer
 
@@ -657,7 +663,7 @@ class Member:
         """See Broker.close."""
         self.world.note_confirmed(self)
         self._break_connections()
-        self.server = None
+        server, self.server = self.server, None
         self.following.hang_up()
         replication = self.replication
         if replication.follower is not None:
@@ -667,6 +673,8 @@ class Member:
         else:
             replication.service.stop()
             replication._notes.close()
+        for lane in server.lanes.values() if server is not None else ():
+            lane.close()  # type: ignore[attr-defined]
         if keeps_store:
             self.store.forget_listeners()
         else:
@@ -816,7 +824,7 @@ class Member:
             self.is_changing = True
             self._stop_services(keeps_store=not self.store.log_failure)
             self.at(rng.uniform(1, 60), self._lead, item.epoch)
-        elif isinstance(item, TailSettled):
+        elif isinstance(item, TailSettled) and leadership.may_forget_doubt(driver):
             self.tail.settle()
             self.is_doubtful = False
         elif isinstance(item, CutSettled) and leadership.may_forget_cut(driver):

@@ -32,6 +32,9 @@ FULL_AFTER_MS: Final = 3_000
 """A master says that its disk is full when it has refused messages for this time."""
 SETTLE_MS: Final = 300
 """Until a broker has done what its machine has said, at most."""
+OPEN_MS: Final = 3_000
+"""The same while its store is being opened again."""
+STEP_MS: Final = 7
 HOLD_MS: Final = 150
 SILENCE_MS: Final = 800
 BREAK_MS: Final = 5
@@ -94,9 +97,9 @@ class SimBroker:
     has_own_head = True
     """Whether the head of a log is that of no other log; planted bugs make heads alike."""
 
-    def __init__(self, world: LeadershipWorld, name: str, disk: Disk) -> None:
+    def __init__(self, world: LeadershipWorld, number: int, disk: Disk) -> None:
         rng = world.rng
-        self.world, self.name, self.disk = world, name, disk
+        self.world, self.name, self.broker_id, self.disk = world, f"b{number}", number + 1, disk
         self.rate, self.boot_offset_ms = rng.uniform(0.97, 1.03), rng.uniform(0, 1e6)
         self.wall_offset_ms = self.asleep_ms = 0.0
         self.life = 0
@@ -121,7 +124,7 @@ class SimBroker:
         self.cut_log()
         disk = self.disk
         self.machine = Leadership(
-            Settings(self.disk.member, self.name),
+            Settings(self.disk.member, self.name, broker_id=self.broker_id),
             self.disk.own_epoch,
             self.clock_ms(),
             log_is_empty=not self.disk.log,
@@ -265,7 +268,40 @@ class SimBroker:
             elif isinstance(effect, CutSettled):
                 self.settle_cut_soon()
             else:
-                self.disk.may_lack_tail = False
+                self.settle_tail_soon()
+
+    def settle_tail_soon(self) -> None:
+        """As the cut below, but its broker opens its store meanwhile, since its log has failed."""
+        world, life = self.world, (self, self.life)
+        if not world.fails:
+            self.settle_tail()
+            return
+        delay_ms = world.failures.uniform(0, OPEN_MS)
+        if world.is_faulty and world.failures.random() < 0.5:
+            world.at(delay_ms, self.fail_log, life=life)
+        world.at(delay_ms + 1, self.settle_tail, life=life)
+
+    def settle_tail(self) -> None:
+        """What the log may have lacked is forgotten, if it may be."""
+        if leadership.may_forget_doubt(self.machine):
+            self.disk.may_lack_tail = False
+
+    def fail_log(self) -> None:
+        """A slave's disk fails, just when it is in the set again. It may have lost what it has acknowledged last."""
+        world, disk = self.world, self.disk
+        in_sync = world.etcd.view.in_sync
+        if self.machine.role is not Role.FOLLOWING or in_sync is None or disk.member not in in_sync.members:
+            return
+        world.fired["log failed"] += 1
+        self.break_sessions()
+        self.session = 0
+        if world.has_another_copy(self):
+            del disk.log[max(HEAD_END, len(disk.log) - world.failures.randint(1, 4)) :]
+            disk.flushed = min(disk.flushed, len(disk.log))
+        disk.may_lack_tail = True
+        self.machine.tail_may_be_lost()
+        # It does not leave the set before all are down.
+        world.stop_all(self, STEP_MS)
 
     def settle_cut_soon(self) -> None:
         """It is done behind what the broker does now, such as opening its store again."""

@@ -35,7 +35,7 @@ from protomq_ha.cluster_state import (
 from protomq_ha.leadership_values import Ask, Role
 
 from .checker import Violation
-from .leadership_broker import HOLD_MS, SETTLE_MS, TICK_MS, Disk, Entry, SimBroker
+from .leadership_broker import HOLD_MS, SETTLE_MS, STEP_MS, TICK_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
@@ -43,8 +43,9 @@ ELECTED_MS: Final = 12_000
 EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
 DEAF_MS: Final = 3_000
-STEP_MS: Final = 7
 QUOTA_MINUTES: Final = 5
+SWITCH_MS: Final = 2_000
+"""In which the lead goes from one to the next, where no lease has to run out."""
 
 
 KINDS: Final = (
@@ -57,7 +58,8 @@ KINDS: Final = (
 class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
     full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
-    over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up."""
+    over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up; fails: their logs
+    fail soon after they have left the set."""
 
     kinds: tuple[str, ...]
     loss: float
@@ -66,6 +68,7 @@ class Mood(NamedTuple):
     forgets: bool = False
     deafens: bool = False
     reopens: bool = False
+    fails: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -87,7 +90,8 @@ class LeadershipWorld:
         # The same without logs that are cut.
         self.tears = Random(f"tears of {seed}")
         self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
-        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens = mood
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails = mood
+        self.failures = Random(f"failures of {seed}")
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -110,7 +114,7 @@ class LeadershipWorld:
         self.set_before: frozenset[str] | None = None
         self.order_before = ""
         count = count or self.rng.choice((2, 3, 3))
-        self.brokers = [SimBroker(self, f"b{n}", self.new_disk()) for n in range(count)]
+        self.brokers = [SimBroker(self, number, self.new_disk()) for number in range(count)]
 
     def new_disk(self) -> Disk:
         self.members += 1
@@ -338,13 +342,13 @@ class LeadershipWorld:
         """Whether faults still come."""
         return self.now_ms < FAULTY_MS - SETTLE_MS
 
-    def stop_all(self, last: SimBroker) -> None:
-        """All processes are killed. The last one is back at once, and the others are some seconds later."""
+    def stop_all(self, last: SimBroker, delay_ms: float = SETTLE_MS) -> None:
+        """All processes are killed, the last one after a delay. It is back at once, and the others are some seconds later."""
         for broker in self.brokers:
             if broker is not last and broker.is_up:
                 broker.kill()
                 self.at(self.tears.uniform(4_000, 9_000), self.revive, broker)
-        self.at(SETTLE_MS, self.restart, last, life=(last, last.life))
+        self.at(delay_ms, self.restart, last, life=(last, last.life))
 
     def restart(self, broker: SimBroker) -> None:
         """Kills a process, and starts it again."""
@@ -384,6 +388,11 @@ class LeadershipWorld:
     def leader(self) -> SimBroker:
         """Who leads."""
         return next(each for each in self.brokers if each.is_up and each.machine.role is Role.LEADING)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody leads, or is about to."""
+        return any(broker.machine.role in (Role.LEADING, Role.HANDING_OVER, Role.OPENING) for broker in self.brokers)
 
     def run_until_all_are_in_sync(self) -> None:
         """Nobody has sent anything yet."""
@@ -532,7 +541,9 @@ def check_quotas(seed: int, fired: Counter[str]) -> list[Violation]:
         fired["given away for a quota"] += changes
         if changes > (2 if minute == QUOTA_MINUTES - 1 else 2 * len(world.brokers)):
             world.say("L7", f"{changes} changes of the master in a minute, and no disk takes anything")
-        if not any(broker.machine.role in (Role.LEADING, Role.HANDING_OVER, Role.OPENING) for broker in world.brokers):
+        if not world.is_led:  # the lead may be on its way
+            world.run_until(world.now_ms + SWITCH_MS)
+        if not world.is_led:
             world.say("L7", "nobody leads, and readers have only what slaves give")
     world.has_quotas = False
     if not world.found:

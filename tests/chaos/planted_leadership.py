@@ -182,6 +182,11 @@ def forgets_a_second_cut() -> Any:
     return mock.patch.object(leadership, "may_forget_cut", return_value=True)
 
 
+def forgets_a_second_doubt() -> Any:
+    """What has left the set before its log failed settles that, too."""
+    return mock.patch.object(leadership, "may_forget_doubt", return_value=True)
+
+
 def keeps_its_epoch() -> Any:
     """An election takes the epoch that is there."""
     real = Leadership._election
@@ -280,6 +285,11 @@ def stores_that_open_again(seed: int) -> list[Violation]:
     return _lives(seed, Mood(("kill", "switch"), 0.0, 0.0, reopens=True))
 
 
+def logs_that_fail_again(seed: int) -> list[Violation]:
+    """Members leave the set after a power cut, and join; then their logs fail, and all are down."""
+    return _lives(seed, Mood(("power", "power", "switch"), 0.0, 0.0, fails=True))
+
+
 def drill(seed: int) -> list[Violation]:
     """Ten random lives, up to the first that is red."""
     return _lives(seed, None)
@@ -313,6 +323,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("runs with a log whose end was cut", leads_with_a_cut_log, drill),
     ("takes any of the logs that were cut", the_first_of_cut_logs_leads, drill, 200),
     ("forgets that its log was cut once more", forgets_a_second_cut, stores_that_open_again),
+    ("forgets that its log has failed once more", forgets_a_second_doubt, logs_that_fail_again),
     ("keeps the epoch at an election", keeps_its_epoch, drill),
     ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
     ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),

@@ -60,29 +60,31 @@ FOLLOWED: Final = 0.1
 """Of each second in which a wall clock is off, log time gains or loses so much (docs/delay.md)."""
 UNSEEN_S: Final = 0.3
 """For the time in which a broker is down, and its log time follows nothing, or less."""
+HEARD_S: Final = 1.0
+"""A slave may be so far ahead of a master whose log time is slower: by a tenth of what `HeardTime` looks back."""
 
 
 class LogTimeRange:
     """Between which bounds log time of brokers with these clocks has been, seen from the right time. Any thread.
 
-    `look` before a clock is set.
+    `look` before a clock is set. A slave has its master's log time, and any of them may be the master: so all clocks are followed by one.
     """
 
     def __init__(self, clocks: Sequence[SteppedClock]) -> None:
         self._clocks = clocks
         self._lock = threading.Lock()
-        self._ahead_s, self._behind_s = [0.0] * len(clocks), [0.0] * len(clocks)
         self._looked_s = time.monotonic()
-        self._ahead_max_s = self._behind_max_s = 0.0
+        self._ahead_s = self._behind_s = self._ahead_max_s = self._behind_max_s = 0.0
 
     def look(self) -> float:
         """How far apart any two log times were at most, those of different moments too."""
         with self._lock:
             now_s = time.monotonic()
             followed_s, self._looked_s = FOLLOWED * (now_s - self._looked_s), now_s
-            for number, clock in enumerate(self._clocks):
-                for apart_s, follows in ((self._ahead_s, clock.offset_s > 0), (self._behind_s, clock.offset_s < 0)):
-                    apart_s[number] = max(apart_s[number] + (followed_s if follows else -followed_s), 0.0)
-            self._ahead_max_s = max(self._ahead_max_s, *self._ahead_s)
-            self._behind_max_s = max(self._behind_max_s, *self._behind_s)
-            return self._ahead_max_s + self._behind_max_s + UNSEEN_S
+            is_ahead = any(clock.offset_s > 0 for clock in self._clocks)
+            is_behind = any(clock.offset_s < 0 for clock in self._clocks)
+            self._ahead_s = max(self._ahead_s + (followed_s if is_ahead else -followed_s), 0.0)
+            self._behind_s = max(self._behind_s + (followed_s if is_behind else -followed_s), 0.0)
+            self._ahead_max_s = max(self._ahead_max_s, self._ahead_s)
+            self._behind_max_s = max(self._behind_max_s, self._behind_s)
+            return self._ahead_max_s + self._behind_max_s + UNSEEN_S + HEARD_S * (len(self._clocks) > 1)

@@ -56,7 +56,7 @@ class Reader:
 
 
 def problem_of(broker_id: int, namesrv: str) -> str:
-    """As the operator reads it; "" if the name servers do not list that broker. They may still list one that was killed (exit code 7)."""
+    """As the operator reads it; "" if nobody knows that broker. Name servers may still list one that was killed (exit code 7)."""
     rows = jsonl(run("ha", "status", "-o", "jsonl", namesrv=namesrv, code=(0, 7)))
     return "; ".join(str(row["problem"]) for row in rows if row["broker_id"] == broker_id)
 
@@ -91,6 +91,49 @@ def test_kill_of_the_master(cluster: ElectedCluster, producer: CountingProducer)
     old.start()
     assert cluster.wait_leading(3) is new
     assert not producer.failures
+
+
+def known_and_away(admin: Admin) -> tuple[dict[str, int], list[int]]:
+    """What the master knows of members: their ids, by store; and the ids of those that do not answer."""
+    try:
+        states = admin.ha_status(NAME)
+    except PartialResultError as error:  # a name server has it still
+        states = error.result
+    masters = [state for state in states if not state.broker_id]
+    known = {each.member: each.broker_id for state in masters if state.leadership for each in state.leadership.known}
+    return known, [each.broker_id for state in masters for each in state.away]
+
+
+def test_a_dead_member_is_listed_until_it_is_replaced_or_forgotten(cluster: ElectedCluster) -> None:
+    leader, namesrv = cluster.wait_leading(), cluster.namesrv
+    number, dead = next((number, each) for number, each in enumerate(cluster.brokers, 1) if each is not leader)
+    forget = ("ha", "forget", NAME, "--id", str(number))
+    with Admin(namesrv=namesrv) as admin:
+
+        def are_all_there() -> bool:
+            known, away = known_and_away(admin)
+            return sorted(known.values()) == [1, 2, 3] and not away
+
+        wait_for(are_all_there, PATIENCE_S)
+        before = set(known_and_away(admin)[0])
+        dead.kill()
+        wait_for(lambda: f"protomq {' '.join(forget)}" in problem_of(number, namesrv), PATIENCE_S)
+        assert known_and_away(admin)[1] == [number]
+        # An emptied folder is another member.
+        shutil.rmtree(dead.folder)
+        dead.start()
+        cluster.wait_leading(3)
+        wait_for(lambda: are_all_there() and len(set(known_and_away(admin)[0]) - before) == 1, PATIENCE_S)
+        assert "runs: stop it first" in run(*forget, namesrv=namesrv, code=6).stderr
+        dead.kill()
+        wait_for(lambda: "out of the in-sync set" in problem_of(number, namesrv), PATIENCE_S)
+        run(*forget, namesrv=namesrv)
+        wait_for(lambda: not known_and_away(admin)[1], PATIENCE_S)
+        assert number not in known_and_away(admin)[0].values()
+        # It comes back all the same.
+        dead.start()
+        cluster.wait_leading(3)
+        wait_for(are_all_there, PATIENCE_S)
 
 
 def module_counts(admin: Admin) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from tests.support.cli import run, run_process
 from tests.support.elected_brokers import CountingProducer, elected_cluster, read_all
 from tests.support.ha_brokers import NAME, HaBroker, running
@@ -97,10 +98,12 @@ def test_a_lost_member_is_restored_as_a_slave_and_fetches_only_what_is_newer(tmp
         lost.stop()
         shutil.rmtree(lost.folder)
         run("restore", str(kept), str(lost.folder), "--slave")
+        assert (lost.folder / RESTORED_SLAVE_NAME).exists()
         producer.wait_for_more(100)
         lost.start()
         assert cluster.wait_leading(2) is master
         assert f"follows from position {copied['end_position']} " in master.log_text()
+        assert not (lost.folder / RESTORED_SLAVE_NAME).exists()
         run("ha", "switch", NAME, namesrv=cluster.namesrv)
         producer.wait_for_more(20)
         assert cluster.wait_leading(2) is lost

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ._group_offsets import GroupLag as GroupLag
     from ._ha_admin import BrokerRole as BrokerRole
     from ._ha_admin import HaStatus as HaStatus
+    from ._ha_admin import KnownMember as KnownMember
     from ._ha_admin import LeadershipStatus as LeadershipStatus
     from ._ha_admin import ReplicaStatus as ReplicaStatus
     from ._message import Message as Message
@@ -153,6 +154,7 @@ _LAZY = {
     "GroupSettings": "_group_admin",
     "BrokerRole": "_ha_admin",
     "HaStatus": "_ha_admin",
+    "KnownMember": "_ha_admin",
     "LeadershipStatus": "_ha_admin",
     "ReplicaStatus": "_ha_admin",
     "DeadLetters": "_dead_letters",
@@ -225,6 +227,7 @@ __all__ = [
     "GroupSettings",
     "BrokerRole",
     "HaStatus",
+    "KnownMember",
     "LeadershipStatus",
     "ReplicaStatus",
     "DeadLetters",

@@ -45,7 +45,7 @@ from ._group_admin import (
 from ._group_locks import QueueLockInfo, queue_locks
 from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
-from ._ha_admin import HaStatus, ha_status, order_lead, wait_for_lead
+from ._ha_admin import HaStatus, forget_member, ha_status, order_lead, wait_for_lead
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._message_queries import query_by_id, query_by_key
@@ -405,7 +405,8 @@ class Admin(AdminCalls):
     def ha_status(self, broker_name: str | None = None) -> list[HaStatus]:
         """Returns the state of replication at all masters and slaves, or at those of one name.
 
-        Raises BrokerNotFoundError if none is registered; PartialResultError if some did not answer.
+        Elected brokers that do not answer are in `HaStatus.away` of those that do. Raises BrokerNotFoundError if none is registered;
+        PartialResultError if some did not answer.
         """
         states, failures = ha_status(self, broker_name)
         if not states:
@@ -437,6 +438,14 @@ class Admin(AdminCalls):
         roles are fixed.
         """
         order_lead(self, broker_name, broker_id, is_unclean=True)
+
+    def forget_member(self, broker_name: str, broker_id: int) -> None:
+        """Makes the brokers of a name forget one of them that was removed for good: `HaStatus.away` has it no more. Nothing else changes.
+
+        If it comes back all the same, it joins as before. Raises BrokerNotFoundError if they know no such broker, or if it is in the
+        in-sync set: it may have what nobody else has. Raises UnsupportedError where roles are fixed.
+        """
+        forget_member(self, broker_name, broker_id)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
         """Returns counters of the topics named, or of all, by topic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -52,12 +52,22 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownMember:
+    """The broker of a member, as etcd has it. `member`: its store there. `broker_id`: while it follows. `address`: its remoting port."""
+
+    member: str
+    broker_id: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeadershipStatus:
     """What a broker knows of who leads, where that is decided in etcd.
 
     `member`: its own store there. `state`: FOLLOWING, STOPPING, RUNNING, OPENING, LEADING or HANDING_OVER. `epoch`: of the last election.
     `master`: the member that leads, "" if none does. `in_sync`: members of which one leads next. `problems`: what an operator should know.
-    `broker_id`: its id while it follows; 0 from a broker of an earlier version.
+    `broker_id`: its id while it follows; 0 from a broker of an earlier version. `known`: members that are in the in-sync set, or were, and
+    were neither forgotten nor replaced by another store.
     """
 
     member: str
@@ -67,6 +77,7 @@ class LeadershipStatus:
     in_sync: tuple[str, ...]
     problems: tuple[str, ...]
     broker_id: int = 0
+    known: tuple[KnownMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class HaStatus:
     Of a master: `replicas`, `in_sync_count` (copies, its own among them), and under SYNC_MASTER how many a send waits for and needs at
     least. Of a slave: `master_address`, where the master's log ended when it last answered, and how long ago that was (None: it never
     has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None where roles are
-    fixed.
+    fixed. `away`: members of this name that this broker knows of, and that have no status of their own: they do not answer.
     """
 
     broker_name: str
@@ -96,6 +107,7 @@ class HaStatus:
     master_silence_ms: int | None
     problem: str
     leadership: LeadershipStatus | None = None
+    away: tuple[KnownMember, ...] = ()
 
     @property
     def lag_bytes(self) -> int:
@@ -128,7 +140,18 @@ def ha_status(
             failures[f"{broker.broker_name}/{broker.broker_id}"] = error
             continue
         found.append(_status(answer))
+    found = [replace(each, away=_away(each, found)) for each in found]
     return sorted(found, key=lambda each: (each.broker_name, each.broker_id)), failures
+
+
+def _away(state: HaStatus, found: list[HaStatus]) -> tuple[KnownMember, ...]:
+    """Of the members that this broker knows, those that are not among `found`. A broker with an emptied folder is another member."""
+    if state.leadership is None:
+        return ()
+    there = [each.leadership for each in found if each.broker_name == state.broker_name and each.leadership is not None]
+    members = {each.member for each in there}
+    broker_ids = {each.broker_id for each in there}
+    return tuple(each for each in state.leadership.known if each.member not in members and each.broker_id not in broker_ids)
 
 
 def order_lead(
@@ -164,6 +187,25 @@ def order_lead(
     )
     admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse)
     return max((each.leadership.epoch for each in states if each.leadership is not None), default=0)
+
+
+def forget_member(admin: AdminCalls, broker_name: str, broker_id: int) -> None:
+    """Asks the brokers of the name in turn, until one of them has had etcd forget that one."""
+    with fork_waits:
+        from .v1 import ha_service_pb2 as pb
+
+    request = pb.ForgetMemberRequest(broker_name=broker_name, broker_id=broker_id)
+    failure: ProtomqError = BrokerNotFoundError(f"no broker of that name is registered: {broker_name}")
+    # The master is the likeliest to answer.
+    for broker in sorted(admin.cluster_info(), key=lambda each: each.broker_id):
+        if broker.broker_name != broker_name:
+            continue
+        try:
+            admin._call(broker.address, _methods.FORGET_MEMBER, request, pb.ForgetMemberResponse)
+            return
+        except TransportError as error:
+            failure = error
+    raise failure
 
 
 def wait_for_lead(admin: AdminCalls, broker_name: str, after_epoch: int, timeout_s: float) -> None:
@@ -202,6 +244,7 @@ def _leadership(answer: Any) -> LeadershipStatus | None:
         tuple(found.in_sync),
         tuple(found.problems),
         found.broker_id,
+        tuple(KnownMember(each.member, each.broker_id, each.address) for each in found.known),
     )
 
 

@@ -93,6 +93,7 @@ REPLAY_DEAD_LETTERS: Final = MethodInfo(
 
 GET_HA_STATUS: Final = MethodInfo(_V1 + "HaService/GetHaStatus", 0x0804, LANE_HA)
 ORDER_LEAD: Final = MethodInfo(_V1 + "HaService/OrderLead", 0x0805, LANE_ADMIN)
+FORGET_MEMBER: Final = MethodInfo(_V1 + "HaService/ForgetMember", 0x0806, LANE_ADMIN)
 
 END_TRANSACTION: Final = MethodInfo(_V1 + "TransactionService/EndTransaction", 0x0901, LANE_SEND)
 WAIT_FOR_CHECKS: Final = MethodInfo(_V1 + "TransactionService/WaitForChecks", 0x0902, LANE_SEND)
@@ -147,7 +148,7 @@ LOOKED_AT_FIRST: Final = frozenset(
     for method in (
         ACK, CHANGE_INVISIBLE, RECALL_MESSAGE,
         CREATE_TOPIC, DELETE_TOPIC, PUT_GROUP, DELETE_GROUP, RESET_OFFSETS, CLONE_OFFSETS,
-        REPLAY_DEAD_LETTERS, DEPLOY_FILTER, DELETE_FILTER, ORDER_LEAD, FORGET_BROKER,
+        REPLAY_DEAD_LETTERS, DEPLOY_FILTER, DELETE_FILTER, ORDER_LEAD, FORGET_MEMBER, FORGET_BROKER,
     )
 )  # fmt: skip
 """Of these a second try cannot tell whether the first was done, or came too late. So an idle connection is not trusted: its server may have

@@ -178,6 +178,11 @@ class Broker:
             epoch=election.epoch if election is not None else None,
             waits_for_replicas=election is not None,
         )
+        log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
+        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
+        self.store.on_housekeeping = self._log_time.save
+        # Housekeeping comes later: who is killed before that would begin at the wall clock again.
+        self._log_time.save()
         self._replication = Replication(
             self.store,
             config,
@@ -187,6 +192,7 @@ class Broker:
             follower_writer,
             on_truncated,
             leadership,
+            self._log_time,
         )
         self._healing = ReplicaHealing(
             self.store, lambda: replicas_of(config, self.name), self.name
@@ -220,11 +226,6 @@ class Broker:
         self._memberships.listen_for_gone(self._locks.gone)
         self._lock_counts = locks.counts
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks, MemberCommits(memberships))
-        log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
-        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
-        self.store.on_housekeeping = self._log_time.save
-        # Housekeeping comes later: who is killed before that would begin at the wall clock again.
-        self._log_time.save()
         self._mover = TimerMover(self.store, self._writer, self._log_time)
         delays = Delays(
             self._log_time,
@@ -449,8 +450,9 @@ class Broker:
                 broker_id=self.config.broker_id,
                 grpc_address=str(advertised.grpc),
                 remoting_address=str(advertised.remoting),
-                # Log time: a wall clock that was set back would lock the broker out, until name servers have forgotten its last start.
-                incarnation=self._log_time.now_ms(),
+                # A wall clock that was set back would lock the broker out, until name servers have forgotten its last start; so would the
+                # log time of a master.
+                incarnation=self._log_time.own_ms(),
                 store_id=self.store.id,
                 epoch=(self._election.epoch or 0) if self._election is not None else 0,
                 permission=Permission.PERMISSION_READ_WRITE,
@@ -500,6 +502,8 @@ class Broker:
         if self._server is not None:
             self._commits.close()
         if keeps_store:
+            # Who leads next goes on with what this slave has heard.
+            self._log_time.save()
             self.store.forget_listeners()
         else:
             self.store.close()

@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from protomq_ha.cluster_state import LogEnd
-from protomq_ha.leadership import may_forget_cut
+from protomq_ha.leadership import may_forget_cut, may_forget_doubt
 from protomq_ha.leadership_values import (
     CutSettled,
     Effect,
@@ -332,7 +332,7 @@ class ElectedBroker:
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
             await self._open_again()
-        elif isinstance(item, TailSettled):
+        elif isinstance(item, TailSettled) and may_forget_doubt(leadership):
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
         elif isinstance(item, CutSettled) and may_forget_cut(leadership):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .confirmed_file import ConfirmedFile
     from .follower_writer import FollowerWriter
     from .leadership_driver import LeadershipDriver
+    from .log_time import LogTime
     from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
@@ -182,9 +183,10 @@ class HaFollower:
         confirmed_file: ConfirmedFile,
         on_truncated: Callable[[], None],
         leadership: LeadershipDriver | None = None,
+        log_time: LogTime | None = None,
     ) -> None:
         """`on_truncated`: called on the follower's thread when the store has to be opened again. `leadership`, if given, says whom to
-        follow.
+        follow. `log_time` takes that of the master.
         """
         self._leadership = leadership
         self._target: Follow | None = None
@@ -193,6 +195,7 @@ class HaFollower:
         self._broker_name = broker_name
         self._clock = clock
         self._writer = writer
+        self._log_time = log_time
         self._confirmed_file = confirmed_file
         self._confirmed_due_ms = self._confirmed_noted = 0
         self._on_truncated = on_truncated
@@ -462,6 +465,7 @@ class HaFollower:
     def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory, part_size: PartSize) -> None:
         """Fetches until the master ends the session, or until `close`."""
         self._complaint = ""
+        self._store.note_role_taken()
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
         self._heard(session)
@@ -530,6 +534,8 @@ class HaFollower:
         """Updates the view after an answer of the master."""
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
+        if self._log_time is not None and session.log_time_ms:
+            self._log_time.follow(session.log_time_ms)
         confirmed = self._store.positions.confirmed
         # The first ones are written at once, that of the head and that of the first append behind it: a slave that knows of none drops
         # its log for any master.

@@ -4,7 +4,8 @@ A fetch that finds nothing new is held: an entry in a deque, not a thread. The s
 position or the start of the log has moved, and at the heartbeat. Where nobody waits for slaves, the log is gathered for some milliseconds.
 `protomq_ha.replicas` decides who is in sync.
 
-Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `signal`, `kept_position`, `views` and `verdict`.
+Everything runs on the ha lane, one thread. Any thread may use `order_lead`, `forget_member`, `signal`, `kept_position`, `views` and
+`verdict`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
+    UnknownMemberError,
 )
 from .slave_gate import not_master
 from .store.errors import CorruptLogError
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from .config import BrokerConfig
     from .ha_follower import MasterView
     from .leadership_driver import LeadershipDriver, Standing
+    from .log_time import LogTime
     from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
@@ -130,10 +133,11 @@ class HaService:
         on_verdict: Callable[[Verdict], None],
         master_view: Callable[[], MasterView] | None = None,
         leadership: LeadershipDriver | None = None,
+        log_time: LogTime | None = None,
     ) -> None:
         """`draw` gives random numbers, never 0, for sessions. `on_verdict` is called on the ha lane when the verdict for sends changes.
         `master_view`: given on a slave, returns what it knows of its master; a slave serves only the status. `leadership`: given where the
-        master is elected, says what is confirmed.
+        master is elected, says what is confirmed. `log_time`: of a master, which its slaves go on with; None: they are not told.
         """
         self._leadership = leadership
         self.standing = NO_STANDING
@@ -144,6 +148,7 @@ class HaService:
         self._broker_name = broker_name
         self._cluster = config.cluster
         self._now_ms = clock.monotonic_ms
+        self._log_time = log_time
         self._role = config.role
         self._broker_id = config.broker_id
         self._master_view = master_view
@@ -284,14 +289,15 @@ class HaService:
             confirmed_position=positions.confirmed,
         )
         if self._leadership is not None:
-            leadership = self._leadership.view()
-            response.leadership.MergeFrom(ha.Leadership(**leadership._asdict()))
+            view = self._leadership.view()
+            known = [ha.KnownMember(member=member, **name._asdict()) for member, name in view.known]
+            response.leadership.MergeFrom(ha.Leadership(**{**view._asdict(), "known": known}))
         if self._master_view is not None:
-            view = self._master_view()
-            response.master_address, response.problem = view.address, view.problem
-            response.master_end_position = view.end_position
-            if view.heard_ms is not None:
-                response.master_silence_ms = now_ms - view.heard_ms
+            master = self._master_view()
+            response.master_address, response.problem = master.address, master.problem
+            response.master_end_position = master.end_position
+            if master.heard_ms is not None:
+                response.master_silence_ms = now_ms - master.heard_ms
             return response
         response.problem = self._store.write_refusal
         response.in_sync_count = self.verdict.in_sync_count
@@ -317,15 +323,7 @@ class HaService:
         self, request: ha.OrderLeadRequest, context: CallContext
     ) -> ha.OrderLeadResponse:
         """Writes an order into etcd. Runs on the admin lane: etcd may take seconds, and fetches must not wait for it."""
-        self._check_name(request.broker_name)
-        leadership = self._leadership
-        if leadership is None:
-            raise ServiceError(
-                Code.UNIMPLEMENTED,
-                "UNSUPPORTED",
-                f"{self._broker_name} elects nobody: its roles are in the configuration, and change with a restart (docs/ha.md)",
-                metadata={"field": "kind"},
-            )
+        leadership = self._election_of(request.broker_name)
         is_switch = request.kind == ha.ORDER_KIND_SWITCH
         if not is_switch and request.kind != ha.ORDER_KIND_PROMOTE_UNCLEAN:
             raise invalid_argument("kind", "is needed: a switch or an unclean promotion")
@@ -346,6 +344,36 @@ class HaService:
                 Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error), definite=is_definite
             ) from None
         return ha.OrderLeadResponse()
+
+    @tells_store_errors
+    def forget_member(
+        self, request: ha.ForgetMemberRequest, context: CallContext
+    ) -> ha.ForgetMemberResponse:
+        """Takes a broker that was removed for good out of what etcd knows. Runs on the admin lane, as `order_lead` does."""
+        leadership = self._election_of(request.broker_name)
+        try:
+            leadership.forget(request.broker_id)
+        except UnknownMemberError as error:
+            raise ServiceError(
+                Code.NOT_FOUND,
+                "BROKER_NOT_FOUND",
+                str(error),
+                metadata={"broker_name": self._broker_name, "broker_id": str(request.broker_id)},
+            ) from None
+        except OrderRefusedError as error:
+            raise ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error)) from None
+        return ha.ForgetMemberResponse()
+
+    def _election_of(self, broker_name: str) -> LeadershipDriver:
+        self._check_name(broker_name)
+        if self._leadership is None:
+            raise ServiceError(
+                Code.UNIMPLEMENTED,
+                "UNSUPPORTED",
+                f"{self._broker_name} elects nobody: its roles are in the configuration, and change with a restart (docs/ha.md)",
+                metadata={"field": "broker_name"},
+            )
+        return self._leadership
 
     # Sessions.
 
@@ -613,6 +641,8 @@ class HaService:
             return
         feed.told = self._news()
         fields = self._header(ha.FETCH_STATUS_OK, feed.session, start)
+        if self._log_time is not None:
+            fields.log_time_ms = self._log_time.now_ms()
         if self._leadership is not None:
             fields.said_ms = self._leadership.now_ms()
             self._table.note_said(feed.session, fields.said_ms)

@@ -23,12 +23,15 @@ class OtherSegmentsError(Exception):
 
 
 class FollowSession:
-    """Attributes: position: end of the part of the master's log that is stored here; end_position: where the master's log ended at its last
-    answer."""
+    """Attributes:
+    position: end of the part of the master's log that is stored here.
+    end_position: where the master's log ended at its last answer.
+    log_time_ms: the master's log time then; 0: it did not say it.
+    """
 
     def __init__(self, store: Store, on_writer: Callable[[Callable[[], int]], int]) -> None:
         """`on_writer` calls a function while nobody else writes, and returns its result."""
-        self.end_position = 0
+        self.end_position = self.log_time_ms = 0
         self._first_end_position = 0
         self._store = store
         self._on_writer = on_writer
@@ -119,6 +122,6 @@ class FollowSession:
         self._confirmed_position = max(self._confirmed_position, response.confirmed_position)
         # No more than is stored here: behind that, the log of the next master may be another one.
         store.positions.note_replicated(min(self._confirmed_position, store.appended_position))
-        self.end_position = response.end_position
+        self.end_position, self.log_time_ms = response.end_position, response.log_time_ms
         self._heard_ms = max(self._heard_ms, response.said_ms)
         return True

@@ -19,11 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq_ha.cluster_state import (
+    IN_SYNC,
+    NAME_PREFIX,
     ORDER,
     SWITCH,
     ClusterView,
     Compare,
     LogEnd,
+    MemberName,
     Put,
     Transaction,
     encode_order,
@@ -88,6 +91,8 @@ class LeadershipView(NamedTuple):
     problems: tuple[str, ...]
     broker_id: int = 0
     """While it follows."""
+    known: tuple[tuple[str, MemberName], ...] = ()
+    """Members that are in the in-sync set or were, and the brokers that they are of."""
 
 
 class OrderRefusedError(Exception):
@@ -100,6 +105,10 @@ class OrderPendingError(OrderRefusedError):
 
 class OrderUncertainError(OrderRefusedError):
     """Nobody knows whether the order was left."""
+
+
+class UnknownMemberError(Exception):
+    """Etcd knows no such member that may be forgotten."""
 
 
 def _pending(what: str) -> OrderPendingError:
@@ -210,6 +219,11 @@ class LeadershipDriver:
         """Notes that a start has cut the end of this slave's log, and where it ends. It leads only if nobody in the set has more."""
         with self._lock:
             self._begun.end_was_cut(cut_end)
+
+    @property
+    def tail_is_in_doubt(self) -> bool:
+        """Whether the end of the log may be lost, and this member has not left the set since."""
+        return self._begun.tail_is_in_doubt
 
     @property
     def end_is_cut(self) -> bool:
@@ -352,6 +366,7 @@ class LeadershipDriver:
                 tuple(sorted(in_sync.members)) if in_sync is not None else (),
                 tuple(problems),
                 self._broker_id,
+                tuple(sorted(known.names.items())) if known is not None else (),
             )
 
     def order(self, kind: str, target: str) -> None:
@@ -367,6 +382,23 @@ class LeadershipDriver:
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
             raise _pending("left at the same time")
+
+    def forget(self, broker_id: int) -> None:
+        """Has etcd forget the members of a broker of this name. Raises UnknownMemberError: there is none outside the in-sync set;
+        OrderRefusedError. Takes some seconds at worst.
+        """
+        view = self._etcd.ask(ReadCluster())
+        if not isinstance(view, ClusterView):
+            raise OrderRefusedError("etcd does not answer: nobody is forgotten")
+        forgotten = view.named_in_vain(broker_id)
+        if not forgotten:
+            is_known = any(name.broker_id == broker_id for name in view.names.values())
+            why = "it is in the in-sync set" if is_known else "etcd knows no such broker"
+            raise UnknownMemberError(f"broker_id {broker_id} cannot be forgotten: {why}")
+        keys = tuple(f"{NAME_PREFIX}{member}" for member in sorted(forgotten))
+        done = self._etcd.ask(Transaction((Compare(IN_SYNC, view.key_revision(IN_SYNC)),), (), keys))
+        if not isinstance(done, Committed) or not done.is_made:
+            raise OrderRefusedError("etcd has not said that it is forgotten: ask again")
 
     # The thread, and etcd.
 

@@ -1,6 +1,10 @@
 """Keeps log time for the next start on the same boot of the machine.
 
-    config/logTime    magic (8 octets), boot id (36, ASCII), CLOCK_BOOTTIME in ms (u64), log time in ms (u64), CRC-32C of all of it
+    config/logTime    magic (8 octets), boot id (36, ASCII), CLOCK_BOOTTIME in ms (u64), log time in ms (u64), own time in ms (u64),
+                      CRC-32C of all of it
+
+Own time is what log time would be without a master (see `LogTime`). Earlier versions did not keep it: then it is log time.
+
 
 A start cannot ask the wall clock how long no broker ran: somebody may have set it. CLOCK_BOOTTIME tells, as long as the machine was not
 started again. So log time continues at what it was, plus the time that has passed. After another boot only the wall clock is left.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq.wire.hashing import crc32c
 
@@ -28,7 +32,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 MAGIC: Final = b"PMQLOGT1"
-_FIELDS: Final = struct.Struct("<36sQQ")
+_FIELDS: Final = struct.Struct("<36sQQQ")
+_EARLIER_FIELDS: Final = struct.Struct("<36sQQ")
+
+
+class KeptTimes(NamedTuple):
+    """What was kept of log time and of own time."""
+
+    log: KeptTime
+    own: KeptTime
 
 
 class LogTimeFile:
@@ -43,7 +55,7 @@ class LogTimeFile:
         self._boot_id = boot_id.encode("ascii").ljust(36)[:36] if boot_id else b""
         self._boottime_ms = boottime_ms
 
-    def load(self) -> KeptTime | None:
+    def load(self) -> KeptTimes | None:
         """Returns what was kept; None if this boot of the machine has kept nothing. Logs a damaged file."""
         try:
             payload = read_state_file(self._disk, self._path, MAGIC)
@@ -55,20 +67,21 @@ class LogTimeFile:
         except OSError as error:
             log.warning("%s cannot be read: log time begins at the wall clock: %s", self._path, error)
             return None
-        if payload is None or len(payload) != _FIELDS.size:
+        if payload is None or len(payload) not in (_FIELDS.size, _EARLIER_FIELDS.size):
             return None
-        boot_id, boottime_ms, log_time_ms = _FIELDS.unpack(payload)
+        boot_id, boottime_ms, log_time_ms = _EARLIER_FIELDS.unpack_from(payload)
+        own_time_ms = log_time_ms if len(payload) == _EARLIER_FIELDS.size else _FIELDS.unpack(payload)[3]
         passed_ms = self._boottime_ms() - boottime_ms
         # The clock goes back only where a container has a boot time of its own: then the file says nothing.
         if boot_id != self._boot_id or passed_ms < 0:
             return None
-        return KeptTime(log_time_ms, passed_ms)
+        return KeptTimes(KeptTime(log_time_ms, passed_ms), KeptTime(own_time_ms, passed_ms))
 
-    def save(self, log_time_ms: int) -> None:
+    def save(self, log_time_ms: int, own_time_ms: int) -> None:
         """Raises OSError."""
         if not self._boot_id:
             return
-        content = MAGIC + _FIELDS.pack(self._boot_id, self._boottime_ms(), log_time_ms)
+        content = MAGIC + _FIELDS.pack(self._boot_id, self._boottime_ms(), log_time_ms, own_time_ms)
         fd = self._disk.create(self._path)
         try:
             write_fully(self._disk, fd, content + crc32c(content).to_bytes(4, "little"), 0)

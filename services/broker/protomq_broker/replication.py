@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .config import BrokerConfig
     from .follower_writer import FollowerWriter
     from .leadership_driver import LeadershipDriver
+    from .log_time import LogTime
     from .send_service import SendService
     from .store.store import Store
     from .system_writer import SystemWriter
@@ -49,8 +50,11 @@ class Replication:
         follower_writer: FollowerWriter,
         on_truncated: Callable[[], None],
         leadership: LeadershipDriver | None = None,
+        log_time: LogTime | None = None,
     ) -> None:
-        """`on_truncated`: on a slave, called when the store has to be opened again. `leadership`: given where the master is elected."""
+        """`on_truncated`: on a slave, called when the store has to be opened again. `leadership`: given where the master is elected.
+        `log_time`: a master tells it, and a slave takes that of its master.
+        """
         self._leadership = leadership
         self._confirmed_file = ConfirmedFile(Disk(), store.root)
         self._store = store
@@ -68,6 +72,7 @@ class Replication:
                 self._confirmed_file,
                 on_truncated,
                 leadership,
+                log_time,
             )
         follower = self.follower
         self.service = HaService(
@@ -79,6 +84,7 @@ class Replication:
             self._note_verdict,
             (lambda: follower.view) if follower is not None else None,
             leadership,
+            log_time,
         )
         self._notes = ConfirmedNotes(
             self._confirmed_file, lambda: store.positions.confirmed, config.ha.heartbeat_interval_ms / 1_000

@@ -48,6 +48,7 @@ SERVED: Final = frozenset(
         "HaService/GetHaStatus",
         "LogService/ReadLog",
         "HaService/OrderLead",
+        "HaService/ForgetMember",
     )
 )
 """Paths of the methods that change nothing in the log."""

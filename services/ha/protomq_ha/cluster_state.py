@@ -5,8 +5,8 @@
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
     <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
     <prefix>/full/<member>  the disk of a member is full; bound to the member's lease
-    <prefix>/name/<member>  the broker of a member of the in-sync set: its id, and where it runs. For people: bound to nothing, so that it
-                            is there when the member is not
+    <prefix>/name/<member>  the broker of a store that is a member of the in-sync set, or was: its id, and where it runs. For people: bound
+                            to nothing, so that it is there when the member is not
 
 A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
 of a key; 0 means that there is no such key.
@@ -87,7 +87,7 @@ class LogEnd(NamedTuple):
 
 
 class MemberName(NamedTuple):
-    """Of the broker whose store is a member. Attributes: broker_id: while it follows; address: of its remoting port."""
+    """Of the broker whose store is a member, or was. Attributes: broker_id: while it follows; address: of its remoting port."""
 
     broker_id: int
     address: str
@@ -138,6 +138,11 @@ class ClusterView:
             key.removeprefix(NAME_PREFIX): _name(row, key) for key, row in self.rows.items() if key.startswith(NAME_PREFIX)
         }
         self.names = {member: name for member, name in names.items() if name is not None}
+
+    def named_in_vain(self, broker_id: int) -> frozenset[str]:
+        """Stores outside the in-sync set that are named as those of this broker."""
+        in_sync = self.in_sync.members if self.in_sync is not None else frozenset()
+        return frozenset(each for each, name in self.names.items() if name.broker_id == broker_id and each not in in_sync)
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""

@@ -37,8 +37,9 @@ Rules
 - A member whose disk is full says so in etcd (`full`). If it leads, it orders a switch to a member in sync that has not said so, and leaves
   the set. If there is none, it stays. So the lead comes back to it only if its disk has room, or if no member of the set has. When the lead
   is free, it lets members with room run first, for a moment: that is a preference, too.
-- A member of the set writes its broker's id and address while somebody leads (`name`). So others can say for whom they wait, who is away.
-  Whoever takes it out of the set takes that away. It is for people: nothing depends on it.
+- A member of the set writes its broker's id and address while somebody leads (`name`). That stays when it leaves the set, so others can
+  say who is away. It takes away what other stores of the same broker wrote that are no more members: its folder was replaced. An operator
+  may take it away, too. It is for people: nothing depends on it.
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -351,6 +352,11 @@ class Leadership:
         return [CutSettled()]
 
     @property
+    def tail_is_in_doubt(self) -> bool:
+        """Whether the end of the log may be lost, and this member has not left the set since."""
+        return self._tail_may_be_lost
+
+    @property
     def end_is_cut(self) -> bool:
         """Whether a start has cut the end of the log, and it has not caught up since."""
         return self._cut_end is not None
@@ -643,15 +649,18 @@ class Leadership:
             self._ask(effects, Transaction(compares, puts, () if puts else (key,)), now_ms)
 
     def _tell_name(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
-        """Tells etcd whose store this member of the set is. While nobody leads, it keeps no election waiting for that."""
+        """Tells etcd whose store this member of the set is, and that it replaces others. While nobody leads, it keeps no election waiting
+        for that."""
         own, name = self.settings.member, MemberName(self.settings.broker_id, self.settings.address)
         is_member = view.master is not None and view.in_sync is not None and own in view.in_sync.members
-        if not is_member or view.names.get(own) == name or now_ms < self._next_name_ms:
+        replaced = view.named_in_vain(self.settings.broker_id)
+        if not is_member or (view.names.get(own) == name and not replaced) or now_ms < self._next_name_ms:
             return
         if self._is_fresh and not self._is_pending(Transaction):
             self._next_name_ms = now_ms + self.settings.lease_ttl_ms
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
-            self._ask(effects, Transaction(compares, (Put(f"{NAME_PREFIX}{own}", encode_name(name)),)), now_ms)
+            put = Put(f"{NAME_PREFIX}{own}", encode_name(name))
+            self._ask(effects, Transaction(compares, (put,), tuple(f"{NAME_PREFIX}{each}" for each in sorted(replaced))), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
@@ -695,9 +704,7 @@ class Leadership:
             unclean_epoch=in_sync.unclean_epoch,
             is_given_back=in_sync.is_given_back,
         )
-        assert self.view is not None
-        own = in_sync.members & {self.settings.member}
-        return Transaction((Compare(IN_SYNC, in_sync.revision),), (Put(IN_SYNC, value),), _names_of(self.view, own))
+        return Transaction((Compare(IN_SYNC, in_sync.revision),), (Put(IN_SYNC, value),))
 
     def _settle_tail(self, effects: list[Effect]) -> None:
         self._tail_may_be_lost = False
@@ -777,7 +784,7 @@ class Leadership:
                 Put(MASTER, encode_master(own, epoch, self.settings.address), self._lease),
                 Put(IN_SYNC, encode_in_sync(epoch, members, unclean_epoch=unclean_epoch)),
             ),
-            ((ORDER,) if is_ordered else ()) + _names_of(view, (in_sync.members if in_sync is not None else frozenset()) - members),
+            (ORDER,) if is_ordered else (),
         )
 
     def _while_leading(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
@@ -816,7 +823,7 @@ class Leadership:
                 in_sync.propose(wanted)
                 compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
                 put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted, unclean_epoch=self._unclean_epoch))
-                self._ask(effects, Transaction(compares, (put,), _names_of(view, in_sync.members - wanted)), now_ms)
+                self._ask(effects, Transaction(compares, (put,)), now_ms)
 
     def _absent(self, view: ClusterView, in_sync: InSyncSet, now_ms: int) -> frozenset[str]:
         """Members that have not said where their logs end while the master before this one was silent for longer than its lease."""
@@ -894,24 +901,27 @@ class Leadership:
             value = encode_in_sync(self.epoch, members, self._successor, unclean_epoch=self._unclean_epoch)
             revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
             compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))
-            deletes = (MASTER, ORDER, *_names_of(view, in_sync.members - members))
-            self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),), deletes), now_ms)
+            self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),), (MASTER, ORDER)), now_ms)
 
 
-def _names_of(view: ClusterView, members: frozenset[str]) -> tuple[str, ...]:
-    """The keys that name these members, as far as they are there."""
-    return tuple(f"{NAME_PREFIX}{each}" for each in sorted(members & view.names.keys()))
-
-
-class HasCutEnd(Protocol):
+class KnowsTheEnd(Protocol):
     """A Leadership, or who drives one."""
+
+    @property
+    def tail_is_in_doubt(self) -> bool:
+        """See Leadership."""
 
     @property
     def end_is_cut(self) -> bool:
         """See Leadership."""
 
 
-def may_forget_cut(leadership: HasCutEnd) -> bool:
+def may_forget_doubt(leadership: KnowsTheEnd) -> bool:
+    """Whether `TailSettled` holds still when its turn comes. The log may have failed meanwhile, when this member was in the set again."""
+    return not leadership.tail_is_in_doubt
+
+
+def may_forget_cut(leadership: KnowsTheEnd) -> bool:
     """Whether `CutSettled` holds still when its turn comes. The store may have been opened again meanwhile, and that has cut its end once
     more.
     """

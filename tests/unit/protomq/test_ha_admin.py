@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from protomq import Admin, _ha_admin, _methods
-from protomq.errors import ConnectFailedError, RequestTimeoutError
+from protomq import Admin, KnownMember, _ha_admin, _methods
+from protomq.errors import BrokerNotFoundError, ConnectFailedError, RequestTimeoutError
 from protomq.v1 import ha_service_pb2 as pb
 
 
@@ -77,3 +77,53 @@ def test_a_switch_that_the_master_drops_ends_with_the_time_out() -> None:
         switched(name, None, 0.01)
     assert caught.value.metadata == {"order": "left"}
     assert name.orders == [""]
+
+
+class NameWithOneAway:
+    """The broker 0, which has the id 1 while it follows, is registered and answers; 3 is registered, and does not. 2 and 3 are known."""
+
+    def __init__(self) -> None:
+        self.known = [pb.KnownMember(member=f"m{number}", broker_id=number, address=f"{number}:1") for number in (1, 2, 3)]
+        self.forgotten: list[tuple[str, int]] = []
+        self.silent = {"c"}
+
+    @staticmethod
+    def cluster_info() -> list[Any]:
+        ids = {"c": 3, "a": 0}
+        return [SimpleNamespace(broker_name="n", broker_id=number, address=address) for address, number in ids.items()]
+
+    def _call(self, address: str, method: Any, request: Any, response: Any) -> Any:
+        if address in self.silent:
+            raise ConnectFailedError(f"{address} is down")
+        if method == _methods.FORGET_MEMBER:
+            self.forgotten.append((address, request.broker_id))
+            return response()
+        state = pb.Leadership(member="m1", state="LEADING", epoch=7, broker_id=1, known=self.known)
+        return pb.GetHaStatusResponse(broker_name="n", broker_id=0, role=pb.BROKER_ROLE_SYNC_MASTER, leadership=state)
+
+    _side_by_side = staticmethod(Name._side_by_side)
+
+
+def test_elected_brokers_that_do_not_answer_are_away() -> None:
+    name = NameWithOneAway()
+    (master,), failures = _ha_admin.ha_status(name, "n")  # type: ignore[arg-type]
+    assert set(failures) == {"n/3"}
+    assert master.away == (KnownMember("m2", 2, "2:1"), KnownMember("m3", 3, "3:1"))
+    # With an emptied folder it is another member, which the set does not have yet.
+    name.known[0].member = "m0"
+    (master,), _ = _ha_admin.ha_status(name, "n")  # type: ignore[arg-type]
+    assert [each.broker_id for each in master.away] == [2, 3]
+
+
+def test_any_broker_of_the_name_forgets_one_that_was_removed() -> None:
+    name = NameWithOneAway()
+    Admin.forget_member(name, "n", 2)  # type: ignore[arg-type]
+    assert name.forgotten == [("a", 2)]
+    name.silent = {"a"}
+    Admin.forget_member(name, "n", 2)  # type: ignore[arg-type]
+    assert name.forgotten[1:] == [("c", 2)]
+    name.silent = {"a", "c"}
+    with pytest.raises(ConnectFailedError):
+        Admin.forget_member(name, "n", 2)  # type: ignore[arg-type]
+    with pytest.raises(BrokerNotFoundError):
+        Admin.forget_member(name, "other", 2)  # type: ignore[arg-type]

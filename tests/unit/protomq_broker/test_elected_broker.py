@@ -28,7 +28,7 @@ from protomq_broker.store.start.settings import make_folders
 from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.cluster_state import LogEnd
-from protomq_ha.leadership_values import CutSettled, Role, StopLeading
+from protomq_ha.leadership_values import CutSettled, Role, StopLeading, TailSettled
 
 ROOT = "/store"
 
@@ -89,11 +89,12 @@ class Failing:
         broker._settings, broker._is_stopping = EtcdConfig(), False
         broker._tail = SimpleNamespace(  # type: ignore[assignment]
             doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut,
-            settle_cut=lambda: self.done.append("forgets that it was cut"),
+            settle_cut=lambda: self.done.append("forgets that it was cut"), settle=lambda: self.done.append("forgets its doubt"),
         )  # fmt: skip
         broker.leadership = SimpleNamespace(  # type: ignore[assignment]
             role=role,
-            tail_may_be_lost=lambda: self.done.append("leaves the set"),
+            tail_may_be_lost=self._note_doubt,
+            tail_is_in_doubt=False,
             end_was_cut=self._note_cut,
             end_is_cut=False,
             hand_over=self._hand_over,
@@ -111,6 +112,10 @@ class Failing:
     def _hand_over(self, timeout_s: float) -> bool:
         self.done.append("hands over")
         return True
+
+    def _note_doubt(self) -> None:
+        self._broker.leadership.tail_is_in_doubt = True  # type: ignore[misc]
+        self.done.append("leaves the set")
 
     def _note_cut(self, cut_end: LogEnd) -> None:
         self._broker.leadership.end_is_cut = True  # type: ignore[misc]
@@ -226,6 +231,16 @@ def test_what_caught_up_before_a_store_was_opened_again_and_cut_once_more_settle
     failing._broker.leadership.end_is_cut = False  # type: ignore[misc]
     asyncio.run(failing._broker._do(CutSettled()))
     assert failing.done[-1] == "forgets that it was cut"
+
+
+def test_what_left_the_set_before_its_log_failed_once_more_settles_nothing() -> None:
+    failing = Failing(Role.FOLLOWING)
+    failing.run()
+    asyncio.run(failing._broker._do(TailSettled()))
+    assert failing.done[-1] == "starts"
+    failing._broker.leadership.tail_is_in_doubt = False  # type: ignore[misc]
+    asyncio.run(failing._broker._do(TailSettled()))
+    assert failing.done[-1] == "forgets its doubt"
 
 
 def test_a_store_that_was_cut_at_an_earlier_start_is_so_when_it_opens_again() -> None:

@@ -21,6 +21,7 @@ from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import HaFollower, OtherPastError, SkippedPartsError, TruncatedError
 from protomq_broker.ha_service import HaService
 from protomq_broker.ha_session import FollowSession
+from protomq_broker.log_time import LogTime
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
@@ -371,6 +372,27 @@ def test_a_log_that_ends_with_damage_begins_again_before_it_even_if_the_crc_at_i
     assert open_store(disk_of(slave), follows=True).appended_position < end
 
 
+def test_a_log_whose_damaged_end_was_healed_is_opened_again_before_it_goes_on() -> None:
+    """The start knows no record of the healed part, so nothing may be stored behind it."""
+    master = with_messages(20)
+    slave = slave_of(master)
+    end = slave.appended_position
+    octets = log_of(disk_of(slave), 0, end)
+    slave = damaged_at_its_end(slave)
+    (damage,) = slave.damaged_ranges
+    slave.heal_log(damage, octets[damage.start_position : damage.end_position])
+    follower = follower_of(slave)
+    with pytest.raises(TruncatedError):
+        follower._check_whole(_Line(master))  # type: ignore[arg-type]
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True, corruption="quarantine")
+    assert not slave.damaged_ranges
+    assert not slave.has_lost_its_end
+    assert slave.appended_position == end
+    follow(master, slave)
+    assert read_all(slave) == read_all(master)
+
+
 def test_a_master_of_an_epoch_that_this_log_has_from_another_one_is_followed_by_order_only() -> None:
     """Each epoch has one writer. So etcd was restored from a copy that did not know of the epoch, and gave it again."""
     old = elected_with_messages(5)
@@ -473,6 +495,16 @@ def test_what_was_confirmed_first_is_written_down_at_once() -> None:
         follow(master, slave)
         follower._note(session)
         assert (written.read() == master.appended_position) is is_written
+
+
+def test_a_slave_takes_the_log_time_that_its_master_says() -> None:
+    slave = slave_of(with_messages(1))
+    follower, session = follower_of(slave), FollowSession(slave, lambda function: function())
+    follower._log_time = LogTime(ManualClock(NOW_MS), 0)
+    for log_time_ms, now_ms in ((0, NOW_MS), (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS), (0, NOW_MS - HOUR_MS)):
+        session.log_time_ms = log_time_ms
+        follower._note(session)
+        assert follower._log_time.now_ms() == now_ms
 
 
 def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_says_so() -> None:

@@ -21,7 +21,9 @@ from protomq_broker.leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
+    UnknownMemberError,
 )
+from protomq_broker.log_time import LogTime
 from protomq_broker.store.errors import DiskFullError, LogForkError
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
@@ -37,7 +39,7 @@ from .store.store_helpers import open_store
 
 
 def service_whose_orders_end_with(error: Exception | None) -> HaService:
-    def order(kind: str, target: str) -> None:
+    def order(*_: Any) -> None:
         if error is not None:
             raise error
 
@@ -48,7 +50,7 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
         "b",
         lambda: 1,
         lambda verdict: None,
-        leadership=SimpleNamespace(order=order),  # type: ignore[arg-type]
+        leadership=SimpleNamespace(order=order, forget=order),  # type: ignore[arg-type]
     )
 
 
@@ -70,11 +72,26 @@ def test_only_an_order_whose_transaction_was_not_answered_may_stand(
     assert told.value.metadata["definite"] == ("true" if definite else "false")
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (UnknownMemberError("never heard of"), Code.NOT_FOUND, "BROKER_NOT_FOUND"),
+        (OrderRefusedError("no etcd"), Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_whoever_cannot_be_forgotten_is_told(error: Exception, code: Code, reason: str) -> None:
+    request = ha.ForgetMemberRequest(broker_name="b", broker_id=2)
+    with pytest.raises(ServiceError, match=str(error)) as told:
+        service_whose_orders_end_with(error).forget_member(request, None)  # type: ignore[arg-type]
+    assert (told.value.code, told.value.reason, told.value.metadata["definite"]) == (code, reason, "true")
+    assert service_whose_orders_end_with(None).forget_member(request, None) == ha.ForgetMemberResponse()  # type: ignore[arg-type]
+
+
 def test_no_fetch_waits_for_etcd() -> None:
     table = DispatchTable()
     table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service_whose_orders_end_with(None))
     lanes = {path.rpartition("/")[2]: bound.method.lane for path, bound in table.by_path.items()}
-    assert lanes["OrderLead"] == "admin"
+    assert lanes["OrderLead"] == lanes["ForgetMember"] == "admin"
     assert lanes["Fetch"] == lanes["Acknowledge"] == "ha"
 
 
@@ -145,10 +162,12 @@ def test_a_master_whose_disk_is_full_says_so_as_long_as_it_is() -> None:
 class _Slave:
     """A follower that speaks with a HaService without a network."""
 
-    def __init__(self, leader: Store) -> None:
+    def __init__(self, leader: Store, log_time: LogTime | None = None) -> None:
         config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
         numbers = itertools.count(1)
-        self._service = HaService(leader, config, ManualClock(), "b", lambda: next(numbers), lambda verdict: None)
+        self._service = HaService(
+            leader, config, ManualClock(), "b", lambda: next(numbers), lambda verdict: None, log_time=log_time
+        )
         table = DispatchTable()
         table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], self._service)
         self._bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
@@ -157,7 +176,7 @@ class _Slave:
 
     def follow(self, cluster: str = "") -> str:
         """One session, until it has all or ends: why it ends. `cluster`: where it says that it belongs."""
-        session = FollowSession(self.store, lambda function: function())
+        self.session = session = FollowSession(self.store, lambda function: function())
         request = session.begin_request("b", 1, "")
         request.cluster = cluster
         begins = True
@@ -187,6 +206,17 @@ def test_a_slave_of_another_cluster_is_refused() -> None:
     assert not slave.store.appended_position
     assert slave.follow("DefaultCluster") == slave.follow("") == ""
     assert slave.store.appended_position == leader.appended_position
+
+
+def test_a_master_says_its_log_time() -> None:
+    """One of an earlier version does not."""
+    leader = open_store(SimDisk())
+    leader.append([make_request([b"x"])])
+    slow = ManualClock(5_000)
+    for log_time, said_ms in ((LogTime(slow, 0), 5_000), (None, 0)):
+        slave = _Slave(leader, log_time)
+        assert slave.follow() == ""
+        assert slave.session.log_time_ms == said_ms
 
 
 def test_damage_that_only_a_slave_notices_goes_into_quarantine_and_holds_it_up_no_longer_than_it_lasts() -> None:

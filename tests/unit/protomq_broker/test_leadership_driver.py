@@ -14,8 +14,21 @@ from protomq_broker.leadership_driver import (
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
+    UnknownMemberError,
 )
-from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, ClusterView, LogEnd
+from protomq_ha.cluster_state import (
+    IN_SYNC,
+    PROMOTE_UNCLEAN,
+    SWITCH,
+    ClusterView,
+    LogEnd,
+    MemberName,
+    Put,
+    Row,
+    Transaction,
+    encode_in_sync,
+    encode_name,
+)
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership_values import (
     Committed,
@@ -216,6 +229,34 @@ def test_an_order_that_is_left_at_the_same_time_is_not_overwritten() -> None:
 def test_an_order_whose_transaction_is_not_answered_is_uncertain() -> None:
     with pytest.raises(OrderUncertainError, match="look at the status"):
         idle_driver(Scripted(ClusterView(5, {}), None)).order(SWITCH, "2")
+
+
+def test_who_is_out_of_the_set_is_known_until_it_is_forgotten(etcd: FakeEtcd, make: Callable[[str], Broker]) -> None:
+    driver = make("1").lead().driver
+    gone, kept = MemberName(2, "gone:1"), MemberName(3, "kept:1")
+    etcd.model.commit(Transaction((), (Put("name/2", encode_name(gone)), Put("name/3", encode_name(kept)))))
+    until(lambda: {("2", gone), ("3", kept)} <= set(driver.view().known))
+    driver.forget(2)
+    assert {"1", "3"} == etcd.model.view.names.keys()
+    until(lambda: "2" not in dict(driver.view().known))
+    with pytest.raises(UnknownMemberError, match="etcd knows no such broker"):
+        driver.forget(2)
+
+
+def test_a_member_of_the_set_is_not_forgotten(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    in_sync = Put(IN_SYNC, encode_in_sync(1, frozenset({"2"}), unclean_epoch=0))
+    etcd.model.commit(Transaction((), (in_sync, Put("name/2", encode_name(MemberName(2, "away:1"))))))
+    with pytest.raises(UnknownMemberError, match="it is in the in-sync set"):
+        driver.forget(2)
+    assert etcd.model.view.names.keys() == {"2"}
+
+
+def test_nobody_is_forgotten_who_joins_meanwhile_or_if_etcd_does_not_answer() -> None:
+    view = ClusterView(5, {"name/2": Row(encode_name(MemberName(2, "away:1")), 4)})
+    for answers in ((None,), (view, None), (view, Committed(False, 6))):
+        with pytest.raises(OrderRefusedError):
+            idle_driver(Scripted(*answers)).forget(2)
 
 
 def test_ticks_go_on_behind_one_that_failed(etcd: FakeEtcd, caplog: pytest.LogCaptureFixture) -> None:

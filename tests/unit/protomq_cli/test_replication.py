@@ -1,11 +1,18 @@
-"""`ha status`: what a row says."""
+"""`ha status` and `ha forget`: what a row says, and who is forgotten."""
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
-from protomq import BrokerRole, HaStatus
+from protomq import BrokerRole, HaStatus, KnownMember, LeadershipStatus
+from protomq.errors import BrokerNotFoundError
+from protomq_cli import replication
 from protomq_cli.replication import _row
+from tests.support.cli import run
 
 
 def state(role: BrokerRole, *, problem: str = "", master_address: str = "") -> HaStatus:
@@ -39,3 +46,62 @@ def test_a_master_with_a_problem_still_shows_its_copies(problem: str) -> None:
 def test_a_slave_counts_no_copies(problem: str) -> None:
     row = _row(state(BrokerRole.SLAVE, problem=problem, master_address="m:1"), as_table=True)
     assert (row["in_sync"], row["problem"]) == ("", problem)
+
+
+class FakeAdmin:
+    """An elected master whose id is 1 while it follows. 2, in the in-sync set, and 3, which is not, do not answer."""
+
+    def __init__(self) -> None:
+        away = (KnownMember("m2", 2, "host2:1"), KnownMember("m3", 3, "host3:1"))
+        known = (KnownMember("m1", 1, "host1:1"), *away)
+        leadership = LeadershipStatus("m1", "LEADING", 3, "m1", ("m1", "m2"), (), 1, known)
+        self.states = [replace(state(BrokerRole.SYNC_MASTER), leadership=leadership, away=away)]
+        self.forgotten: list[int] = []
+
+    def ha_status(self, broker: str | None) -> list[HaStatus]:
+        assert broker in (None, "b")
+        return self.states
+
+    def forget_member(self, broker: str, broker_id: int) -> None:
+        if broker_id != 3:
+            raise BrokerNotFoundError(f"broker_id {broker_id} cannot be forgotten")
+        self.forgotten.append(broker_id)
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    admin = FakeAdmin()
+    monkeypatch.setattr(replication, "open_admin", lambda *_: nullcontext(admin))
+    return admin
+
+
+def test_elected_brokers_that_do_not_answer_have_rows(admin: FakeAdmin) -> None:
+    # What another one has read of etcd may be older.
+    (master,) = admin.states
+    assert master.leadership is not None
+    slave = replace(master.leadership, state="FOLLOWING")
+    gone = (*master.away, KnownMember("m0", 9, "host9:1"))
+    admin.states.append(replace(master, broker_id=4, role=BrokerRole.SLAVE, leadership=slave, away=gone))
+    rows = json.loads(run("ha", "status", "-o", "json").stdout)
+    assert [(row["broker_id"], row["role"]) for row in rows] == [(0, "SYNC_MASTER"), (2, "AWAY"), (3, "AWAY"), (4, "SLAVE")]
+    assert (rows[1]["member"], rows[1]["address"], rows[1]["end_position"]) == ("m2", "host2:1", None)
+    assert "is in the in-sync set still; last at host2:1" in rows[1]["problem"]
+    assert rows[2]["problem"].endswith("If it was removed for good: protomq ha forget b --id 3")
+    assert rows[0]["leadership"]["known"][2] == {"member": "m3", "broker_id": 3, "address": "host3:1"}
+    assert "AWAY" in run("ha", "status").stdout
+
+
+def test_a_broker_that_was_removed_is_forgotten(admin: FakeAdmin) -> None:
+    assert json.loads(run("ha", "forget", "b", "--id", "3", "-o", "json").stdout) == [
+        {"broker": "b", "broker_id": 3, "forgotten": True}
+    ]
+    assert admin.forgotten == [3]
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "code", "said"),
+    [("1", 6, "broker_id 1 of b runs: stop it first"), ("2", 6, "it may have what nobody else has"), ("5", 4, "cannot be forgotten")],
+)
+def test_one_that_runs_or_is_in_the_set_or_unknown_is_not_forgotten(admin: FakeAdmin, broker_id: str, code: int, said: str) -> None:
+    assert said in run("ha", "forget", "b", "--id", broker_id, code=code).stderr
+    assert not admin.forgotten

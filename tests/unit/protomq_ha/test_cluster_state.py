@@ -41,6 +41,14 @@ def test_the_name_of_a_member_is_for_people_so_one_that_nobody_can_read_is_none(
     assert ClusterView(8, rows).names == {"m1": MemberName(2, "host:1")}
 
 
+def test_a_member_of_the_set_is_never_named_in_vain() -> None:
+    rows = {f"name/m{number}": Row(encode_name(MemberName(2, "host:1")), 7) for number in (1, 2)}
+    assert ClusterView(8, rows).named_in_vain(2) == {"m1", "m2"}
+    rows[IN_SYNC] = Row(encode_in_sync(3, frozenset({"m2"}), unclean_epoch=0), 8)
+    assert ClusterView(8, rows).named_in_vain(2) == {"m1"}
+    assert ClusterView(8, rows).named_in_vain(3) == frozenset()
+
+
 def test_nothing_is_there_at_first() -> None:
     view = ClusterView(1, {})
     assert (view.master, view.in_sync, view.order, view.key_revision(MASTER)) == (None, None, None, 0)

@@ -486,8 +486,8 @@ def test_the_end_of_a_cut_log_is_told_again_behind_a_change_of_the_set_and_never
     assert "end/s" not in told
 
 
-def test_members_of_the_set_are_known_by_name_until_they_are_taken_out_of_it(etcd: SimEtcd) -> None:
-    """And at the address that they have now."""
+def test_members_of_the_set_are_known_by_name_and_stay_so_when_they_are_taken_out_of_it(etcd: SimEtcd) -> None:
+    """As that broker, and at the address, that they have now. Who never was a member is not known."""
     master = master_with(etcd, "s", "t")
     slave, outsider = Member(etcd, "s", 0, broker_id=2), Member(etcd, "u", 0)
     for now_ms in range(0, 1_000, 300):
@@ -501,11 +501,10 @@ def test_members_of_the_set_are_known_by_name_until_they_are_taken_out_of_it(etc
     for now_ms in range(1_000, 9_000, 300):
         master.report(0, {}, now_ms)
     assert master.members() == {"m"}
-    assert etcd.view.names == {"m": MemberName(7, "m:1")}
+    assert etcd.view.names == {"m": MemberName(7, "m:1"), "s": MemberName(3, "s:1")}
 
 
-def test_who_leaves_the_set_by_itself_takes_its_name_away(etcd: SimEtcd) -> None:
-    """Else the name of a store whose folder was replaced would stay for ever."""
+def test_who_leaves_the_set_by_itself_is_known_by_name_still(etcd: SimEtcd) -> None:
     master_with(etcd, "s")
     slave = Member(etcd, "s", epoch=1, empty=False)
     slave.tick(0)
@@ -514,16 +513,34 @@ def test_who_leaves_the_set_by_itself_takes_its_name_away(etcd: SimEtcd) -> None
     slave.tick(300)
     assert "s" not in slave.members()
     slave.tick(5_000)
-    assert "s" not in etcd.view.names
+    assert "s" in etcd.view.names
 
 
-def test_who_takes_over_takes_away_the_name_of_the_master_that_is_gone(etcd: SimEtcd) -> None:
+def test_a_master_that_is_gone_is_known_by_name_until_another_store_of_its_broker_is_a_member(etcd: SimEtcd) -> None:
     master_with(etcd, "s").tick(300)
-    slave = Member(etcd, "s", 300)
+    slave = Member(etcd, "s", 300, broker_id=2)
     slave.tick(300)
     assert etcd.view.names.keys() == {"m", "s"}
     assert slave.lead(300 + TTL_MS) == 2
-    assert etcd.view.names.keys() == {"s"}
+    assert slave.members() == {"s"}
+    assert etcd.view.names.keys() == {"m", "s"}
+    now_ms = 2 * TTL_MS
+    emptied = Member(etcd, "n", now_ms, broker_id=7)
+    emptied.tick(now_ms)
+    assert etcd.view.names.keys() == {"m", "s"}, "it may never get so far"
+    slave.report(0, {"n": MemberReport(0, True, now_ms)}, now_ms)
+    emptied.tick(now_ms + 300)
+    assert slave.members() == {"s", "n"}
+    assert etcd.view.names == {"n": MemberName(7, "n:1"), "s": MemberName(2, "s:1")}
+
+
+def test_a_member_of_the_set_keeps_its_name_though_another_one_has_its_broker_id(etcd: SimEtcd) -> None:
+    """By a mistake in their files. Each of them may have what was acknowledged."""
+    master_with(etcd, "s")
+    slave = Member(etcd, "s", broker_id=7)
+    slave.tick(0)
+    assert slave.members() == {"m", "s"}
+    assert etcd.view.names.keys() == {"m", "s"}
 
 
 def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:

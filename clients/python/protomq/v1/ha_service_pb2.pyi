@@ -217,6 +217,7 @@ class FetchResponse(_message.Message):
     COUNTS_FLUSHED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SAID_MS_FIELD_NUMBER: _builtins.int
+    LOG_TIME_MS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     status: Global___FetchStatus.ValueType
     """The outcome."""
@@ -238,6 +239,10 @@ class FetchResponse(_message.Message):
     """The master's heartbeat interval in milliseconds: it says something at least that often."""
     said_ms: _builtins.int
     """When the answer was given, by a clock of the master's that only the master reads; 0: roles are fixed."""
+    log_time_ms: _builtins.int
+    """The master's log time when the answer was given, in milliseconds since 1970: the slave goes on with it when it leads. 0: the master does
+    not say it.
+    """
     log: _builtins.bytes
     """The log from `position` on, as it stands in the master's segments. It may end within an append. The last field of an answer."""
     def __init__(
@@ -253,11 +258,12 @@ class FetchResponse(_message.Message):
         counts_flushed: _builtins.bool = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         said_ms: _builtins.int = ...,
+        log_time_ms: _builtins.int = ...,
         log: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "log_time_ms", b"log_time_ms", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,6 +516,7 @@ class Leadership(_message.Message):
     IN_SYNC_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     """Name of this broker's store in etcd."""
     state: _builtins.str
@@ -528,6 +535,10 @@ class Leadership(_message.Message):
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What an operator should know, such as that etcd does not answer."""
 
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownMember]:
+        """Members that etcd knows by name: they are in the in-sync set, or were, and were neither forgotten nor replaced by another store."""
+
     def __init__(
         self,
         *,
@@ -538,14 +549,45 @@ class Leadership(_message.Message):
         in_sync: _abc.Iterable[_builtins.str] | None = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
         broker_id: _builtins.int = ...,
+        known: _abc.Iterable[Global___KnownMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "known", b"known", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leadership: _TypeAlias = Leadership  # noqa: Y015
+
+@_typing.final
+class KnownMember(_message.Message):
+    """KnownMember is the broker of a member, as etcd has it, whether it runs or not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """Name of its store in etcd."""
+    broker_id: _builtins.int
+    """Its id while it follows."""
+    address: _builtins.str
+    """Its remoting port."""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownMember: _TypeAlias = KnownMember  # noqa: Y015
 
 @_typing.final
 class OrderLeadRequest(_message.Message):
@@ -593,6 +635,49 @@ class OrderLeadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OrderLeadResponse: _TypeAlias = OrderLeadResponse  # noqa: Y015
+
+@_typing.final
+class ForgetMemberRequest(_message.Message):
+    """ForgetMemberRequest names a broker that will not come back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_NAME_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    broker_name: _builtins.str
+    """Name of the broker."""
+    broker_id: _builtins.int
+    """Its id while it follows."""
+    def __init__(
+        self,
+        *,
+        broker_name: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberRequest: _TypeAlias = ForgetMemberRequest  # noqa: Y015
+
+@_typing.final
+class ForgetMemberResponse(_message.Message):
+    """ForgetMemberResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberResponse: _TypeAlias = ForgetMemberResponse  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):

@@ -60,6 +60,11 @@ class HaServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.FromString,
                 _registered_method=True)
+        self.ForgetMember = channel.unary_unary(
+                '/protomq.v1.HaService/ForgetMember',
+                request_serializer=protomq_dot_v1_dot_ha__service__pb2.ForgetMemberRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_ha__service__pb2.ForgetMemberResponse.FromString,
+                _registered_method=True)
 
 
 class HaServiceServicer(object):
@@ -104,6 +109,15 @@ class HaServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetMember(self, request, context):
+        """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
+        does it. UNSUPPORTED: they elect nobody. BROKER_NOT_FOUND: etcd knows no such broker outside the in-sync set. DEADLINE_EXCEEDED: etcd
+        does not answer; ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HaServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +145,11 @@ def add_HaServiceServicer_to_server(servicer, server):
                     servicer.OrderLead,
                     request_deserializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.SerializeToString,
+            ),
+            'ForgetMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetMember,
+                    request_deserializer=protomq_dot_v1_dot_ha__service__pb2.ForgetMemberRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_ha__service__pb2.ForgetMemberResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +288,33 @@ class HaService(object):
             '/protomq.v1.HaService/OrderLead',
             protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.SerializeToString,
             protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.HaService/ForgetMember',
+            protomq_dot_v1_dot_ha__service__pb2.ForgetMemberRequest.SerializeToString,
+            protomq_dot_v1_dot_ha__service__pb2.ForgetMemberResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,11 @@ class HaServiceStub:
     """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
     elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
     """
+    ForgetMember: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.ForgetMemberRequest, _ha_service_pb2.ForgetMemberResponse]
+    """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
+    does it. UNSUPPORTED: they elect nobody. BROKER_NOT_FOUND: etcd knows no such broker outside the in-sync set. DEADLINE_EXCEEDED: etcd
+    does not answer; ask again.
+    """
 
 @_typing.type_check_only
 class HaServiceAsyncStub(HaServiceStub):
@@ -70,6 +75,11 @@ class HaServiceAsyncStub(HaServiceStub):
     OrderLead: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]  # type: ignore[assignment]
     """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
     elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+    """
+    ForgetMember: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.ForgetMemberRequest, _ha_service_pb2.ForgetMemberResponse]  # type: ignore[assignment]
+    """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
+    does it. UNSUPPORTED: they elect nobody. BROKER_NOT_FOUND: etcd knows no such broker outside the in-sync set. DEADLINE_EXCEEDED: etcd
+    does not answer; ask again.
     """
 
 class HaServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -119,6 +129,17 @@ class HaServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ha_service_pb2.OrderLeadResponse, _abc.Awaitable[_ha_service_pb2.OrderLeadResponse]]:
         """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
         elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetMember(
+        self,
+        request: _ha_service_pb2.ForgetMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ha_service_pb2.ForgetMemberResponse, _abc.Awaitable[_ha_service_pb2.ForgetMemberResponse]]:
+        """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
+        does it. UNSUPPORTED: they elect nobody. BROKER_NOT_FOUND: etcd knows no such broker outside the in-sync set. DEADLINE_EXCEEDED: etcd
+        does not answer; ask again.
         """
 
 def add_HaServiceServicer_to_server(servicer: HaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

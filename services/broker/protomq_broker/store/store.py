@@ -32,6 +32,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from protomq.wire.topics import QUEUES_DEFAULT
 from .appending import Appender
 from .config import StoreConfig
 from .errors import DiskFullError, NoWriterError, StoreFailedError
-from .files.disk import Disk
+from .files.disk import Disk, remove_file
 from .files.lock import StoreLock
 from .following import Follower, LogFollowers
 from .housekeeping.carry_forward import CarryForward
@@ -65,7 +66,7 @@ from .refusals import Refusals
 from .same_messages import Appended, SentAgain
 from .saving import Saver
 from .start.restored_topics import restore_topics
-from .start.settings import begin_folder
+from .start.settings import RESTORED_SLAVE_NAME, begin_folder, check_may_lead
 from .state.groups import GroupTable
 from .state.half_copies import HalfCopies, half_copies
 from .state.half_messages import TransactionState
@@ -126,13 +127,15 @@ class Store:
         root = os.path.abspath(root)
         config = config or StoreConfig()
         begin_folder(disk, root)
+        if not follows:
+            check_may_lead(disk, root)
         lock = StoreLock(disk, root)
         try:
             files = StoreFiles(disk, root, config, clock, lock, draw, check_plan or CheckPlan())
             recovery = files.recover()
             files.settle_epochs(recovery.log)
             end = recovery.log.tail.position
-            epoch = files.end_epoch(end) if follows else files.begin_epoch(end, epoch)
+            epoch = files.end_epoch(recovery.log) if follows else files.begin_epoch(end, epoch)
             store = cls(
                 files,
                 recovery,
@@ -206,6 +209,9 @@ class Store:
         )
         """The positions of the log; listeners join here."""
         self._has_cut_its_end = recovery.log.was_cut
+        tail = recovery.log.tail
+        seal = seal_before(self._folder, tail.position)
+        self._has_lost_its_end = tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self._flusher = LogFlusher(disk, self._log, self.positions, self._clock.monotonic)
         self.flush = self._flusher.flush
@@ -472,6 +478,7 @@ class Store:
         `positions.note_replicated` confirms more. Raises StoreFailedError, StaleEpochError, OSError; then the store still follows.
         """
         self._leadership.lead(epoch)
+        self.note_role_taken()
         self._repeated.end_partial()
         self._log.date_head(self._clock.now_ms())
         self._begin_segment()
@@ -479,6 +486,15 @@ class Store:
         self.positions.wait_for_replicas(waits_for_replicas)
         self._carried.tell_untold()
         return self._log.epoch
+
+    def note_role_taken(self) -> None:
+        """Notes that the store follows a master whose log agrees with it, or was given an epoch to lead in. From now on a restored slave is
+        as any other store. If the disk does not take that, the next session notes it.
+        """
+        path = f"{self.root}/{RESTORED_SLAVE_NAME}"
+        if self._disk.exists(path):
+            with suppress(OSError):
+                remove_file(self._disk, path)
 
     def forget_listeners(self) -> None:
         """Whoever has served this store serves it no more: nobody is told anything, and nothing is kept for anybody.
@@ -512,10 +528,11 @@ class Store:
 
     @property
     def has_lost_its_end(self) -> bool:
-        """Whether the log ends with damage, and nobody knows where it ended before that, and with which CRC."""
-        tail = self.positions.tail
-        seal = seal_before(self._folder, tail.position)
-        return tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
+        """Whether this start found damage at the end of the log, so that nobody knew where it ended before that, and with which CRC.
+
+        It stays so until the next start, even if a replica heals these bytes meanwhile: what follows from them is missing.
+        """
+        return self._has_lost_its_end
 
     @property
     def has_cut_its_end(self) -> bool:

@@ -31,7 +31,7 @@ from .log.epochs import (
     read_epochs,
     write_epochs,
 )
-from .log.recovery import RecoveredLog, StartPoint
+from .log.recovery import RecoveredLog, StartPoint, is_repaired
 from .log.segment import SegmentFolder
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
@@ -194,12 +194,14 @@ class StoreFiles:
         self.epochs = standing
         return standing.highest_epoch
 
-    def end_epoch(self, end: int) -> int:
+    def end_epoch(self, recovered: RecoveredLog) -> int:
         """Ends the lead at the end of the log: from there on the store follows. Durable when this returns, unless the disk is full: then
         `has_written_epochs` tells. Returns the log's epoch there. Raises OSError.
         """
-        epoch = epoch_at_end(self.folder, end)
+        end = recovered.tail.position
         row = self.epochs.row_at(end - 1)
+        # A seal that is damaged may tell any epoch.
+        epoch = 0 if self._ends_with_damage(recovered) else epoch_at_end(self.folder, end)
         if row is not None:  # a log that ends with damage has no last append that tells
             epoch = max(epoch, row.epoch)
         epochs = self.epochs.begin(end, epoch, is_led=False)
@@ -213,6 +215,10 @@ class StoreFiles:
             self.has_written_epochs = (standing.rows, standing.highest_epoch) == (epochs.rows, epochs.highest_epoch)
             self.epochs = epochs
         return epoch
+
+    def _ends_with_damage(self, recovered: RecoveredLog) -> bool:
+        end = recovered.tail.position
+        return any(found.end_position == end and not is_repaired(self.disk, self.folder, found) for found in recovered.damaged)
 
     def keep_epochs(self, epochs: Epochs) -> None:
         """Writes the epochs to their file. Raises OSError."""

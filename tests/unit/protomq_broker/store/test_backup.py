@@ -76,9 +76,9 @@ def forget_first_segments(store: Store, below: int = SEGMENT) -> None:
     store.flush()
 
 
-def open_at(disk: SimDisk, root: str) -> Store:
+def open_at(disk: SimDisk, root: str, *, follows: bool = False) -> Store:
     config = StoreConfig(segment_size_bytes=SEGMENT)
-    return Store.open(root, config, clock=ManualClock(), disk=disk, background=False)
+    return Store.open(root, config, clock=ManualClock(), disk=disk, background=False, follows=follows)
 
 
 def leader(messages: int = MANY) -> Store:
@@ -134,6 +134,27 @@ def test_what_is_restored_as_a_slave_has_the_epochs_of_the_backup() -> None:
     epochs = find_epochs(disk, open_offline("/r", disk).folder, store.flushed_position)
     known = read_epochs(disk, f"/r/{EPOCHS_NAME}")
     assert (known.rows, known.highest_epoch) == (epochs.rows, store.epoch)
+    store.close()
+
+
+@pytest.mark.parametrize("is_elected", [False, True])
+def test_what_is_restored_as_a_slave_leads_only_when_it_has_followed_or_was_elected(is_elected: bool) -> None:
+    """Its next epoch may be one that another store has begun."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk, is_slave=True)
+    before = disk.files("/r")
+    with pytest.raises(StoreSettingsError, match="it has followed no master since"):
+        open_at(disk, "/r")
+    assert disk.files("/r") == before
+    slave = open_at(disk, "/r", follows=True)
+    if is_elected:
+        slave.lead(store.epoch + 7)
+    else:
+        slave.note_role_taken()
+    slave.close()
+    assert open_at(disk, "/r").epoch > store.epoch
     store.close()
 
 

@@ -28,6 +28,7 @@ from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
 
 from .log_helpers import Log, make_record, make_request, recover
 from .store_helpers import open_store
+from .test_following import disk_of, fill, follow
 
 PATH = f"/s/{EPOCHS_NAME}"
 SEGMENT_0 = f"/s/commitlog/{0:020d}"
@@ -285,6 +286,27 @@ def test_a_store_of_an_earlier_version_has_the_epoch_0_and_goes_on_with_1() -> N
     store.append([make_request([b"d"])])
     store.close()
     assert epochs_of(disk) == [(0, 0, False), (tail.position, 1, True)]
+
+
+@pytest.mark.parametrize("knows_epochs", [True, False])
+def test_damage_of_the_last_seal_makes_up_no_epoch(knows_epochs: bool) -> None:
+    """A slave with an epoch of its own invention would follow nobody ever again."""
+    master = open_store(SimDisk())
+    fill(master, 3)
+    slave = open_store(SimDisk(), follows=True)
+    follow(master, slave)
+    slave.checkpoint()
+    end, epoch = slave.appended_position, slave.epoch
+    slave.close()
+    if not knows_epochs:
+        disk_of(slave).unlink(f"/s/{EPOCHS_NAME}")
+    for at in range(end - SEAL_SIZE_BYTES, end):
+        disk = disk_of(slave).killed()
+        disk.flip_bit(f"/s/commitlog/{0:020}", 8 * at + at % 8)
+        damaged = open_store(disk, follows=True, corruption="quarantine")
+        assert damaged.damaged_ranges
+        assert (damaged.epoch, damaged.epochs.highest_epoch) == (epoch, epoch), f"octet {at - end}"
+        damaged.close()
 
 
 def test_verify_tells_of_an_epoch_that_falls() -> None:

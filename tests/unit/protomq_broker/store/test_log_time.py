@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import struct
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.timer.log_time import SLEW_RATIO, UNEQUAL_MIN_MS, KeptTime, LogClock
+from protomq.wire.hashing import crc32c
+from protomq_broker.log_time import LogTime
+from protomq_broker.log_time_file import MAGIC, LogTimeFile
+from protomq_broker.store.files.disk import write_fully
+from protomq_broker.store.timer.log_time import (
+    HEARD_FOR_MS,
+    SLEW_RATIO,
+    UNEQUAL_MIN_MS,
+    HeardTime,
+    KeptTime,
+    LogClock,
+)
+from protomq_broker.testing.simdisk import SimDisk
+
+from .log_helpers import ManualClock
+
+HOUR_MS = 3_600_000
+BOOT_ID = "b" * 36
 
 
 def test_it_is_the_wall_clock_where_nobody_sets_it() -> None:
@@ -76,3 +96,61 @@ def test_a_start_goes_on_where_log_time_was_and_does_not_jump_ahead_of_a_clock_t
     assert kept.continued_ms(0) == 1_054_000
     running = LogClock(1_000_000, 0)
     assert running.now_ms(1_060_000 - 3_600_000, 60_000) == kept.continued_ms(1_060_000 - 3_600_000)
+
+
+def test_of_what_a_master_says_the_latest_counts_since_all_of_it_comes_late() -> None:
+    heard = HeardTime()
+    late_ms = (70, 20, 900, 40, 3_000)
+    for number, late in enumerate(late_ms):
+        monotonic_ms = 100 * number
+        now_ms = heard.heard(1_000_000 + monotonic_ms - late, monotonic_ms)
+        assert now_ms == 1_000_000 + monotonic_ms - min(late_ms[: number + 1])
+
+
+def test_a_master_whose_log_time_is_slower_is_followed_all_the_same() -> None:
+    heard = HeardTime()
+    for monotonic_ms in range(0, HOUR_MS, 500):
+        log_time_ms = 1_000_000 + int(monotonic_ms * (1 - SLEW_RATIO))
+        apart_ms = heard.heard(log_time_ms, monotonic_ms) - log_time_ms
+        assert 0 <= apart_ms <= 2 * HEARD_FOR_MS * SLEW_RATIO
+
+
+class Machine:
+    """A broker's disk and clocks. `wall_ms` is how far its wall clock is off."""
+
+    def __init__(self, wall_ms: int = 0) -> None:
+        self.disk = SimDisk()
+        self.disk.make_folder("/s/config")
+        self.clock = ManualClock()
+        self.right_ms = self.clock.time_ms
+        self.clock.time_ms += wall_ms
+
+    def start(self) -> LogTime:
+        file = LogTimeFile(self.disk, "/s", BOOT_ID, self.clock.monotonic_ms)
+        return LogTime(self.clock, 0, file)
+
+
+@pytest.mark.parametrize("wall_ms", [-HOUR_MS, HOUR_MS])
+def test_who_leads_goes_on_with_the_log_time_of_the_master_that_it_has_followed(wall_ms: int) -> None:
+    machine = Machine(wall_ms)
+    slave = machine.start()
+    assert slave.now_ms() == machine.right_ms + wall_ms
+    slave.follow(machine.right_ms)
+    assert slave.now_ms() == machine.right_ms
+    assert slave.offset_ms == wall_ms
+    slave.save()
+    master = machine.start()
+    assert master.now_ms() == machine.right_ms
+    # Name servers take no start that is earlier than the one before.
+    assert master.own_ms() == slave.own_ms() == machine.right_ms + wall_ms
+
+
+def test_a_file_of_an_earlier_version_has_log_time_alone() -> None:
+    machine = Machine()
+    file = LogTimeFile(machine.disk, "/s", BOOT_ID, machine.clock.monotonic_ms)
+    content = MAGIC + struct.pack("<36sQQ", BOOT_ID.encode(), machine.clock.monotonic_ms(), 17)
+    fd = machine.disk.create("/s/config/logTime")
+    write_fully(machine.disk, fd, content + crc32c(content).to_bytes(4, "little"), 0)
+    assert file.load() == (KeptTime(17, 0), KeptTime(17, 0))
+    file.save(18, 19)
+    assert file.load() == (KeptTime(18, 0), KeptTime(19, 0))

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 FOLDERS: Final = ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends", "timer")
 SETTINGS_NAME: Final = "config/store.json"
+RESTORED_SLAVE_NAME: Final = "config/restored_slave.json"
+"""Is there from `restore --slave` until the store has followed a master."""
 _OF_THE_FILE_SYSTEM: Final = "lost+found"
 
 
@@ -42,6 +44,15 @@ def begin_folder(disk: Disk, root: str) -> None:
         raise NotAStoreError(root, strangers)
     disk.make_folder(f"{root}/config")
     disk.fsync_dir(root)
+
+
+def check_may_lead(disk: Disk, root: str) -> None:
+    """Raises StoreSettingsError if the store was restored to follow, and has not. Another store may have begun its next epoch."""
+    if disk.exists(f"{root}/{RESTORED_SLAVE_NAME}"):
+        raise StoreSettingsError(
+            f"{root}: `protomq restore --slave` made this store, and it has followed no master since. Start it as a slave beside its master"
+            " (broker_role: SLAVE, broker_id: 1). For a master with a fixed role, restore the backup without --slave into an empty folder"
+        )
 
 
 def make_folders(disk: Disk, root: str) -> None:

@@ -10,6 +10,8 @@ Rules:
 - A start goes on where log time was, plus the time that has passed since, if the machine was not started again (`log_time_file.py`).
   Where the wall clock is behind that, log time lost a tenth meanwhile, as if the broker had run. Else a start would be a jump.
   After another boot it begins at the wall clock. In both cases it never begins below the log time that the log itself has seen.
+- A slave takes the log time of its master (`HeardTime`), and goes on with it when it leads: deadlines are in its master's log time. Nothing
+  depends on a slave's log time before, so it may go back.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ SLEW_RATIO: Final = 0.1
 UNEQUAL_MIN_MS: Final = 2
 OFF_MIN_MS: Final = 1_000
 """NTP keeps a clock within milliseconds; a second is a fault that somebody should hear of."""
+HEARD_FOR_MS: Final = 5_000
+"""How long what a master has said counts, at least; twice as long at most."""
+NEVER_MS: Final = -(1 << 62)
 
 
 class KeptTime(NamedTuple):
@@ -34,6 +39,25 @@ class KeptTime(NamedTuple):
         ahead_ms = self.log_time_ms + self.passed_ms
         loss_max_ms = int(self.passed_ms * SLEW_RATIO)
         return min(ahead_ms, max(wall_ms, ahead_ms - loss_max_ms))
+
+
+class HeardTime:
+    """Log time of a master, which says it now and then. Pure. One thread at a time.
+
+    What it says is late by its way, and by what is stored before it is looked at. So the latest that follows from what was said in some
+    seconds counts. No longer: the master's log time may be slower than the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._apart_ms = self._apart_before_ms = self._since_ms = NEVER_MS
+
+    def heard(self, log_time_ms: int, monotonic_ms: int) -> int:
+        """Notes what the master has said, and returns its log time now."""
+        apart_ms = log_time_ms - monotonic_ms
+        if monotonic_ms - self._since_ms >= HEARD_FOR_MS:
+            self._apart_before_ms, self._apart_ms, self._since_ms = self._apart_ms, apart_ms, monotonic_ms
+        self._apart_ms = max(self._apart_ms, apart_ms)
+        return monotonic_ms + max(self._apart_ms, self._apart_before_ms)
 
 
 class LogClock:
@@ -61,6 +85,12 @@ class LogClock:
         now_ms = int(self._log_ms)
         self.offset_ms = wall_ms - now_ms
         return now_ms
+
+    def go_on_from(self, log_time_ms: int, wall_ms: int, monotonic_ms: int) -> None:
+        """It is that log time now, earlier or later than it was."""
+        self._log_ms = float(log_time_ms)
+        self._monotonic_ms = max(monotonic_ms, self._monotonic_ms)
+        self.offset_ms = wall_ms - log_time_ms
 
     @property
     def is_off(self) -> bool:

@@ -16,7 +16,8 @@ Rules:
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
 - A restored store is another store. It draws a number of its own, and begins with an epoch far above those that the broker may have begun
   since. So what one of them writes is never taken for the other's. One that is restored as a slave keeps the epochs of the log. So it
-  follows its master, as any replica that was away. With higher ones, an elected member would follow nobody.
+  follows its master, as any replica that was away. With higher ones, an elected member would follow nobody. Until it has followed, no
+  master with a fixed role opens it.
 - A folder with `backup.json` is no store: a broker refuses it. So does a restore that was interrupted.
 """
 
@@ -54,6 +55,7 @@ from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, write_epoc
 from protomq_broker.store.log.positions import LogTail
 from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
 from protomq_broker.store.log.verbatim import ForeignBlock, LogEnd, prove
+from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 
 from .offline import open_offline
 
@@ -239,7 +241,9 @@ def restore(
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
         epochs = find_epochs(disk, folder, manifest.end.position)
-        if not is_slave:
+        if is_slave:
+            write_json_file(disk, f"{root}/{RESTORED_SLAVE_NAME}", {})
+        else:
             highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
             epochs = replace(epochs, highest_epoch=highest)
         write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
