@@ -258,7 +258,7 @@ class Admin(AdminCalls):
         `retry_count_max`: retries before a message becomes a dead letter; "default": 16, without limit if `orderly`. `retry_delays_ms`: how
         long each retry waits, the last one standing for all further ones; []: the brokers' delay levels from level 3 on.
         `consume_enabled=False`: brokers refuse pulls of the group (GroupDisabledError). `broadcast_enabled`: brokers only store it;
-        consumers read it.
+        consumers read it. Raises ConfigurationError if nothing is set.
         """
         return whole(
             *set_group(
