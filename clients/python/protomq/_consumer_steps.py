@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from ._call_steps import broker_of, pull_address
+from ._call_steps import broker_of, forget_route, pull_address
 from ._commit_steps import CommitSteps
 from ._consumer_calls import ConsumerCalls, Limits
 from ._consumer_options import ConsumerOptions
@@ -521,10 +521,10 @@ class ConsumerSteps:
         # Of a consumer that is closed no slave has failed.
         if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:
-                yield ForgetRoute(queue.topic, may_be_old=True)
+                yield forget_route(queue.topic, error, may_be_old=True)
             return
         if error.stale_route and not (self._share is not None and self._share.is_looked_for(queue)):
-            yield ForgetRoute(queue.topic, may_be_old=not by_broker)
+            yield forget_route(queue.topic, error) if by_broker else ForgetRoute(queue.topic, may_be_old=True)
         if by_broker and isinstance(error, TopicNotFoundError | TopicRecreatedError) and self.state.incarnation(queue):
             self._made_again.add(queue.topic)
         told = self.state.failed(ticket, error, self.clock(), by_broker=by_broker)

@@ -239,9 +239,14 @@ class RetryPlan:
         return NextStep.SAME_BROKER
 
 
-def is_away(error: ProtomqError) -> bool:
+def is_away(error: Exception) -> bool:
     """Whether the name server knows brokers that had the topic, and are not registered now: they restart, or another one is elected."""
     return isinstance(error, TopicNotFoundError) and bool(error.metadata.get("missing_brokers"))
+
+
+def is_denial(error: ProtomqError) -> bool:
+    """Whether a broker, or a name server that knows of none that is away, says that it does not have the topic."""
+    return isinstance(error, TopicNotFoundError) and not is_away(error)
 
 
 def attempt_timeout(left_s: float) -> float:
