@@ -58,6 +58,7 @@ from .errors import (
     QueueNotOwnedError,
     TopicNotFoundError,
     TopicRecreatedError,
+    TransportError,
     UnsupportedError,
 )
 from .wire.topics import TopicClass, class_of, retry_topic
@@ -800,6 +801,30 @@ class ConsumerSteps:
         return tuple(found)
 
     # -- commits ---------------------------------------------------------------------------------------------------------
+
+    def follow_resets(self) -> Steps[None]:
+        """Asks whether the group's offsets were reset. Pulls and commits say it, too, but may not have been made lately.
+
+        Of a broker that does not answer they say it later.
+        """
+        before = {queue: self.state.reset_epoch(queue) for queue in self.state.queues if self.options.group}
+        silent: set[str] = set()
+        for (topic, broker_name), members in by_broker(queue for queue, epoch in before.items() if epoch is not None).items():
+            if broker_name in silent:
+                continue
+            ids = [queue.queue_id for queue in members]
+            try:
+                found = yield from self._calls.committed(IN_POLL, self.options.group, topic, broker_name, ids)
+            except ProtomqError as error:
+                logger.debug("whether offsets of %s in %s/%s were reset is not known: %s", self.options.group, topic, broker_name, error)
+                if isinstance(error, TransportError):
+                    silent.add(broker_name)
+                continue
+            for queue in members:
+                epoch = found.reset_epochs.get(queue.queue_id)
+                is_same = self.state.incarnation(queue) == found.topic_incarnation and self.state.reset_epoch(queue) == before[queue]
+                if epoch and is_same:
+                    self.state.follow_reset(queue, found.offsets[queue.queue_id], epoch)
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> Steps[None]:
         """These offsets, or the positions. Raises what a broker's call raised, after all brokers were asked."""
