@@ -506,7 +506,9 @@ class ConsumerSteps:
     def take_answer(self, ticket: Ticket, answer: bytes) -> None:
         """What came of a pull."""
         queue = ticket.queue
-        self._outages.answered(f"broker {queue.broker_name}", queue.topic, ticket.asked_s)
+        if self._outages.answered(f"broker {queue.broker_name}", queue.topic, ticket.asked_s):
+            # The pulls of its other queues rest for up to 3 s.
+            self.state.hurry({queue.broker_name})
         try:
             self.state.answered(ticket, answer, self.clock())
         except ProtomqError as error:
