@@ -324,7 +324,7 @@ class Admin(AdminCalls):
 
         Each letter is replayed once, even if you call this again or it was interrupted, unless `again` is given. It keeps its id, its
         attempts begin again, and all groups of that topic get it. `on_progress` is called after each step. Raises TopicNotFoundError if
-        there are none, and ConfigurationError for a `begin` that lies ahead, or an `end` that is not after it.
+        the group has none, or is unknown. Raises ConfigurationError for a `begin` that lies ahead, or an `end` that is not after it.
         """
         return whole(
             *replay_dead_letters(
