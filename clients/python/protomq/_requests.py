@@ -27,7 +27,7 @@ from ._late_imports import fork_waits
 from ._message import Message
 from ._outgoing import SendResult
 from ._permitted import nothing_to_write
-from ._retry import BACKOFF_MAX_S, LISTEN, ONCE, UNTIL_THE_END, attempt_timeout, is_denial
+from ._retry import BACKOFF_MAX_S, LISTEN, ONCE, REPLY, attempt_timeout, is_denial
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route
 from .body_codecs import decode_body, encode_body
@@ -177,7 +177,7 @@ def reply_steps(
             error.definite = error.definite and not doubts
             raise
 
-    yield from retried(attempt, UNTIL_THE_END.of_call(deadline_s, clock).decide)
+    yield from retried(attempt, REPLY.of_call(deadline_s, clock).decide)
 
 
 def _held_s(left_s: float) -> float:

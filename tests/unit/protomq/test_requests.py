@@ -31,6 +31,7 @@ from protomq.body_codecs import CONTENT_TYPE
 from protomq.errors import (
     CallerGoneError,
     ConfigurationError,
+    ConnectFailedError,
     ConnectionLostError,
     NoRouteError,
     NotMasterError,
@@ -42,6 +43,7 @@ from protomq.errors import (
 )
 from protomq.v1 import reply_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
+from tests.support.fake_driver import FakeWorld
 
 ADDRESS = BrokerAddress("b", "127.0.0.1:1", "127.0.0.1:2")
 QUEUE = MessageQueue("t", "b", 0)
@@ -290,6 +292,14 @@ def test_the_end_of_a_replys_own_time_does_not_say_that_its_caller_is_gone(error
         replying.held_to_the_end(error)
     assert not caught.value.definite
     assert replying.now_s == pytest.approx(3.0, abs=0.2)
+
+
+def test_a_reply_looks_for_its_broker_each_half_second() -> None:
+    world = FakeWorld(ROUTE)
+    world.script.extend([ConnectionLostError("killed"), *[ConnectFailedError("restarts")] * 6])
+    asked = message(**ReplyInbox("t", "b").properties("call", 60.0))
+    world.driver.run(reply_steps(asked, b"yes", None, 15.0, world.now_s))
+    assert world.pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
 
 
 def test_a_caller_that_is_refused_at_once_is_gone() -> None:
