@@ -70,7 +70,8 @@ def _dead_letters_of(group: str) -> Iterator[None]:
         raise CliError(
             ExitCode.NOT_FOUND,
             error.reason,
-            f"group {group!r} has no dead letters at any broker; `protomq dlq list` shows the groups that have some",
+            f"group {group!r} has no dead letters at any broker. None of its messages has died, or there is no such group; "
+            "`protomq dlq list` shows the groups that have some, `protomq group list` all",
         ) from error
 
 
@@ -97,7 +98,9 @@ def show(
             found = missing.take(lambda: admin.query_by_id(topic, message_id))
         if found is None:
             raise CliError(
-                ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {group!r} has no dead letter {message_id}"
+                ExitCode.NOT_FOUND,
+                "MESSAGE_NOT_FOUND",
+                f"group {group!r} has no dead letter {message_id}; `protomq dlq list` shows the groups that have some",
             )
         messages.append(found)
     else:

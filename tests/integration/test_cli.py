@@ -766,10 +766,12 @@ def test_an_error_keeps_its_exit_code_when_nobody_reads_the_rows(
 
 
 def test_small_mistakes_have_the_exit_codes_of_the_page(cli: Cli, tmp_path: Path) -> None:
-    for arguments in (["show", "nobody"], ["replay", "nobody", "--all"]):
+    for arguments in (["show", "nobody"], ["replay", "nobody", "--all"], ["replay", "nobody", "--id", "0" * 40]):
         said = cli("dlq", *arguments, code=4).stderr
-        assert "group 'nobody' has no dead letters at any broker; `protomq dlq list`" in said
+        assert "group 'nobody' has no dead letters at any broker. None of its messages has died, or there is no such group;" in said
+        assert "`protomq dlq list`" in said
         assert "topic create" not in said
+    assert f"no dead letter {'0' * 40}; `protomq dlq list`" in cli("dlq", "show", "nobody", "--id", "0" * 40, code=4).stderr
     assert "Is a directory" in cli("send", "t-mistakes", "-F", str(tmp_path), code=2).stderr
     said = cli("send", "t-mistakes", "-K", ":", stdin="k:v\nnosep\nk:w\n", code=2).stderr
     assert "no ':' in line 2, 'nosep'; what stands before it was sent, the rest was not" in said

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -145,6 +145,31 @@ def test_a_reset_of_the_groups_offset_reaches_it_while_it_runs(push: Push, broke
             admin.reset_offsets(group, topic, "earliest")
             wait_for(lambda: all(seen[body] == 2 for body in bodies), PATIENCE_S)
     assert committed(broker, group, topic) == 50
+
+
+def test_what_a_reset_has_skipped_while_it_was_suspended_is_not_given_to_its_listeners(push: Push, broker: Broker) -> None:
+    topic = f"skipped-{push.kind}"
+    group = group_of(broker, topic, 20)
+    seen: list[bytes] = []
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        # No commit tells of the reset.
+        with push(group, topic, lambda message: seen.append(message.body), commit_interval_s=PATIENCE_S) as consumer:
+            send(producer, topic, 1)
+            wait_for(lambda: len(seen) == 1, PATIENCE_S)
+            push.call(consumer.suspend)
+            pulls, skipped = cast(Any, consumer)._consumer._state._queues, list[bytes]()
+
+            def are_some_pulled_and_wait() -> bool:
+                """Of such a queue no pull is under way that would tell. It takes until whoever polls knows of the suspension."""
+                skipped.extend(send(producer, topic, 8, first=100 + len(skipped)))
+                return any(queue.waiting for queue in pulls.values())
+
+            wait_for(are_some_pulled_and_wait, PATIENCE_S)
+            admin.reset_offsets(group, topic, "latest")
+            push.call(consumer.resume)
+            last = send(producer, topic, 1, first=100_000)
+            wait_for(lambda: last[0] in seen, PATIENCE_S)
+    assert not set(skipped) & set(seen)
 
 
 def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(

@@ -41,6 +41,7 @@ class FakeWorld:
         """(broker name or address, method, request, time-out)"""
         self.looked_up: list[str] = []
         self.forgotten: list[str] = []
+        self.denied: list[str] = []
         self.pauses: list[float] = []
         self.call_takes_s = call_takes_s
         self._clock = FakeClock()
@@ -81,8 +82,10 @@ class FakeWorld:
 
     current = get
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         self.forgotten.append(topic)
+        if is_denied:
+            self.denied.append(topic)
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -258,7 +258,7 @@ class Admin(AdminCalls):
         `retry_count_max`: retries before a message becomes a dead letter; "default": 16, without limit if `orderly`. `retry_delays_ms`: how
         long each retry waits, the last one standing for all further ones; []: the brokers' delay levels from level 3 on.
         `consume_enabled=False`: brokers refuse pulls of the group (GroupDisabledError). `broadcast_enabled`: brokers only store it;
-        consumers read it.
+        consumers read it. Raises ConfigurationError if nothing is set.
         """
         return whole(
             *set_group(
@@ -324,7 +324,7 @@ class Admin(AdminCalls):
 
         Each letter is replayed once, even if you call this again or it was interrupted, unless `again` is given. It keeps its id, its
         attempts begin again, and all groups of that topic get it. `on_progress` is called after each step. Raises TopicNotFoundError if
-        there are none, and ConfigurationError for a `begin` that lies ahead, or an `end` that is not after it.
+        the group has none, or is unknown. Raises ConfigurationError for a `begin` that lies ahead, or an `end` that is not after it.
         """
         return whole(
             *replay_dead_letters(

@@ -303,17 +303,13 @@ class AsyncPushConsumer(PushBase):
 
     def resume(self) -> None:
         """See PushConsumer.resume."""
-        self._state.is_suspended = False
-        self._in_loop(self._go_on)
+        self._state.resume()
+        self._in_loop(self._wake)
 
     def set_concurrency(self, concurrency: int) -> None:
         """So many tasks from now on; those that are too many end after what they have. Any thread."""
         self._concurrency = self._checked_concurrency(concurrency)
         self._in_loop(self._begin_tasks)
-
-    def _go_on(self) -> None:
-        self._begin_tasks()
-        self._wake()
 
     @property
     def is_running(self) -> bool:
@@ -358,6 +354,12 @@ class AsyncPushConsumer(PushBase):
 
     async def _poll(self, consumer: AsyncListenedConsumer, push: PushSteps) -> None:
         """One turn."""
+        resumes = self._state.resumes_wanted
+        if resumes is not None:
+            try:
+                await consumer._run(push.follow_resets())
+            finally:
+                self._state.resumed(resumes)
         if push.wants_look():
             await consumer._run(push.look())
             self._note_rates()

@@ -55,7 +55,7 @@ class KnowsRoutes(Protocol):
     async def current(self, topic: str, timeout_s: float) -> Route:
         """See AsyncRoutes.current."""
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         """See AsyncRoutes.invalidate."""
 
 
@@ -102,9 +102,9 @@ class AsyncDriver:
                 assert self._routes is not None
                 look = self._routes.current if may_be_old else self._routes.get
                 return await look(topic, timeout_s)
-            case ForgetRoute(topic, may_be_old):
+            case ForgetRoute(topic, may_be_old, is_denied):
                 assert self._routes is not None
-                self._routes.invalidate(topic, may_be_old=may_be_old)
+                self._routes.invalidate(topic, may_be_old=may_be_old, is_denied=is_denied)
             case Pause(seconds):
                 await self._pause(seconds)
             case Block(function):

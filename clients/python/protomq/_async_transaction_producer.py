@@ -18,6 +18,7 @@ from ._half_core import HalfCore, HalfResult, end_of, end_of_half
 from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
+from ._retry import is_denial
 from ._seldom import SaidSeldom
 from ._send_arguments import SendSettings
 from ._transactions import (
@@ -373,7 +374,7 @@ class AsyncTransactionProducer(OfOneProcess):
                 if self._closed:
                     return
                 if error.stale_route:
-                    producer._routes.invalidate(topic)
+                    producer._routes.invalidate(topic, is_denied=is_denial(error))
                 logger.info("broker %s cannot ask about transactions: %s", broker_name, error)
                 await asyncio.sleep(PAUSE_S)
             except Exception:

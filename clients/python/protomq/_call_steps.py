@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ._retry import Retries
+from ._retry import Retries, is_denial
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Route
 from .errors import NoRouteError, ProtomqError
@@ -63,11 +63,16 @@ def call_broker(
             )
         except ProtomqError as error:
             if error.stale_route:
-                yield ForgetRoute(topic)
+                yield forget_route(topic, error)
             raise
         return answer
 
     return (yield from retried(attempt, retries.of_call(deadline_s, clock).decide))
+
+
+def forget_route(topic: str, error: ProtomqError, *, may_be_old: bool = False) -> ForgetRoute:
+    """After an error of a broker: if it says that it does not have the topic, a name server that agrees is believed."""
+    return ForgetRoute(topic, may_be_old, is_denial(error))
 
 
 def call_address(

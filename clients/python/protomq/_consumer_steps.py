@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from ._call_steps import broker_of, pull_address
+from ._call_steps import broker_of, forget_route, pull_address
 from ._commit_steps import CommitSteps
 from ._consumer_calls import ConsumerCalls, Limits
 from ._consumer_options import ConsumerOptions
@@ -58,6 +58,7 @@ from .errors import (
     QueueNotOwnedError,
     TopicNotFoundError,
     TopicRecreatedError,
+    TransportError,
     UnsupportedError,
 )
 from .wire.topics import TopicClass, class_of, retry_topic
@@ -505,7 +506,9 @@ class ConsumerSteps:
     def take_answer(self, ticket: Ticket, answer: bytes) -> None:
         """What came of a pull."""
         queue = ticket.queue
-        self._outages.answered(f"broker {queue.broker_name}", queue.topic, ticket.asked_s)
+        if self._outages.answered(f"broker {queue.broker_name}", queue.topic, ticket.asked_s):
+            # The pulls of its other queues rest for up to 3 s.
+            self.state.hurry({queue.broker_name})
         try:
             self.state.answered(ticket, answer, self.clock())
         except ProtomqError as error:
@@ -521,10 +524,10 @@ class ConsumerSteps:
         # Of a consumer that is closed no slave has failed.
         if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:
-                yield ForgetRoute(queue.topic, may_be_old=True)
+                yield forget_route(queue.topic, error, may_be_old=True)
             return
         if error.stale_route and not (self._share is not None and self._share.is_looked_for(queue)):
-            yield ForgetRoute(queue.topic, may_be_old=not by_broker)
+            yield forget_route(queue.topic, error) if by_broker else ForgetRoute(queue.topic, may_be_old=True)
         if by_broker and isinstance(error, TopicNotFoundError | TopicRecreatedError) and self.state.incarnation(queue):
             self._made_again.add(queue.topic)
         told = self.state.failed(ticket, error, self.clock(), by_broker=by_broker)
@@ -800,6 +803,30 @@ class ConsumerSteps:
         return tuple(found)
 
     # -- commits ---------------------------------------------------------------------------------------------------------
+
+    def follow_resets(self) -> Steps[None]:
+        """Asks whether the group's offsets were reset. Pulls and commits say it, too, but may not have been made lately.
+
+        Of a broker that does not answer they say it later.
+        """
+        before = {queue: self.state.reset_epoch(queue) for queue in self.state.queues if self.options.group}
+        silent: set[str] = set()
+        for (topic, broker_name), members in by_broker(queue for queue, epoch in before.items() if epoch is not None).items():
+            if broker_name in silent:
+                continue
+            ids = [queue.queue_id for queue in members]
+            try:
+                found = yield from self._calls.committed(IN_POLL, self.options.group, topic, broker_name, ids)
+            except ProtomqError as error:
+                logger.debug("whether offsets of %s in %s/%s were reset is not known: %s", self.options.group, topic, broker_name, error)
+                if isinstance(error, TransportError):
+                    silent.add(broker_name)
+                continue
+            for queue in members:
+                epoch = found.reset_epochs.get(queue.queue_id)
+                is_same = self.state.incarnation(queue) == found.topic_incarnation and self.state.reset_epoch(queue) == before[queue]
+                if epoch and is_same:
+                    self.state.follow_reset(queue, found.offsets[queue.queue_id], epoch)
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> Steps[None]:
         """These offsets, or the positions. Raises what a broker's call raised, after all brokers were asked."""

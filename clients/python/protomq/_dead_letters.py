@@ -152,8 +152,9 @@ def replay_dead_letters(
     failures = admin._ask_each(brokers, ask)
     if not has_any and not failures:
         raise TopicNotFoundError(
-            f"group {group!r} has no dead letters at any broker",
-            metadata={"topic": dead_letter_topic(group)},
+            f"group {group!r} has no dead letters at any broker. None of its messages has died, or there is no such group; "
+            "list_dead_letters tells which groups have some",
+            metadata={"topic": dead_letter_topic(group), "consumer_group": group},
         )
     return replace(progress, unknown_ids=tuple(sorted(unknown))), failures
 

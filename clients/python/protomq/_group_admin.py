@@ -87,6 +87,11 @@ def set_group(
         from .v1 import group_pb2
         from .v1 import group_service_pb2 as pb
 
+    if all(each is None for each in (orderly, retry_count_max, retry_delays_ms, consume_enabled, broadcast_enabled)):
+        raise ConfigurationError(
+            "nothing is set: give orderly, retry_count_max, retry_delays_ms, consume_enabled or broadcast_enabled; "
+            "get_group has the settings"
+        )
     for name, flag in (
         ("orderly", orderly),
         ("consume_enabled", consume_enabled),

@@ -50,7 +50,7 @@ CHANNEL_OPTIONS: Final = (
     # By its name the least pause between two tries; in gRPC it is the least time that a try may take (its default is 20 s). A try takes two
     # round trips, and a send asks another broker within half of its time, so that a silent server must be known by then.
     ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # Two transports in one process do not share a connection.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -45,15 +45,21 @@ class Outages:
                 what = "does not answer"
             logger.warning("%s %s, trying again: %s", peer, what, error)
 
-    def answered(self, peer: str, topic: str, asked_s: float = math.inf) -> None:
-        """A call went well. `asked_s`: when it was sent. A held one may be answered long after the peer was back."""
+    def answered(self, peer: str, topic: str, asked_s: float = math.inf) -> bool:
+        """A call went well. `asked_s`: when it was sent. A held one may be answered long after the peer was back.
+
+        Whether the peer did not answer until now.
+        """
         if not self._since_s:  # Nearly always.
-            return
+            return False
+        is_back = False
         for name in (peer, _about(peer, topic)):
             since_s = self._since_s.pop(name, None)
             if since_s is not None:
                 over_s = min(self._clock(), asked_s)
                 logger.warning("%s answers again, after %.1f s", name, max(over_s - since_s, 0.0))
+                is_back = is_back or name == peer
+        return is_back
 
     def queues_changed(self, topic: str, count: int) -> None:
         """A subscribed topic has `count` queues to read now. Warns once if it has none, unless a broker has said why."""

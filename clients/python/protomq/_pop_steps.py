@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from . import _methods
-from ._call_steps import broker_of, call_broker, retried
+from ._call_steps import broker_of, call_broker, forget_route, retried
 from ._checks import (
     SECONDS_MIN,
     check_count,
@@ -345,7 +345,7 @@ class PopSteps:
             failed[name] = error
             if error.stale_route or isinstance(error, RequestTimeoutError):
                 # Another one may lead. Known brokers are asked meanwhile: a name server may be silent, too.
-                yield ForgetRoute(wish.topic, may_be_old=True)
+                yield forget_route(wish.topic, error, may_be_old=True)
         for name in race.silent:
             self._rest(name)
         messages: list[Message] = []

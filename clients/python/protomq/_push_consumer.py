@@ -309,10 +309,9 @@ class PushConsumer(PushBase):
             self._state.is_suspended = True
 
     def resume(self) -> None:
-        """Starts listeners again after `suspend`."""
+        """Starts listeners again after `suspend`, in a moment: what a reset of the group's offset has skipped is dropped before."""
         with self._lock:
-            self._state.is_suspended = False
-            self._changed.notify_all()
+            self._state.resume()
         self._wake()
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -380,6 +379,14 @@ class PushConsumer(PushBase):
 
     def _poll(self, consumer: ListenedConsumer, push: PushSteps) -> None:
         """One turn."""
+        resumes = self._state.resumes_wanted
+        if resumes is not None:
+            try:
+                consumer._run(push.follow_resets())
+            finally:
+                with self._lock:
+                    self._state.resumed(resumes)
+                    self._changed.notify_all()
         if push.wants_look():
             consumer._run(push.look())
             self._note_rates()

@@ -118,6 +118,7 @@ class PushState:
         self.options = options
         self.backs = BackLine()
         self.is_suspended = False
+        self._resumes_wanted = self._resumes_done = 0
         self.is_stopping = False
         self.is_shut = False
         """Broadcast: whether the group's settings say that nothing is consumed; see `shut`."""
@@ -421,6 +422,21 @@ class PushState:
             self._full.discard(queue)
         self._look_at_total()
 
+    def resume(self) -> None:
+        """No longer suspended, as soon as it is known whether the group's offset was reset: see `resumed`."""
+        if self.is_suspended:
+            self._resumes_wanted += 1
+            self.is_suspended = False
+
+    @property
+    def resumes_wanted(self) -> int | None:
+        """What `resumed` is to be told when the group's offset was looked at; None: nobody waits for that."""
+        return self._resumes_wanted if self._resumes_done < self._resumes_wanted else None
+
+    def resumed(self, resumes: int) -> None:
+        """Listeners get messages again, unless another `resume` came meanwhile: resets before that one count, too."""
+        self._resumes_done = resumes
+
     def stop(self) -> None:
         """No listener gets anything more; what has not begun stays open."""
         self.is_stopping = True
@@ -430,7 +446,7 @@ class PushState:
 
     def _rests(self) -> bool:
         """Whether no listener gets anything now."""
-        return self.is_suspended or self.is_stopping or self.is_shut
+        return self.is_suspended or self.is_stopping or self.is_shut or self._resumes_done < self._resumes_wanted
 
     def _line_up(self, work: Work) -> None:
         if work.waiting and not work.in_line and not work.is_busy:

@@ -205,6 +205,10 @@ class PushSteps:
         """Whether `look` has something to do."""
         return self._clock() >= self._next_look_s
 
+    def follow_resets(self) -> Steps[None]:
+        """The consumer was suspended: what it has may have been skipped meanwhile."""
+        return self._consumer.follow_resets()
+
     def look_now(self) -> None:
         """Somebody wants something else."""
         self._next_look_s = 0.0

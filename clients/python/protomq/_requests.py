@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from . import _methods
-from ._call_steps import broker_of, call_broker, retried
+from ._call_steps import broker_of, call_broker, forget_route, retried
 from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
 from ._outgoing import SendResult
 from ._permitted import nothing_to_write
-from ._retry import BACKOFF_MAX_S, LISTEN, ONCE, UNTIL_THE_END, attempt_timeout, is_away
+from ._retry import BACKOFF_MAX_S, LISTEN, ONCE, REPLY, attempt_timeout, is_denial
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route
 from .body_codecs import decode_body, encode_body
@@ -38,7 +38,6 @@ from .errors import (
     CorruptMessageError,
     ProtomqError,
     RequestTimeoutError,
-    TopicNotFoundError,
     WrongTypeError,
 )
 
@@ -178,7 +177,7 @@ def reply_steps(
             error.definite = error.definite and not doubts
             raise
 
-    yield from retried(attempt, UNTIL_THE_END.of_call(deadline_s, clock).decide)
+    yield from retried(attempt, REPLY.of_call(deadline_s, clock).decide)
 
 
 def _held_s(left_s: float) -> float:
@@ -319,7 +318,8 @@ def listen_steps(
             try:
                 yield from inbox.wait_steps(0.0, timeout_s)
             except ProtomqError as error:
-                if _is_unknown_topic(error):
+                if is_denial(error):
+                    yield forget_route(route.topic, error)
                     raise
                 # Another broker has the topic, too; or this one is back soon.
                 trouble, is_waited_for = error, True
@@ -333,12 +333,8 @@ def listen_steps(
         try:
             route = yield GetRoute(route.topic, max(min(deadline_s - clock(), ROUTE_TIMEOUT_S), 0.001))
         except ProtomqError as error:
-            if not error.retriable or _is_unknown_topic(error):
+            if not error.retriable or is_denial(error):
                 raise
-
-
-def _is_unknown_topic(error: ProtomqError) -> bool:
-    return isinstance(error, TopicNotFoundError) and not is_away(error)
 
 
 def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
@@ -354,7 +350,7 @@ def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
         except ProtomqError as error:
             # A master that is stopped or cut off is silent: meanwhile another one may lead.
             if error.stale_route or isinstance(error, RequestTimeoutError):
-                yield ForgetRoute(inbox.topic)
+                yield forget_route(inbox.topic, error)
             yield Pause(max(pause_s, (error.retry_delay_ms or 0) / 1000))
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 

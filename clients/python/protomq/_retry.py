@@ -11,6 +11,7 @@
     receive (`_pop_steps.py`)             any number; without a hold 3 (CALL)         the hold and 5 s           50 ms, doubling to 0.5 s
     ack, nack, change_invisible           any number (SETTLE)                         request_timeout_s          50 ms, doubling to 0.5 s
     the end of a transaction              any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
+    a reply                               any number (REPLY)                       the call's time-out        50 ms, doubling to 0.5 s
     a recall                              any number (RECALL)                         send_timeout_s             50 ms, doubling to 0.5 s
     Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
     `Calls` (Spark, the command line)     any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
@@ -118,6 +119,8 @@ LAST_COMMIT: Final = Retries(2)
 CHANGE: Final = Retries(3, only_definite=True)
 RECALL: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 LISTEN: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
+REPLY: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
+"""A service that replies to one after the other keeps all who come behind waiting."""
 SETTLE: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 """What was popped: a receipt is good for long, and a broker that restarts is back soon. To give up makes others do the work again."""
 UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
@@ -239,9 +242,14 @@ class RetryPlan:
         return NextStep.SAME_BROKER
 
 
-def is_away(error: ProtomqError) -> bool:
+def is_away(error: Exception) -> bool:
     """Whether the name server knows brokers that had the topic, and are not registered now: they restart, or another one is elected."""
     return isinstance(error, TopicNotFoundError) and bool(error.metadata.get("missing_brokers"))
+
+
+def is_denial(error: ProtomqError) -> bool:
+    """Whether a broker, or a name server that knows of none that is away, says that it does not have the topic."""
+    return isinstance(error, TopicNotFoundError) and not is_away(error)
 
 
 def attempt_timeout(left_s: float) -> float:

@@ -7,6 +7,8 @@ Rules:
 - No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
   while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
+- A topic that was there, and that no name server knows now, may be there: a name server that starts knows none before brokers register.
+  So its route stays in use, and its brokers say whether they have it. If one denies it, the name server is believed. Else after 5 minutes.
 - While no name server answers, the last known route stays in use. A caller whose route is in doubt waits for 0.5 s. One that lacks a broker
   in the next answer stays in use for 4 s, unless a call has failed. That name server may have just started.
 
@@ -27,6 +29,7 @@ from . import _methods
 from ._decoding import decoded
 from ._name_servers import NameServerList, ask_all, ask_one
 from ._outages import Outages
+from ._retry import is_away
 from ._steps import Driver, Steps
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
 from .errors import NotFoundError, ProtocolError, ProtomqError
@@ -47,8 +50,8 @@ CLOSED_LONG_S: Final = 300.0
 CLOSED_LONG_FRESH_S: Final = 5.0
 RETRY_AFTER_FAILURE_S: Final = 2.0
 INVALIDATE_INTERVAL_S: Final = 0.2
-MISSING_KEPT_S: Final = 10.0
-"""A known topic that all name servers suddenly do not know: they, not the topic, may be new."""
+MISSING_KEPT_S: Final = 300.0
+"""A known topic that all name servers suddenly do not know: they, not the topic, may be new. Its broker may take long to start."""
 BROKER_KEPT_S: Final = 4.0
 """A broker that is suddenly missing, while no error says so: a name server that starts hears from all brokers within 3 s."""
 LACKING_FRESH_S: Final = 0.5
@@ -73,6 +76,8 @@ class _Entry:
     same_since_s: float
     """Since when look-ups have found this route."""
     invalid: bool = False
+    is_denied: bool = False
+    """A broker has said that it does not have the topic."""
     refreshing: bool = False
     missing_since_s: float | None = None
     lacking_since_s: float | None = None
@@ -85,6 +90,8 @@ class RouteCache:
     def __init__(self, *, sends: bool = False) -> None:
         """`sends`: a producer's."""
         self._entries: dict[str, _Entry] = {}
+        self._away: dict[str, _Entry] = {}
+        """What was known of topics whose brokers have left the name server. One that starts has never heard of them."""
         self._sends = sends
 
     def fresh(self, topic: str, now_s: float) -> Route | None:
@@ -140,30 +147,44 @@ class RouteCache:
         if route.is_partly_closed and self._sends:
             is_long = now_s - same_since_s >= CLOSED_LONG_S
             fresh_s = min(fresh_s, CLOSED_LONG_FRESH_S if is_long else CLOSED_FRESH_S)
+        self._away.pop(route.topic, None)
         self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s, same_since_s)
         return route
 
     def failed(self, topic: str, error: Exception, now_s: float) -> Route | None:
         """A look-up failed: the route to go on with, None if there is none."""
-        entry = self._entries.get(topic)
+        is_topic_away = is_away(error)
+        entry = self._entries.get(topic) or (None if is_topic_away else self._away.pop(topic, None))
         if entry is None:
             return None
+        self._entries[topic] = entry
         entry.refreshing = False
         if isinstance(error, NotFoundError):
             entry.missing_since_s = (
                 now_s if entry.missing_since_s is None else entry.missing_since_s
             )
-            if entry.invalid or now_s - entry.missing_since_s >= MISSING_KEPT_S:
+            # A topic that was to be made on the first send is not known to be anywhere.
+            is_believed = entry.is_denied or (entry.invalid and (is_topic_away or entry.route.auto_create))
+            if is_believed or now_s - entry.missing_since_s >= MISSING_KEPT_S:
                 del self._entries[topic]
+                if is_topic_away and not entry.is_denied and not entry.route.auto_create:
+                    entry.missing_since_s = None
+                    self._away[topic] = entry
                 return None
         entry.invalid = False
         entry.fresh_until_s = now_s + RETRY_AFTER_FAILURE_S
         return entry.route
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
-        """A routing error: the next use looks it up first. `may_be_old`: a doubt: it may be used while it is looked up."""
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
+        """A routing error: the next use looks it up first. `may_be_old`: a doubt: it may be used while it is looked up.
+
+        `is_denied`: a broker says that it has no such topic. If the name server says so, too, there is none.
+        """
+        if is_denied:
+            self._away.pop(topic, None)
         entry = self._entries.get(topic)
         if entry is not None:
+            entry.is_denied = entry.is_denied or is_denied
             entry.invalid = entry.invalid or not may_be_old
             entry.fresh_until_s = 0.0
 
@@ -289,13 +310,14 @@ class RouteBook:
         """What was known last, without any look-up."""
         return self._cache.last_known(topic)
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         """After an error with `stale_route`: the next `get` looks the topic up before it answers.
 
         `may_be_old`: the route is in doubt only; `current` answers with it, and looks it up behind the caller's back.
+        `is_denied`: a broker said that it has no such topic.
         """
         with self._own_lock():
-            self._cache.invalidate(topic, may_be_old=may_be_old)
+            self._cache.invalidate(topic, may_be_old=may_be_old, is_denied=is_denied)
 
     def forget_unmade(self, topic: str) -> None:
         """See RouteCache.forget_unmade."""

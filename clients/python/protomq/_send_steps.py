@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ._batching import PreparedRecord, split_records
-from ._call_steps import broker_of, retried
+from ._call_steps import broker_of, forget_route, retried
 from ._choices import Choices, choices_of_batch
 from ._delays import When, broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
@@ -88,11 +88,11 @@ def send_again(
             return (yield from _attempt(core, request, deadline_s))
         except ProtomqError as again:
             if _doubts_route(again):
-                yield ForgetRoute(topic)
+                yield forget_route(topic, again)
             raise
 
     if _doubts_route(error):
-        yield ForgetRoute(topic)
+        yield forget_route(topic, error)
     try:
         return (yield from retried(attempt, retries.decide, error))
     except ProtomqError as last_error:
@@ -251,7 +251,7 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
             answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
         except ProtomqError as error:
             if _doubts_route(error):
-                yield ForgetRoute(topic)
+                yield forget_route(topic, error)
             if not error.definite:
                 lost = error
             elif lost is not None:

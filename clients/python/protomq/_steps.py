@@ -57,10 +57,14 @@ class GetRoute(NamedTuple):
 
 
 class ForgetRoute(NamedTuple):
-    """The route led to the wrong place: whoever wants it next looks it up first. `may_be_old`: it is in doubt only, and may be used."""
+    """The route led to the wrong place: whoever wants it next looks it up first.
+
+    `may_be_old`: it is in doubt only, and may be used. `is_denied`: a broker says that it has no such topic.
+    """
 
     topic: str
     may_be_old: bool = False
+    is_denied: bool = False
 
 
 class Pause(NamedTuple):
@@ -154,7 +158,7 @@ class KnowsRoutes(Protocol):
     def current(self, topic: str, timeout_s: float) -> Route:
         """See Routes.current."""
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         """See RouteBook.invalidate."""
 
 
@@ -204,9 +208,9 @@ class Driver:
                 assert self._routes is not None
                 look = self._routes.current if may_be_old else self._routes.get
                 return look(topic, timeout_s)
-            case ForgetRoute(topic, may_be_old):
+            case ForgetRoute(topic, may_be_old, is_denied):
                 assert self._routes is not None
-                self._routes.invalidate(topic, may_be_old=may_be_old)
+                self._routes.invalidate(topic, may_be_old=may_be_old, is_denied=is_denied)
             case Pause(seconds):
                 self._pause(seconds)
             case Block(function):

@@ -72,7 +72,7 @@ def create_topic(
         configs[broker.broker_name] = topic_config_of(answer.topic)
 
     failures = admin._ask_each(brokers, ask)
-    admin._routes.invalidate(topic)
+    admin._routes.invalidate(topic, is_denied=True)
     return configs, failures
 
 
@@ -137,7 +137,7 @@ def delete_topic(
         deleted.append(broker.broker_name)
 
     failures = admin._ask_each(brokers, ask, topic)
-    admin._routes.invalidate(topic)
+    admin._routes.invalidate(topic, is_denied=True)
     if not deleted:
         raise next(iter(failures.values()), no_broker_has(topic))
     return deleted, failures

@@ -18,6 +18,7 @@ from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult, Stored
 from ._producer import Producer
 from ._producer_options import ProducerSettings
+from ._retry import is_denial
 from ._seldom import SaidSeldom
 from ._send_arguments import SendSettings
 from ._told_ends import Outcome, ToldEnds
@@ -407,7 +408,7 @@ class TransactionProducer(OfOneProcess):
                 if self._closed.is_set():
                     return
                 if error.stale_route:
-                    producer._routes.invalidate(topic)
+                    producer._routes.invalidate(topic, is_denied=is_denial(error))
                 logger.info("broker %s cannot ask about transactions: %s", broker_name, error)
                 self._closed.wait(PAUSE_S)
             except BaseException:  # Nobody would begin another thread.

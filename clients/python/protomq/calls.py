@@ -144,7 +144,7 @@ class Calls:
 
     def forget_route(self, topic: str) -> None:
         """The next look at the route asks the name server."""
-        self._routes.invalidate(topic)
+        self._routes.invalidate(topic, is_denied=True)
 
     def topic_names(self) -> list[str]:
         """All topics that the name server knows, when asked once. Raises NoRouteError while no broker is there."""
@@ -332,5 +332,5 @@ class _SureRoutes:
 
     current = get
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         self._calls.forget_route(topic)

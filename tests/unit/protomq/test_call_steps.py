@@ -21,6 +21,7 @@ from protomq.errors import (
     ProtocolError,
     ProtomqError,
     QueueHealingError,
+    QueueNotFoundError,
     RequestTimeoutError,
     SystemBusyError,
     TopicNotFoundError,
@@ -117,6 +118,22 @@ def test_an_error_that_suspects_the_route_has_it_looked_up_again() -> None:
     assert call(world, CALL) == b""
     assert world.forgotten == ["T"]
     assert world.looked_up == ["T", "T", "T"]
+
+
+@pytest.mark.parametrize(
+    ("error", "denied"),
+    [
+        (TopicNotFoundError("x"), ["T"]),
+        (TopicNotFoundError("x", metadata={"missing_brokers": "a"}), []),
+        (QueueNotFoundError("x"), []),
+        (ConnectFailedError("x"), []),
+    ],
+)
+def test_a_broker_denies_a_topic_where_it_does_not_have_it_and_nowhere_else(error: ProtomqError, denied: list[str]) -> None:
+    world = world_with(error)
+    with pytest.raises(type(error)):
+        call(world, ONCE)
+    assert (world.forgotten, world.denied) == (["T"], denied)
 
 
 def test_a_broker_that_is_not_in_the_route_is_waited_for() -> None:

@@ -206,6 +206,23 @@ def test_a_broker_that_held_a_pull_was_not_silent_meanwhile(
     assert caplog.messages[-1] == "broker a answers again, after 2.0 s"
 
 
+def test_when_a_broker_answers_again_all_its_queues_are_pulled_at_once(world: FakeWorld, brokers: Brokers) -> None:
+    consumer = Consumer(world)
+    consumer.subscribe()
+    state = consumer.steps.state
+    for _ in range(5):
+        tickets = [state.begin(queue, world.now_s()) for queue in (A0, A1, B0)]
+        for ticket in tickets:
+            world.driver.run(consumer.steps.take_error(ticket, ConnectFailedError("down")))
+        world.advance(3.0)
+    (*others, first) = tickets = [state.begin(queue, world.now_s()) for queue in (A1, B0, A0)]
+    for ticket in others:
+        world.driver.run(consumer.steps.take_error(ticket, ConnectFailedError("down")))
+    assert state.due(world.now_s()) == [B1]
+    consumer.steps.take_answer(first, brokers._pull("a", state.encode_request(first)))
+    assert set(state.due(world.now_s())) == {A0, A1, B1}
+
+
 def test_a_consumer_that_is_closed_leaves_no_slave(world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture) -> None:
     world.routes["T"] = replace(world.routes["T"], slaves={("a", 1): BrokerAddress("a", "slave:1", "slave:1")})
     consumer = Consumer(world)

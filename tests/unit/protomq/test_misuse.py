@@ -157,6 +157,7 @@ ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda admin: admin.trace_of(""), "message_id is empty"),
     (lambda admin: admin.trace_of("zz"), "message_id: a message id has 40 hex digits, this has 2"),
     (lambda admin: admin.trace_of("0x" * 20), "message_id: a message id has 40 hex digits"),
+    (lambda a: a.set_group("g"), "nothing is set: give orderly, retry_count_max, .* get_group has the settings"),
     (lambda a: a.create_topic("T", brokers=[]), "brokers names no broker; None stands for all"),
     (lambda a: a.create_topic("T", brokers="a"), "brokers is a list of str, not 'a'"),
     (lambda a: a.create_topic("T", brokers=5), "brokers is a list of str, not 5"),

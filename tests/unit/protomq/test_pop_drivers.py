@@ -71,7 +71,7 @@ class Brokers:
             name, call = starts.pop(0)
             starts += race.ended(name, self.call(*call)) + race.due()
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         """Nothing is kept."""
 
 

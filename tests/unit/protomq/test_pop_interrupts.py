@@ -50,7 +50,7 @@ class Brokers:
 
     current = get
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         """Nothing is kept."""
 
     def run(self, race: CallRace) -> None:

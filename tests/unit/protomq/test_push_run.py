@@ -275,7 +275,7 @@ def test_a_thread_may_set_the_concurrency_of_coroutines(monkeypatch: pytest.Monk
         for change in (lambda: consumer.set_concurrency(3), consumer.resume):
             await asyncio.to_thread(change)
         consumer.set_concurrency(4)
-        assert begun == [consumer._loop, consumer._loop, "wake", consumer._loop]
+        assert begun == [consumer._loop, "wake", consumer._loop]
 
     asyncio.run(run())
     assert (consumer.concurrency, consumer.is_suspended) == (4, False)

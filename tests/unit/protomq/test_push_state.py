@@ -524,6 +524,26 @@ def test_a_suspended_consumer_begins_nothing_and_takes_nothing() -> None:
     assert offsets(made.next_run(0.0)) == [0]
 
 
+def test_who_is_resumed_begins_when_it_is_known_whether_the_offset_was_reset() -> None:
+    made = state()
+    made.resume()
+    assert made.resumes_wanted is None, "it was not suspended"
+    made.offer(Q0, messages(0, 1))
+    made.is_suspended = True
+    made.resume()
+    assert (made.is_suspended, made.runs_wanted(), made.next_run(0.0), made.held()) == (False, 0, None, None)
+    first = made.resumes_wanted
+    assert first is not None
+    made.is_suspended = True
+    made.resume()
+    made.resumed(first)
+    assert made.next_run(0.0) is None, "it was suspended again since the look began"
+    second = made.resumes_wanted
+    assert second is not None
+    made.resumed(second)
+    assert (made.resumes_wanted, offsets(made.next_run(0.0))) == (None, [0])
+
+
 def test_a_stop_lets_what_was_begun_end_and_leaves_the_rest_open() -> None:
     made = state()
     quick(made)

@@ -13,7 +13,7 @@ from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._group_looks import LOOK_INTERVAL_S
 from protomq._local_offsets import LocalOffsets
-from protomq._methods import GET_GROUP
+from protomq._methods import GET_GROUP, GET_OFFSETS
 from protomq._pull_logic import PullOptions
 from protomq._push_options import PushOptions
 from protomq._push_results import failure_of_text
@@ -29,6 +29,7 @@ from protomq.errors import (
     TopicNotFoundError,
     TopicRecreatedError,
 )
+from protomq.v1.consumer_service_pb2 import GetOffsetsRequest, GetOffsetsResponse, QueueOffset
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import GetGroupResponse, SendBackResponse, SentBack
 from protomq.v1.pull_service_pb2 import PULL_STATUS_FOUND, PULL_STATUS_NO_NEW_MSG, PullResponse
@@ -368,6 +369,29 @@ def test_a_reset_of_the_groups_offset_forgets_what_is_here() -> None:
     world.take(2, 3)
     world.pulls.follow_reset(Q0, 2, 9)  # Told once more: nothing has changed since.
     assert world.steps.lowest_open(Q0) == 2
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_goes_on_asks_each_broker_whether_the_offset_was_reset(answers: bool) -> None:
+    """Nothing was pulled or committed lately that would have told it."""
+    world, driven = World(), FakeWorld(route_of("t", "b"))
+    world.pulls.start_all([Q0, Q1], {}, {}, reset_epochs={1: 6})
+    moved: list[MessageQueue] = []
+    world.pulls.moved = moved.append
+    asked: list[list[int]] = []
+
+    def offsets_of(_: str, data: bytes) -> bytes:
+        asked.append(list(GetOffsetsRequest.FromString(data).queue_ids))
+        told = [QueueOffset(queue_id=0, queue_offset=90, reset_epoch=8), QueueOffset(queue_id=1, queue_offset=0, reset_epoch=6)]
+        return GetOffsetsResponse(offsets=told).SerializeToString()
+
+    driven.answers[GET_OFFSETS] = offsets_of
+    if not answers:
+        driven.script.append(ConnectFailedError("away"))
+    driven.driver.run(world.steps.follow_resets())
+    assert (asked, moved) == (([[0, 1]], [Q0]) if answers else ([], []))
+    assert [world.pulls.position(queue) for queue in (Q0, Q1)] == ([90, 0] if answers else [5, 0])
+    assert [timeout_s for *_, timeout_s in driven.calls] == [pytest.approx(0.5, abs=0.01)]
 
 
 def test_a_fork_takes_back_what_is_open_behind_it_and_gives_again_what_is_in_front() -> None:

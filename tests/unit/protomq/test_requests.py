@@ -31,6 +31,7 @@ from protomq.body_codecs import CONTENT_TYPE
 from protomq.errors import (
     CallerGoneError,
     ConfigurationError,
+    ConnectFailedError,
     ConnectionLostError,
     NoRouteError,
     NotMasterError,
@@ -42,6 +43,7 @@ from protomq.errors import (
 )
 from protomq.v1 import reply_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
+from tests.support.fake_driver import FakeWorld
 
 ADDRESS = BrokerAddress("b", "127.0.0.1:1", "127.0.0.1:2")
 QUEUE = MessageQueue("t", "b", 0)
@@ -183,8 +185,9 @@ def test_a_caller_looks_for_a_master_until_its_time_is_over() -> None:
 def test_a_caller_does_not_wait_for_a_topic_that_is_not_there() -> None:
     listening = Listening(ROUTE, 20.0)
     next_call(listening.steps)
+    assert listening.steps.throw(TopicNotFoundError("deleted")) == ForgetRoute("t", is_denied=True)
     with pytest.raises(TopicNotFoundError):
-        listening.steps.throw(TopicNotFoundError("deleted"))
+        next(listening.steps)
     listening = Listening(Route("t", (), (), {}, ()), 20.0)
     assert next(listening.steps) == ForgetRoute("t")
     with pytest.raises(NoRouteError, match="no queue that can be written"):
@@ -289,6 +292,14 @@ def test_the_end_of_a_replys_own_time_does_not_say_that_its_caller_is_gone(error
         replying.held_to_the_end(error)
     assert not caught.value.definite
     assert replying.now_s == pytest.approx(3.0, abs=0.2)
+
+
+def test_a_reply_looks_for_its_broker_each_half_second() -> None:
+    world = FakeWorld(ROUTE)
+    world.script.extend([ConnectionLostError("killed"), *[ConnectFailedError("restarts")] * 6])
+    asked = message(**ReplyInbox("t", "b").properties("call", 60.0))
+    world.driver.run(reply_steps(asked, b"yes", None, 15.0, world.now_s))
+    assert world.pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
 
 
 def test_a_caller_that_is_refused_at_once_is_gone() -> None:

@@ -309,21 +309,61 @@ async def test_silent_name_servers_hold_up_no_coroutine_that_has_a_route(monkeyp
     await routes.close()
 
 
-def test_a_route_that_every_name_server_forgot_is_kept_for_ten_seconds() -> None:
+GONE = TopicNotFoundError("no such topic")
+AWAY = TopicNotFoundError("away", metadata={"topic": "t", "missing_brokers": "a"})
+
+
+def test_a_route_that_every_name_server_forgot_is_kept_for_five_minutes() -> None:
     cache = RouteCache()
     stored = cache.store(route(), 0.0)
-    gone = TopicNotFoundError("gone")
-    assert cache.failed("t", gone, 30.0) is stored
-    assert cache.failed("t", gone, 39.0) is stored
-    assert cache.failed("t", gone, 40.0) is None
+    assert cache.failed("t", GONE, 30.0) is stored
+    assert cache.failed("t", GONE, 329.0) is stored
+    assert cache.failed("t", GONE, 330.0) is None
     assert cache.last_known("t") is None
 
 
-def test_after_a_routing_error_not_found_is_believed_at_once() -> None:
+def test_while_its_broker_is_away_too_a_name_server_that_has_just_started_is_not_believed() -> None:
+    cache = RouteCache(sends=True)
+    stored = cache.store(route(), 0.0)
+    for second in range(1, 301):
+        cache.invalidate("t")
+        assert cache.failed("t", GONE, float(second)) is stored
+    cache.invalidate("t")
+    assert cache.failed("t", GONE, 301.0) is None, "a broker that was removed for good"
+
+
+def test_what_is_said_to_be_away_is_known_to_the_name_server_that_comes_next() -> None:
+    cache = RouteCache()
+    stored = cache.store(route(), 0.0)
+    cache.invalidate("t")
+    assert cache.failed("t", AWAY, 1.0) is None
+    assert cache.failed("t", AWAY, 2.0) is None
+    assert cache.failed("t", NoRouteError("it restarts"), 3.0) is stored
+    assert cache.failed("t", GONE, 4.0) is stored
+    cache.invalidate("t")
+    assert cache.failed("t", GONE, 303.0) is stored
+    assert cache.failed("t", AWAY, 304.0) is None
+    cache.invalidate("t", is_denied=True)
+    assert cache.failed("t", GONE, 305.0) is None, "the broker is back, and does not have it"
+
+
+def test_when_a_broker_denies_the_topic_not_found_is_believed_at_once() -> None:
     cache = RouteCache()
     cache.store(route(), 0.0)
+    cache.invalidate("t", is_denied=True)
+    cache.invalidate("t", may_be_old=True)
+    assert cache.failed("t", GONE, 1.0) is None
+    assert cache.last_known("t") is None
+    again = cache.store(route(), 2.0)
     cache.invalidate("t")
-    assert cache.failed("t", TopicNotFoundError("gone"), 1.0) is None
+    assert cache.failed("t", GONE, 3.0) is again, "it was made again since"
+
+
+def test_a_topic_that_was_to_be_made_is_nowhere_after_a_routing_error() -> None:
+    cache = RouteCache(sends=True)
+    cache.store(route(auto_create=True), 0.0)
+    cache.invalidate("t")
+    assert cache.failed("t", GONE, 1.0) is None
 
 
 def test_an_answer_counts_more_than_silence() -> None:

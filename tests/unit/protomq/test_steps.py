@@ -60,7 +60,7 @@ class Recorder:
         self.seen.append(("current", topic, timeout_s))
         return route_of(topic, "a")
 
-    def invalidate(self, topic: str, *, may_be_old: bool = False) -> None:
+    def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
         self.seen.append(("invalidate", topic))
 
     def pause(self, seconds: float) -> None:

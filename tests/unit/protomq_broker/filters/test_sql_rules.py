@@ -70,6 +70,8 @@ def test_a_property_that_is_missing(text, value):
         (b" 5.5f", "a > 5.0", True), (b"1e1", "a = 10.0", True), (b"true", "a = TRUE", True), (b"TRUE", "TRUE = a", True),
         (b"-9223372036854775808", "a = -9223372036854775808", True), (b"-9223372036854775807", "a = -9223372036854775808", False),
         (b"yes", "a = TRUE", False), (b"yes", "a = FALSE", True), (b"true", "a", False), (b"-7", "a < -6", True),
+        (b" true", "a = TRUE", False), (b"TRUE", "a = 'true'", False), (b" x", "a = 'x'", False), (b" 5 ", "a = 5.0", True),
+        (b" ", "a IS NULL", False), (b"x", "'a' = 'x'", False),
     ],
 )  # fmt: skip
 def test_a_text_is_converted_to_the_kind_of_the_other_side(value, condition, outcome):
