@@ -165,6 +165,7 @@ class MembershipService:
         self._questions: dict[int, _Question] = {}
         self._question_id = 0
         self._news: set[str] = set()
+        self._looks_at_topics = False
         self._is_stopping = False
         self._lane: CallLane | None = None
         self._said = SaidOnce()
@@ -208,8 +209,11 @@ class MembershipService:
 
     def topics_changed(self) -> None:
         """Called when topics were created, changed or deleted. Any thread."""
-        if self._lane is not None:
-            self._lane.post(self._look_at_topics)
+        lane = self._lane
+        # Without the lock, which the writer of a slave must not wait for: two looks instead of one do no harm.
+        if lane is not None and not self._looks_at_topics:
+            self._looks_at_topics = True
+            lane.post(lambda: void(lane.call_later(GATHER_MS, self._look_at_topics)))
 
     def counts(self) -> MembershipCounts:
         """Returns what metrics show. Any thread."""
@@ -520,6 +524,7 @@ class MembershipService:
     # On lanes.
 
     def _look_at_topics(self) -> None:
+        self._looks_at_topics = False
         with self._lock:
             for name in self._memberships.topics_changed(self._clock.monotonic_ms()):
                 self._tell(name)
