@@ -5,6 +5,9 @@ The brokers are the real service on fake lanes; the members are the SDK's `Membe
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import random
 
 import pytest
@@ -32,6 +35,7 @@ from protomq.v1.membership_service_pb2 import (
 )
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.membership_service import (
+    ANSWERS_MAX,
     BACK_MS,
     DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
@@ -42,6 +46,7 @@ from protomq_broker.membership_service import (
 )
 from protomq_broker.memberships import Memberships
 from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.regions import read_regions
 from protomq_runtime.testing import FakeCall, FakeServer
 from tests.support.examples import examples
 
@@ -1009,6 +1014,57 @@ def test_many_who_join_together_get_one_answer_each_with_all_of_them() -> None:
     found = [HoldMembershipResponse.FromString(call.answer_payload) for call in calls if call.answer_payload is not None]
     assert len(found) == 200
     assert [len(answer.members) for answer in found[SMALL_COUNT:]] == [200] * (200 - SMALL_COUNT)
+
+
+def list_in(call: FakeCall) -> HoldMembershipResponse:
+    answer = call.response(lambda region: b"".join(read_regions([region])))
+    assert isinstance(answer, HoldMembershipResponse)
+    return answer
+
+
+def test_a_large_list_of_members_is_one_that_their_answers_share() -> None:
+    broker = BrokerNode("a", 4)
+    texts = ["", "x" * 4_000]
+    for wanted in texts:
+        calls = [broker.server.call(HOLD, joining(number, wanted).SerializeToString()) for number in range(200)]
+        broker.advance(int(GATHER_MAX_MS))
+        members = [list_in(call).members for call in calls[SMALL_COUNT:]]
+        assert all(found == members[0] and len(found) == 200 for found in members)
+        assert {len(call.regions) for call in calls[SMALL_COUNT:]} == {int(bool(wanted))}
+    assert len({id(call.regions[0].file) for call in calls[SMALL_COUNT:]}) == 1
+    assert max(len(call.answer_payload or b"") for call in calls[SMALL_COUNT:]) < 500, "nothing of the list is copied"
+
+
+def test_without_a_descriptor_large_lists_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, name)
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number, "x" * 4_000).SerializeToString()) for number in range(50)]
+    broker.advance(int(GATHER_MAX_MS))
+    assert [len(call.response().members) for call in calls[SMALL_COUNT:]] == [50] * (50 - SMALL_COUNT)
+
+
+def test_answers_to_many_are_made_turn_by_turn_each_with_what_is_so_then() -> None:
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number).SerializeToString()) for number in range(200)]
+    broker.lane.run()
+    for function in broker.lane.timers.due(GATHER_MAX_MS / 1000):
+        function()
+    answered = [sum(call.answered for call in calls)]
+    leaves = LeaveGroupRequest(consumer_group="g", client_id="m199", nonce=1)
+    while broker.lane.posted:
+        if len(answered) == 3:
+            broker.server.call(LEAVE, leaves)
+        broker.lane.posted.popleft()()
+        answered.append(sum(call.answered for call in calls))
+    made = [after - before for before, after in itertools.pairwise(answered) if after > before]
+    assert made[:3] == [ANSWERS_MAX] * 3
+    answers = [list_in(call) for call in calls[SMALL_COUNT:-1]]
+    versions = {answer.version: len(answer.members) for answer in answers}
+    assert list(versions.values()) == [200, 199]
+    assert all(len(answer.members) == versions[answer.version] for answer in answers)
 
 
 def test_members_hear_of_who_consumes_beside_them_once(caplog: pytest.LogCaptureFixture) -> None:
