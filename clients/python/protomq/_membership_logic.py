@@ -387,8 +387,8 @@ class MembershipState:
         else:
             request.description.description_id = number
 
-    def leave_requests(self) -> list[tuple[BrokerAddress, bytes]]:
-        """What says to each broker that the member goes."""
+    def leave_requests(self, pull_member: str = "") -> list[tuple[BrokerAddress, bytes]]:
+        """What says to each broker that the member goes. `pull_member`: its name in pulls, if it makes no more of them."""
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
 
@@ -401,6 +401,7 @@ class MembershipState:
                     client_id=client_id,
                     nonce=nonce,
                     member_epoch=broker.member_epoch if self.is_named else 0,
+                    pull_member=pull_member,
                 )
                 requests.append((broker.address, request.SerializeToString()))
         return requests

@@ -262,6 +262,7 @@ class Broker:
         self._pull = PullService(
             self.store, config, self._commits, modules, clock, lambda: self._replication.service.views
         )
+        self._memberships.listen_for_left(self._pull.members.left)
         self._commits.listen_for_resets(self._signal_reset)
         self._pop = PopService(
             self.store,

@@ -42,6 +42,7 @@ from protomq_runtime.errors import (
 )
 from protomq_runtime.regions import Region, SharedBytes
 
+from .group_members import MEMBER_SIZE_MAX
 from .memberships import (
     Group,
     MemberKey,
@@ -184,11 +185,16 @@ class MembershipService:
         self._lane: CallLane | None = None
         self._said = SaidOnce()
         self._tell_gone: Callable[[str, str, int], None] = lambda *_: None
+        self._tell_left: Callable[[str, str], None] = lambda *_: None
 
     def listen_for_gone(self, listener: Callable[[str, str, int], None]) -> None:
         """Registers a listener, called with group, name and number of a member that is gone, under the lock. Call before the broker runs.
         """
         self._tell_gone = listener
+
+    def listen_for_left(self, listener: Callable[[str, str], None]) -> None:
+        """Registers a listener, called with a group and the name in pulls of a member that pulls no more. Call before the broker runs."""
+        self._tell_left = listener
 
     def is_member(self, group: str, client_id: str, nonce: int) -> bool:
         """Whether this broker knows such a member. Any thread."""
@@ -284,6 +290,10 @@ class MembershipService:
         with self._lock:
             if not request.member_epoch or not self._memberships.is_late(name, request):
                 self._leave((name, (request.client_id, request.nonce)), self._clock.monotonic_ms())
+        if request.pull_member:
+            if len(request.pull_member) > MEMBER_SIZE_MAX:
+                raise invalid_argument("pull_member", f"has at most {MEMBER_SIZE_MAX} characters")
+            self._tell_left(name, request.pull_member)
         return LeaveGroupResponse()
 
     @tells_store_errors

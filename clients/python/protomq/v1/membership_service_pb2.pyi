@@ -323,6 +323,7 @@ class LeaveGroupRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
+    PULL_MEMBER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     client_id: _builtins.str
@@ -331,6 +332,8 @@ class LeaveGroupRequest(_message.Message):
     """As in GroupMember."""
     member_epoch: _builtins.int
     """As in GroupMember: which membership ends. 0: any. A later one goes on: the member has joined again before this arrived."""
+    pull_member: _builtins.str
+    """Its name in pulls (PullRequest.member), if it is closed: it pulls no more, so it keeps nobody from deleting the group. Empty: it may."""
     def __init__(
         self,
         *,
@@ -338,10 +341,11 @@ class LeaveGroupRequest(_message.Message):
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
         member_epoch: _builtins.int = ...,
+        pull_member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce", "pull_member", b"pull_member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
