@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protomq import Admin, GroupInUseError, MessageQueue, Producer, PullConsumer
+from protomq import Admin, MessageQueue, Producer, PullConsumer
+from protomq.errors import GroupInUseError
 from protomq.testing import Broker
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -72,9 +73,9 @@ def pull():
             consumer.poll(0.1)
 
 def push():
-    with PushConsumer("g", **settings) as consumer:
-        consumer.subscribe("t", print)
-        consumer.start()
+    consumer = PushConsumer("g", **settings)
+    consumer.subscribe("t", print)
+    with consumer:
         told.wait()
 
 async def async_pull():
@@ -84,9 +85,9 @@ async def async_pull():
             await consumer.poll(0.1)
 
 async def async_push():
-    async with AsyncPushConsumer("g", **settings) as consumer:
-        consumer.subscribe("t", print)
-        await consumer.start()
+    consumer = AsyncPushConsumer("g", **settings)
+    consumer.subscribe("t", print)
+    async with consumer:
         await asyncio.to_thread(told.wait)
 
 kind = globals()[sys.argv[3]]
