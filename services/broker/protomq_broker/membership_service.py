@@ -57,7 +57,7 @@ from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from protomq.v1.membership_service_pb2 import GroupMember
     from protomq_runtime.call import Call, CallContext, CallLane
@@ -165,13 +165,17 @@ class MembershipService:
         broker_start: int,
         hold_max_ms: int,
         beside: Callable[[], Mapping[str, str]],
+        tells_routes: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`beside`: who consumes under the name of which group and is no member, for people."""
+        """`beside`: who consumes under the name of which group and is no member, for people. `tells_routes`: name servers say what
+        `routes_changed` takes. Any thread calls it.
+        """
         self._memberships = memberships
         self._clock = clock
         self._broker_start = broker_start
         self._hold_max_ms = hold_max_ms
         self._beside = beside
+        self._tells_routes = tells_routes
         self._lock = threading.Lock()
         self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
         self._between: dict[MemberId, Call] = {}
@@ -234,6 +238,11 @@ class MembershipService:
         if lane is not None and not self._looks_at_topics:
             self._looks_at_topics = True
             lane.post(lambda: void(lane.call_later(GATHER_MS, self._look_at_topics)))
+
+    def routes_changed(self, topics: Collection[str] | None) -> None:
+        """Called when other brokers have changed the routes of topics; None: it may be any. Any thread."""
+        if self._lane is not None:
+            self._lane.post(partial(self._take_changed_routes, topics))
 
     def counts(self) -> MembershipCounts:
         """Returns what metrics show. Any thread."""
@@ -491,6 +500,7 @@ class MembershipService:
             broker_start=self._broker_start,
             settling_ms=known.settling_ms(request.consumer_group, self._clock.monotonic_ms()),
             expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
+            tells_routes=self._tells_routes(),
         )
 
     def _answer_replaced(self, request: HoldMembershipRequest) -> _Answer:
@@ -519,7 +529,7 @@ class MembershipService:
         for topic in request.member.topics:
             if count := known.queue_count(topic.topic):
                 response.queue_counts.append(
-                    TopicQueueCount(topic=topic.topic, read_queues=count)
+                    TopicQueueCount(topic=topic.topic, read_queues=count, route_changes=known.route_changes(topic.topic))
                 )
         encoded = self._encode(name, group)
         if len(encoded.of_each_kind) > 1:
@@ -553,6 +563,11 @@ class MembershipService:
         self._looks_at_topics = False
         with self._lock:
             for name in self._memberships.topics_changed(self._clock.monotonic_ms()):
+                self._tell(name)
+
+    def _take_changed_routes(self, topics: Collection[str] | None) -> None:
+        with self._lock:
+            for name in self._memberships.routes_changed(topics):
                 self._tell(name)
 
     def _tick(self) -> None:

@@ -141,6 +141,8 @@ class Memberships:
         """The groups that consume each topic."""
         self._counted: dict[str, int] = {}
         """Queues of each topic that is consumed, by which free queues are counted: as many as it had at the last `topics_changed`."""
+        self._route_changes: Counter[str] = Counter()
+        """How often the route of each topic has changed, as far as name servers told, since it was consumed first."""
         self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
         """Who was the last to have each free queue of each group; the newest stands last."""
         self._departed: dict[tuple[str, MemberKey], _Departed] = {}
@@ -287,6 +289,19 @@ class Memberships:
         for name in changed:
             self._groups[name].version = next(self._versions)
         return changed
+
+    def routes_changed(self, topics: Collection[str] | None) -> list[str]:
+        """Takes that other brokers have changed the routes of topics; None: it may be any. Returns the groups that are to hear of it."""
+        found = [topic for topic in (self._consuming if topics is None else topics) if topic in self._consuming]
+        self._route_changes.update(found)
+        changed = sorted({name for topic in found for name in self._consuming[topic]})
+        for name in changed:
+            self._groups[name].version = next(self._versions)
+        return changed
+
+    def route_changes(self, topic: str) -> int:
+        """Returns how often the route of a topic has changed since it was consumed first."""
+        return self._route_changes[topic]
 
     def beside_changed(self, texts: Mapping[str, str]) -> list[str]:
         """Takes who consumes beside members, by group. Returns the groups whose members are to hear of it."""
@@ -451,7 +466,7 @@ class Memberships:
         groups = self._consuming[topic]
         groups.remove(name)
         if not groups:
-            del self._consuming[topic], self._counted[topic]
+            del self._consuming[topic], self._counted[topic], self._route_changes[topic]
 
     def _drop_interests(self, name: str, group: Group, said: GroupMember) -> None:
         kind = kind_of(said)

@@ -78,8 +78,14 @@ class BrokerNode:
             takes_commits=takes_commits,
         )
         self.beside: dict[str, str] = {}
+        self.tells_routes = True
         self.service = MembershipService(
-            known_members, self.clock, broker_start=start, hold_max_ms=60_000, beside=lambda: self.beside
+            known_members,
+            self.clock,
+            broker_start=start,
+            hold_max_ms=60_000,
+            beside=lambda: self.beside,
+            tells_routes=lambda: self.tells_routes,
         )
         table = DispatchTable()
         table.add_service(SERVICE, self.service)
@@ -335,6 +341,42 @@ def test_new_queues_get_owners() -> None:
     broker.service.topics_changed()
     world.run(1_000)
     assert list(world.owners().values()) == [1] * 6
+
+
+def test_members_hear_within_a_moment_that_a_route_has_changed_and_once() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    world.brokers["a"].service.routes_changed(["of somebody else"])
+    world.run(500)
+    assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    for topics in (["T"], None):
+        world.brokers["a"].service.routes_changed(topics)
+        world.run(200)
+        assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}]
+        assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    world.brokers["a"] = BrokerNode("a", 2, ("g",), start=2)
+    world.run(8_000)
+    assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}], "nobody told the broker while it was away"
+
+
+def test_a_member_hears_of_routes_while_all_brokers_of_its_topics_tell_them() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    member = world.join("m1")
+    queues = {"T": world.queues()}
+    assert not member.state.hears_of_routes(queues)
+    world.run(1_000)
+    assert member.state.hears_of_routes(queues)
+    assert not member.state.hears_of_routes({})
+    assert not member.state.hears_of_routes(queues | {"U": []}), "a topic that nobody has yet"
+    assert not member.state.hears_of_routes(queues | {"U": [MessageQueue("U", "a", 0)]}), "nor has this broker"
+    assert not member.state.hears_of_routes({"T": [*queues["T"], MessageQueue("T", "c", 0)]})
+    before = member.state.news
+    world.brokers["b"].tells_routes = False
+    world.run(16_000)
+    assert not member.state.hears_of_routes(queues)
+    assert member.state.news > before, "its steps are to hear of it, too"
 
 
 def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anything_else() -> None:
@@ -1024,15 +1066,19 @@ def list_in(call: FakeCall) -> HoldMembershipResponse:
 
 def test_a_large_list_of_members_is_one_that_their_answers_share() -> None:
     broker = BrokerNode("a", 4)
-    texts = ["", "x" * 4_000]
-    for wanted in texts:
+
+    def answers(wanted: str) -> list[FakeCall]:
         calls = [broker.server.call(HOLD, joining(number, wanted).SerializeToString()) for number in range(200)]
         broker.advance(int(GATHER_MAX_MS))
         members = [list_in(call).members for call in calls[SMALL_COUNT:]]
         assert all(found == members[0] and len(found) == 200 for found in members)
-        assert {len(call.regions) for call in calls[SMALL_COUNT:]} == {int(bool(wanted))}
-    assert len({id(call.regions[0].file) for call in calls[SMALL_COUNT:]}) == 1
-    assert max(len(call.answer_payload or b"") for call in calls[SMALL_COUNT:]) < 500, "nothing of the list is copied"
+        return calls[SMALL_COUNT:]
+
+    assert not any(call.regions for call in answers(""))
+    large = answers("x" * 4_000)
+    assert len({id(region.file) for call in large for region in call.regions}) == 1
+    assert all(len(call.regions) == 1 for call in large)
+    assert max(len(call.answer_payload or b"") for call in large) < 500, "nothing of the list is copied"
 
 
 def test_without_a_descriptor_large_lists_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

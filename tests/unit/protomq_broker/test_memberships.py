@@ -370,6 +370,22 @@ def test_who_locks_its_queues_differs_from_who_does_not_and_from_nobody_who_does
     assert not group.are_alike
 
 
+def test_groups_that_consume_a_topic_hear_of_its_route_and_others_do_not() -> None:
+    known = made()
+    for topic in "TU":
+        known.seen(topic, member("m", topic=topic), "peer", 0, rejoins=False)
+    groups = dict(known.groups())
+    before = {name: group.version for name, group in groups.items()}
+    assert known.routes_changed(["T", "of somebody else"]) == ["T"]
+    assert groups["T"].version > before["T"]
+    assert groups["U"].version == before["U"]
+    assert known.routes_changed(None) == ["T", "U"]
+    assert [known.route_changes(topic) for topic in "TU"] == [2, 1]
+    known.left("T", ("m", 1), 0)
+    assert known.routes_changed(None) == ["U"]
+    assert known.route_changes("T") == 0
+
+
 class Owners(dict[tuple[str, int], int]):
     """Counts how often somebody looks whether a queue has an owner."""
 
@@ -401,34 +417,36 @@ def test_only_groups_that_consume_a_changed_topic_are_counted_again() -> None:
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("queues"), st.sampled_from("TUV"), st.integers(0, 5)),
+            st.tuples(st.sampled_from("TUV"), st.integers(0, 5)),
             st.tuples(
-                st.just("calls"),
-                st.tuples(st.sampled_from("gh"), st.sampled_from("ab")),
-                st.dictionaries(st.sampled_from("TUV"), st.frozensets(st.integers(0, 6), max_size=3), min_size=1),
+                st.sampled_from("gh"),
+                st.sampled_from("ab"),
+                # Without topics: it leaves.
+                st.dictionaries(st.sampled_from("TUV"), st.frozensets(st.integers(0, 6), max_size=3)),
             ),
-            st.tuples(st.just("leaves"), st.tuples(st.sampled_from("gh"), st.sampled_from("ab")), st.none()),
         ),
         max_size=30,
     )
 )
-def test_free_queues_are_what_a_count_of_all_groups_gives_after_each_change_of_topics(steps: list[tuple[str, object, object]]) -> None:
+def test_free_queues_are_what_a_count_of_all_groups_gives_after_each_change_of_topics(
+    steps: list[tuple[str, int] | tuple[str, str, dict[str, frozenset[int]]]],
+) -> None:
     counts = defaultdict(int, T=2, U=3)
     known = made()
     known.queue_count = counts.__getitem__
-    for kind, what, value in steps:
+    for step in steps:
         before = {name: group.ownerless_queues for name, group in known.groups()}
-        if kind == "queues":
-            counts[what] = value  # type: ignore[index, assignment]
+        if len(step) == 2:
+            counts[step[0]] = step[1]
             changed = known.topics_changed(0)
             after = {name: group.ownerless_queues for name, group in known.groups()}
             assert sorted(changed) == sorted(name for name in after if after[name] != before[name])
         else:
-            name, client = what  # type: ignore[misc]
-            if kind == "leaves":
+            name, client, wanted = step
+            if not wanted:
                 known.left(name, (client, 1), 0)
             else:
-                topics = [MemberTopic(topic=topic, queue_ids=sorted(ids)) for topic, ids in value.items()]  # type: ignore[attr-defined]
+                topics = [MemberTopic(topic=topic, queue_ids=sorted(ids)) for topic, ids in wanted.items()]
                 known.seen(name, GroupMember(client_id=client, nonce=1, topics=topics), "peer", 0, rejoins=False)
         for _, group in known.groups():
             free = [(topic, i) for topic in group.consumers for i in range(counts[topic]) if (topic, i) not in group.owners]
