@@ -640,6 +640,27 @@ def test_a_call_is_held_until_there_is_news_or_its_time_is_up() -> None:
     assert [said.client_id for said in held.response().members] == ["m", "n"]
 
 
+def test_long_holds_end_together_and_not_later_than_they_may() -> None:
+    broker = BrokerNode("a", 2)
+    calls = []
+    for number in range(3):
+        request = HoldMembershipRequest(
+            consumer_group=f"g{number}", member=says("m"), hold_ms=15_000 if number < 2 else 3_000, known_version=0
+        )
+        first = broker.server.call(HOLD, request).response()
+        request.known_version, request.broker_start = first.version, first.broker_start
+        broker.advance(100)
+        calls.append(broker.server.call(HOLD, request))
+    broker.advance(2_999)
+    assert all(call.is_held for call in calls)
+    broker.advance(1)
+    assert calls[2].answered, "a short one ends when it is to"
+    broker.advance(11_699)
+    assert all(call.is_held for call in calls[:2])
+    broker.advance(1)
+    assert all(call.answered for call in calls), "they would have ended 15,100 and 15,200 ms after the start"
+
+
 def test_a_later_call_of_a_member_ends_the_one_before() -> None:
     broker = BrokerNode("a", 2)
     version = hold(broker).response().version
