@@ -137,8 +137,8 @@ class Memberships:
         self._known_groups = frozenset(known_groups)
         self._takes_commits = takes_commits
         self._groups: dict[str, Group] = {}
-        self._consuming: dict[str, set[str]] = {}
-        """The groups that consume each topic."""
+        self._consuming: dict[str, list[str]] = {}
+        """The groups that consume each topic. Most topics have one, and a set would take 150 octets more."""
         self._counted: dict[str, int] = {}
         """Queues of each topic that is consumed, by which free queues are counted: as many as it had at the last `topics_changed`."""
         self._route_changes: Counter[str] = Counter()
@@ -457,10 +457,10 @@ class Memberships:
             group.consumers[topic.topic] += 1
 
     def _begin_consuming(self, name: str, topic: str) -> None:
-        groups = self._consuming.setdefault(topic, set())
+        groups = self._consuming.setdefault(topic, [])
         if not groups:
             self._counted[topic] = self.queue_count(topic)
-        groups.add(name)
+        groups.append(name)
 
     def _end_consuming(self, name: str, topic: str) -> None:
         groups = self._consuming[topic]
