@@ -165,7 +165,7 @@ def test_every_unary_method_answers_over_both_transports(call: Transport) -> Non
         broker=broker, data_version=version, topics=[Topic(name="unary_topic")]
     )
     try:
-        assert checked("RegisterBroker", register) == RegisterBrokerResponse(expiry_ms=120_000)
+        assert checked("RegisterBroker", register) == RegisterBrokerResponse(expiry_ms=120_000, tells_routes=True)
         heartbeat = HeartbeatRequest(data_version=version, **identity(name))
         assert checked("Heartbeat", heartbeat) == HeartbeatResponse()
         heartbeat.data_version.counter = 4

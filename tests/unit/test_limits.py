@@ -24,6 +24,7 @@ from protomq_broker import (
     admin_service,
     consumer_service,
     filter_modules,
+    group_members,
     ha_service,
     membership_service,
     memberships,
@@ -67,7 +68,7 @@ OF_A_REQUEST: Final = {
     ),
     "`hold_ms` (`hold_max_ms`)": (CONFIG.hold_max_ms, None),
     "`tags`": (pull_service.TAGS_MAX, None),
-    "`member`, characters": (pull_service.MEMBER_SIZE_MAX, None),
+    "`member`, characters": (group_members.MEMBER_SIZE_MAX, None),
     "`invisible_ms` (`pop_invisible_max_ms`), 10,000 (`pop_invisible_min_ms`) at least": (
         CONFIG.pop_invisible_max_ms,
         pop_requests.INVISIBLE_DEFAULT_MS,

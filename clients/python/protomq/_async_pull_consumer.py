@@ -411,11 +411,12 @@ class AsyncPullConsumer(ConsumerBase):
             error = await self._run(self._steps.commit_last("on close"))
             if error is not None and (count := self._state.uncommitted_count()):
                 text = not_taken_text(self.group, count, error)
-        if self._member is not None:
-            await self._member.leave()
+        # First: nothing must be pulled for a group that somebody deletes now.
         for task in self._pulls:
             task.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
+        if self._member is not None:
+            await self._member.leave(self._state.member_name())
         await self._routes.close()
         await self._transport.close()
         if self._handed is not None:

@@ -425,6 +425,7 @@ class ConsumerSteps:
         if self._share is not None:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic, may_be_old=True)
+            yield from self._hear_of_routes(self._share, now_s)
         if not self._route_looks.due_in_s(now_s):
             yield from self._look_at_route(now_s)
         yield from self._follow_routes(now_s)
@@ -434,9 +435,20 @@ class ConsumerSteps:
         if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
             yield from self._follow_group(self._share)
 
+    def _topics_to_look_up(self) -> dict[str, None]:
+        """Where the brokers of these are, the group's retries are."""
+        return dict.fromkeys(topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY)
+
+    def _hear_of_routes(self, share: GroupShare, now_s: float) -> Steps[None]:
+        """Has topics looked up again of whose routes brokers say that they are others."""
+        self._route_looks.follow(share.hears_of_routes(self._topics_to_look_up()), now_s)
+        for topic in share.changed_routes():
+            self._route_looks.begun(now_s)
+            yield ForgetRoute(topic, may_be_old=True)
+
     def _look_at_route(self, now_s: float) -> Steps[None]:
-        """Has one topic looked up again. Where its brokers are, the group's retries are."""
-        topics = dict.fromkeys(topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY)
+        """Has one topic looked up again."""
+        topics = self._topics_to_look_up()
         member_count = 1 if self._share is None else self._share.member_count
         topic = self._route_looks.take_due(topics, member_count, now_s)
         if topic is not None:

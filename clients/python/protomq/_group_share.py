@@ -5,7 +5,7 @@ One thread at a time, or coroutines of one loop; the driver of the membership ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from ._call_steps import broker_of
@@ -122,6 +122,17 @@ class GroupShare:
         with self.member.lock:
             contradicted = self.member.state.contradicted(self._routes.queues)
         return self._routes.take_due(contradicted, self._clock())
+
+    def changed_routes(self) -> set[str]:
+        """See MembershipState.take_changed_routes."""
+        with self.member.lock:
+            return self.member.state.take_changed_routes()
+
+    def hears_of_routes(self, topics: Collection[str]) -> bool:
+        """Whether brokers say when the routes of these topics are others, so that nobody has to look."""
+        queues = self._routes.queues
+        with self.member.lock:
+            return self.member.state.hears_of_routes({topic: queues.get(topic, ()) for topic in topics})
 
     def is_looked_for(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker is missing in the route, and expected back."""

@@ -95,12 +95,15 @@ class MemberTasks:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def leave(self) -> None:
-        """Says to all brokers that the member goes; who does not hear it finds out. Then there are no tasks any more."""
+    async def leave(self, pull_member: str) -> None:
+        """Says to all brokers that the member goes, and pulls no more under this name. Who does not hear it finds out.
+
+        Then there are no tasks any more.
+        """
         self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with self.lock:
-            requests = self.state.leave_requests()
+            requests = self.state.leave_requests(pull_member)
         for address, request in requests:
             with contextlib.suppress(ProtomqError):
                 await self._transport.call(

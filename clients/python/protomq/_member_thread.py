@@ -83,10 +83,13 @@ class MemberThread:
         with self.lock:
             self._changed.wait_for(lambda: self._closed or self.state.is_answered(broker_name), timeout_s)
 
-    def leave(self) -> None:
-        """Says to all brokers that the member goes; who does not hear it finds out. Then there is no thread any more."""
+    def leave(self, pull_member: str) -> None:
+        """Says to all brokers that the member goes, and pulls no more under this name. Who does not hear it finds out.
+
+        Then there is no thread any more.
+        """
         with self.lock:
-            requests = self.state.leave_requests()
+            requests = self.state.leave_requests(pull_member)
         self.abandon()
         for address, request in requests:
             with contextlib.suppress(ProtomqError):

@@ -143,6 +143,10 @@ class _Broker:
     confirms: bool = False
     """Whether the last call asks that."""
     queue_counts: dict[str, int] = field(default_factory=dict)
+    tells_routes: bool = False
+    """Whether it says when the route of a topic that it has is another one."""
+    route_changes: tuple[int, dict[str, int]] | None = None
+    """By its start, and by topic, how often routes had changed when it said so last; None: it has not."""
     question: tuple[int, bool] | None = None
     """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
 
@@ -201,6 +205,8 @@ class MembershipState:
         self._dropping: set[str] = set()
         """Of these the consumer knows that they are lost, and has not said yet what it has now."""
         self._told_of: set[str] = set()
+        self._changed_routes: set[str] = set()
+        """Topics of whose routes a broker has said that they are others by now, and nobody has looked them up since."""
         self._others: set[MessageQueue] | None = None
         """Queues that other members have had since this one began; None: nobody asks."""
         self.followed_s = -math.inf
@@ -387,8 +393,8 @@ class MembershipState:
         else:
             request.description.description_id = number
 
-    def leave_requests(self) -> list[tuple[BrokerAddress, bytes]]:
-        """What says to each broker that the member goes."""
+    def leave_requests(self, pull_member: str = "") -> list[tuple[BrokerAddress, bytes]]:
+        """What says to each broker that the member goes. `pull_member`: its name in pulls, if it makes no more of them."""
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
 
@@ -401,6 +407,7 @@ class MembershipState:
                     client_id=client_id,
                     nonce=nonce,
                     member_epoch=broker.member_epoch if self.is_named else 0,
+                    pull_member=pull_member,
                 )
                 requests.append((broker.address, request.SerializeToString()))
         return requests
@@ -468,9 +475,12 @@ class MembershipState:
             # The list that it does not repeat was forgotten since the call began.
             broker.version, broker.is_told, broker.retry_s = 0, False, now_s + BACKOFF_MIN_S
             return
+        self.news += broker.tells_routes != answer.tells_routes
+        broker.tells_routes = answer.tells_routes
         if is_list:
             broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
             broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
+            self._note_route_changes(broker, {count.topic: count.route_changes for count in answer.queue_counts})
         elif answer.taken:
             broker.taken = self._taken_at(broker).union((one.topic, queue_id) for one in answer.taken for queue_id in one.queue_ids)
         if self._others is not None:
@@ -660,6 +670,30 @@ class MembershipState:
             if others or numbers:
                 found[topic] = others, numbers
         return found
+
+    def _note_route_changes(self, broker: _Broker, changes: dict[str, int]) -> None:
+        """Takes how often routes have changed, as the broker says."""
+        before, broker.route_changes = broker.route_changes, (broker.start, changes)
+        if before is None:
+            return
+        start, counts = before
+        # One that has started again has not heard of what changed meanwhile.
+        is_new = start != broker.start
+        self._changed_routes.update(topic for topic, count in changes.items() if is_new or counts.get(topic, count) != count)
+
+    def take_changed_routes(self) -> set[str]:
+        """Topics of whose routes a broker has said that they are others by now; once."""
+        changed, self._changed_routes = self._changed_routes, set()
+        return changed & self._filters.keys()
+
+    def hears_of_routes(self, queues: Mapping[str, Sequence[MessageQueue]]) -> bool:
+        """Whether brokers say when the routes of all these topics are others: each that has one of them, and each has one."""
+        for topic, several in queues.items():
+            brokers = [self._brokers.get(name) for name in {queue.broker_name for queue in several}]
+            told = [broker is not None and broker.tells_routes and topic in broker.queue_counts for broker in brokers]
+            if not told or not all(told):
+                return False
+        return bool(queues)
 
     def _other_routes(self, broker: _Broker, topic: str) -> set[int]:
         """The numbers of other members' routes that are not this member's."""

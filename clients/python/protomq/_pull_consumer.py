@@ -489,7 +489,9 @@ class PullConsumer(ConsumerBase):
                     text = not_taken_text(self.group, count, error)
             self._auto_commits = False
             if self._member is not None and not was_closed:
-                self._member.leave()
+                # Nothing must be pulled for a group that somebody deletes now.
+                self._close_pulls()
+                self._member.leave(self._state.member_name())
             self._close_pulls()
             self._transport.close()
             if self._handed is not None:

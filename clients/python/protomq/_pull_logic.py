@@ -537,13 +537,13 @@ class PullState:
             filter=state.filter.expression,
             consumer_group=options.consumer_group,
             topic_incarnation=state.incarnation,
-            member=self._member_name() if options.consumer_group and not options.broadcasting else "",
+            member=self.member_name() if options.consumer_group and not options.broadcasting else "",
             reset_epoch=state.reset_epoch,
             log_epoch=state.log_epoch,
         ).SerializeToString()
 
-    def _member_name(self) -> str:
-        """Another one in each consumer, and in a forked child."""
+    def member_name(self) -> str:
+        """Of the consumer in its pulls: another one in each consumer, and in a forked child."""
         if self._member_fork_count != _forks.fork_count:
             self._member_fork_count = _forks.fork_count
             self._member = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(4)}"

@@ -1,6 +1,9 @@
-"""When a consumer looks its routes up again: nobody tells it of brokers that came new, or came back. No I/O, time handed in.
+"""When a consumer looks its routes up again, for brokers that came new, or came back. No I/O, time handed in.
 
 Rules:
+- Brokers tell members when routes change, if their name servers tell them. Then a member looks only when it is told, and as often as each
+  route is looked up anyway.
+- Nobody tells others: consumers that are no members, and members of which a broker or a name server is of an earlier version, or lost.
 - A route that is trusted for 30 s, as a producer's, hides a broker for that long. So each topic is looked up again after LOOK_S.
 - The members of a group tell each other when their routes differ. So the more there are, the more seldom each one looks: together they make
   LOOKS_PER_S, as long as each looks once in ROUTE_FRESH_S. So does a consumer of many topics, which it looks up in turn.
@@ -31,10 +34,21 @@ class RouteLooks:
         """Topics that are still to be looked up in this round."""
         self._next_s = now_s + LOOK_S
         self._answer_s = float("inf")
+        self._is_told = False
 
     def due_in_s(self, now_s: float) -> float:
         """Until there is something to look up, or to see."""
         return max(min(self._next_s, self._answer_s) - now_s, 0.0)
+
+    def follow(self, is_told: bool, now_s: float) -> None:
+        """Takes whether brokers report changes now. Where they have just ceased to, there is a look soon."""
+        if self._is_told and not is_told:
+            self._next_s = min(self._next_s, now_s + self._spread(LOOK_S, 1.0))
+        self._is_told = is_told
+
+    def begun(self, now_s: float) -> None:
+        """Somebody has a topic looked up now."""
+        self._answer_s = min(self._answer_s, now_s + ANSWER_S)
 
     def take_due(self, topics: Collection[str], member_count: int, now_s: float) -> str | None:
         """The topic that is to be looked up now; None: none. `member_count`: how many look at the same topics."""
@@ -42,13 +56,16 @@ class RouteLooks:
             self._answer_s = float("inf")
         if now_s < self._next_s:
             return None
+        if self._is_told:
+            self._next_s = now_s + ROUTE_FRESH_S
+            return None
         if not topics:
             self._next_s = now_s + LOOK_S
             return None
         pause_s = max(min(member_count / LOOKS_PER_S, ROUTE_FRESH_S / len(topics)), LOOK_S / len(topics))
         # Members that began at one time do not look at one time.
         spread = SPREAD_ALONE if member_count == 1 else 1.0
-        self._next_s = now_s + pause_s * self._rng.uniform(1 - spread, 1 + spread)
+        self._next_s = now_s + self._spread(pause_s, spread)
         self._answer_s = now_s + ANSWER_S
         while True:
             if not self._line:
@@ -56,3 +73,6 @@ class RouteLooks:
             topic = self._line.pop()
             if topic in topics:
                 return topic
+
+    def _spread(self, pause_s: float, part: float) -> float:
+        return pause_s * self._rng.uniform(1 - part, 1 + part)

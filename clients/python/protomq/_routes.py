@@ -31,6 +31,7 @@ from ._name_servers import NameServerList, ask_all, ask_one
 from ._outages import Outages
 from ._retry import is_away
 from ._steps import Driver, Steps
+from ._transport_options import SOON
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
 from .errors import NotFoundError, ProtocolError, ProtomqError
 
@@ -232,7 +233,10 @@ def encode_get_route(topic: str) -> bytes:
 def _route_of(message: route_service_pb2.Route) -> Route:
     brokers: dict[str, tuple[int, BrokerAddress, Permission]] = {}
     slaves: dict[tuple[str, int], BrokerAddress] = {}
+    replaceable: set[str] = set()
     for broker in message.brokers:
+        if broker.broker_id or broker.epoch:
+            replaceable.add(broker.broker_name)
         if broker.broker_id:
             slaves[broker.broker_name, broker.broker_id] = broker_address(broker)
         best = brokers.get(broker.broker_name)
@@ -281,6 +285,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         is_write_permitted=writable_count > 0 or not known_count,
         is_read_permitted=readable_count > 0 or not known_count,
         is_partly_closed=0 < writable_count < known_count,
+        lone_brokers=frozenset(brokers.keys() - replaceable),
     )
 
 
@@ -332,7 +337,8 @@ class RouteBook:
         """Whether a route names another master for the name of a broker that has been silent for `silent_s`, or longer.
 
         It does not wait: it has a route looked up, and the next call tells. A route from before the silence says nothing. One that
-        somebody else has looked up since is as good: a consumer looks at its routes every 2 s anyway.
+        somebody else has looked up since is as good: a consumer may look at its routes every 2 s anyway. Nobody takes the place of a broker
+        without slaves that was not elected. A call that such a one holds has a route looked up no more often than it is anyway.
         """
         name, now_s = address.broker_name, time.monotonic()
         with self._own_lock():
@@ -348,7 +354,9 @@ class RouteBook:
             # A slave is silent as long as a consumer reads from it that has caught up.
             if is_new and not leads and address not in route.slaves.values():
                 return True
-            is_due = now_s - looked_s >= REPLACED_LOOK_S and age_s >= min(silent_s, OTHERS_LOOK_S)
+            is_held_alone = name in route.lone_brokers and silent_s > SOON.silent_s
+            look_age_s = ROUTE_FRESH_S if is_held_alone else min(silent_s, OTHERS_LOOK_S)
+            is_due = now_s - looked_s >= REPLACED_LOOK_S and age_s >= look_age_s
             if is_due:
                 self._looked_s[name] = now_s
         if is_due:

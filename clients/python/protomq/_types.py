@@ -151,7 +151,7 @@ class Route:
     the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
     `slaves`: by name and broker id. `leaderless_brokers`: names of which only slaves are known now. `is_write_permitted`,
     `is_read_permitted`: not if the permission of the topic or the broker forbids it everywhere. `is_partly_closed`: some brokers
-    forbid to write, and others do not.
+    forbid to write, and others do not. `lone_brokers`: names of masters that were not elected and have no slave: nobody takes their place.
     """
 
     topic: str
@@ -165,6 +165,7 @@ class Route:
     is_write_permitted: bool = True
     is_read_permitted: bool = True
     is_partly_closed: bool = False
+    lone_brokers: frozenset[str] = frozenset()
 
 
 class QueueRange(NamedTuple):

@@ -267,7 +267,8 @@ class AdminService:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "GROUP_IN_USE",
-                f"{member} is a member of group {group!r} or has just pulled for it: stop its members and wait for a minute; or set force",
+                f"{member} is a member of group {group!r} or has just pulled for it: stop it. If it did not stop cleanly, or is no member, "
+                "wait for a minute; or set force",
                 metadata={"consumer_group": group, "member": member},
             )
 

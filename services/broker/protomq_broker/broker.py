@@ -213,6 +213,7 @@ class Broker:
             broker_start=secrets.randbits(63) or 1,
             hold_max_ms=config.hold_max_ms,
             beside=self._others_beside,
+            tells_routes=self._tells_routes,
         )
         locks = QueueLocks(
             self.store.locks,
@@ -263,6 +264,7 @@ class Broker:
         self._pull = PullService(
             self.store, config, self._commits, modules, clock, lambda: self._replication.service.views
         )
+        self._memberships.listen_for_left(self._pull.members.left)
         self._commits.listen_for_resets(self._signal_reset)
         self._pop = PopService(
             self.store,
@@ -465,6 +467,7 @@ class Broker:
             self._clock,
             heartbeat_interval_ms=self.config.register_interval_ms,
             on_name_refusal=self._note_name_refusal,
+            on_routes_changed=self._memberships.routes_changed,
         )
 
     def unregister(self) -> None:
@@ -538,6 +541,10 @@ class Broker:
     def _topics_changed(self, registration: BrokerRegistration) -> None:
         registration.notify_changed()
         self._memberships.topics_changed()
+
+    def _tells_routes(self) -> bool:
+        registration = self._registration
+        return registration is not None and registration.tells_routes()
 
     def _read_queues(self, topic: str) -> int:
         """Returns how many queues of the topic consumers can read here; 0 if the topic is unknown or not readable."""

@@ -9,7 +9,8 @@ beside its members, by pop or in broadcast mode, so that the broker can warn the
 Rules:
 - A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
 - A pair of members is remembered for a minute after the hold of its last turn, not over a restart. At most 100,000 queues of groups are.
-- A group is in use for a minute after the end of the last hold that was asked for. No more than 10,000 groups are remembered.
+- A group is in use for a minute after the end of the last hold that was asked for. Who says that it pulls no more does not count. No more
+  than 20,000 who pulled are remembered, and 1,000 who pull no more: a last pull of theirs may come late.
 
 Any thread.
 """
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 REMEMBERED_MS: Final = 60_000
 """Beyond the hold that was asked for: a member that waits for messages pulls again by then."""
+MEMBER_SIZE_MAX: Final = 255
+"""Most characters of a name in pulls."""
 QUEUES_MAX: Final = 100_000
 GROUPS_MAX: Final = 10_000
+USERS_MAX: Final = 20_000
+LEFT_MAX: Final = 1_000
 MEMBERS_MAX: Final = 8
 """Most members that are remembered for one queue."""
 
@@ -50,8 +55,10 @@ class GroupMembers:
         self._clock = clock
         self._queues: dict[Key, _Queue | tuple[str, int]] = {}
         """Nearly all queues have one member: of those only its name, and until when it is expected to pull again."""
-        self._groups: dict[str, tuple[str, int]] = {}
-        """Name of the last member that pulled, and until when the group is in use; the latest stands last."""
+        self._users: dict[tuple[str, str], int] = {}
+        """Until when each one that pulled for a group, by the group's name and its own, uses that; the latest stands last."""
+        self._left: dict[tuple[str, str], None] = {}
+        """Who pulls no more, by group and name; the latest stands last."""
         self._beside: dict[str, tuple[str, int]] = {}
         """Who consumes beside the members of a group, for people, and until when; the latest stands last."""
         self._alone = ("", 0)
@@ -84,12 +91,23 @@ class GroupMembers:
 
     def seen(self, group: str, name: str, hold_ms: int) -> None:
         """Notes that a member pulls for a group and may be held for `hold_ms`."""
-        until_ms = self._clock.monotonic_ms() + hold_ms + REMEMBERED_MS
+        now_ms, user = self._clock.monotonic_ms(), (group, name)
         with self._lock:
-            self._groups.pop(group, None)
-            self._groups[group] = (name, until_ms)
-            if len(self._groups) > GROUPS_MAX:
-                del self._groups[next(iter(self._groups))]
+            if user in self._left:
+                return
+            self._users.pop(user, None)
+            self._users[user] = now_ms + hold_ms + REMEMBERED_MS
+            oldest, until_ms = next(iter(self._users.items()))
+            if until_ms <= now_ms or len(self._users) > USERS_MAX:
+                del self._users[oldest]
+
+    def left(self, group: str, name: str) -> None:
+        """Notes that a member pulls no more for a group. Another one has another name."""
+        with self._lock:
+            self._users.pop((group, name), None)
+            self._left[group, name] = None
+            if len(self._left) > LEFT_MAX:
+                del self._left[next(iter(self._left))]
 
     def came_beside(self, group: str, how: str, peer: str, hold_ms: int = 0) -> None:
         """Notes that somebody consumes under the group's name, and not as a member; may be held for `hold_ms`. The first one is named."""
@@ -113,9 +131,11 @@ class GroupMembers:
             return {group: text for group, (text, _) in self._beside.items()}
 
     def user_of(self, group: str) -> str:
-        """Returns the name of the member that pulled last for the group if the group is in use, else ""."""
-        name, until_ms = self._groups.get(group, ("", 0))
-        return name if self._clock.monotonic_ms() < until_ms else ""
+        """Returns the name of the member that pulled last for the group, of those that use it; "": nobody does."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            users = reversed(self._users.items())
+            return next((name for (used, name), until_ms in users if used == group and now_ms < until_ms), "")
 
     def other(self, key: Key, member: str) -> str:
         """Returns the name of another member that pulls the queue at the same time; "" if there is none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -39,7 +40,9 @@ from protomq_runtime.errors import (
     too_many,
     unparsable,
 )
+from protomq_runtime.regions import Region, SharedBytes
 
+from .group_members import MEMBER_SIZE_MAX
 from .memberships import (
     Group,
     MemberKey,
@@ -54,7 +57,7 @@ from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from protomq.v1.membership_service_pb2 import GroupMember
     from protomq_runtime.call import Call, CallContext, CallLane
@@ -68,15 +71,21 @@ GATHER_MS: Final = 30.0
 """How long the service gathers news before it answers. A member that joins waits this much longer for the others."""
 GATHER_MAX_MS: Final = 500.0
 MEMBER_GATHER_MS: Final = 0.5
-"""By how much longer for each member beyond SMALL_COUNT: 1,000 members' answers have 100 MB."""
+"""By how much longer for each member beyond SMALL_COUNT: 1,000 members' answers have 90 MB."""
 SMALL_COUNT: Final = 16
 """Up to this number of members, one that joins is answered at once, so that a program starts quickly. In a larger group it is answered
 with the news."""
 ANSWERS_MAX: Final = 50
-"""Most calls that a lane answers in one turn."""
+"""Most calls that a lane answers in one turn. An answer is made only then: all at once, those of 1,000 members took 90 MB."""
+SHARED_MIN_BYTES: Final = 32 << 10
+"""From this size on answers share the list of members, instead of a copy each."""
 BACK_MS: Final = 400.0
 """How long the locks of a member whose connection broke wait for it: it calls again after 100 ms, if it lives. Who has its queues then asks
 for their locks each 500 ms."""
+TOGETHER_MS: Final = 250.0
+"""Long holds end at multiples of this. For 1,000 members at rest the lane would else wake up twice for each of 67 calls a second."""
+TOGETHER_MIN_MS: Final = 5_000.0
+"""The shortest hold that ends earlier for that."""
 TICK_MS: Final = 500.0
 """Interval at which the service looks for members that were not heard of in time."""
 
@@ -119,11 +128,21 @@ class _Waiter:
         return HoldMembershipRequest.FromString(bytes(self.call.payload))
 
 
+class _Answer(NamedTuple):
+    """What a call is answered with: arguments of `Call.answer`."""
+
+    payload: bytes
+    regions: tuple[Region, ...] = ()
+    regions_size_bytes: int = 0
+
+
 class _Encoded(NamedTuple):
     """The encoded list of a group's members, as answers contain it."""
 
     version: int
     members: bytes
+    """Empty where answers share the list."""
+    shared: tuple[Region, ...]
     of_each_kind: list[GroupMember]
     """The first member of each kind, by name: `difference` needs no others."""
 
@@ -150,13 +169,17 @@ class MembershipService:
         broker_start: int,
         hold_max_ms: int,
         beside: Callable[[], Mapping[str, str]],
+        tells_routes: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`beside`: who consumes under the name of which group and is no member, for people."""
+        """`beside`: who consumes under the name of which group and is no member, for people. `tells_routes`: name servers say what
+        `routes_changed` takes. Any thread calls it.
+        """
         self._memberships = memberships
         self._clock = clock
         self._broker_start = broker_start
         self._hold_max_ms = hold_max_ms
         self._beside = beside
+        self._tells_routes = tells_routes
         self._lock = threading.Lock()
         self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
         self._between: dict[MemberId, Call] = {}
@@ -165,15 +188,21 @@ class MembershipService:
         self._questions: dict[int, _Question] = {}
         self._question_id = 0
         self._news: set[str] = set()
+        self._looks_at_topics = False
         self._is_stopping = False
         self._lane: CallLane | None = None
         self._said = SaidOnce()
         self._tell_gone: Callable[[str, str, int], None] = lambda *_: None
+        self._tell_left: Callable[[str, str], None] = lambda *_: None
 
     def listen_for_gone(self, listener: Callable[[str, str, int], None]) -> None:
         """Registers a listener, called with group, name and number of a member that is gone, under the lock. Call before the broker runs.
         """
         self._tell_gone = listener
+
+    def listen_for_left(self, listener: Callable[[str, str], None]) -> None:
+        """Registers a listener, called with a group and the name in pulls of a member that pulls no more. Call before the broker runs."""
+        self._tell_left = listener
 
     def is_member(self, group: str, client_id: str, nonce: int) -> bool:
         """Whether this broker knows such a member. Any thread."""
@@ -208,8 +237,16 @@ class MembershipService:
 
     def topics_changed(self) -> None:
         """Called when topics were created, changed or deleted. Any thread."""
+        lane = self._lane
+        # Without the lock, which the writer of a slave must not wait for: two looks instead of one do no harm.
+        if lane is not None and not self._looks_at_topics:
+            self._looks_at_topics = True
+            lane.post(lambda: void(lane.call_later(GATHER_MS, self._look_at_topics)))
+
+    def routes_changed(self, topics: Collection[str] | None) -> None:
+        """Called when other brokers have changed the routes of topics; None: it may be any. Any thread."""
         if self._lane is not None:
-            self._lane.post(self._look_at_topics)
+            self._lane.post(partial(self._take_changed_routes, topics))
 
     def counts(self) -> MembershipCounts:
         """Returns what metrics show. Any thread."""
@@ -266,6 +303,10 @@ class MembershipService:
         with self._lock:
             if not request.member_epoch or not self._memberships.is_late(name, request):
                 self._leave((name, (request.client_id, request.nonce)), self._clock.monotonic_ms())
+        if request.pull_member:
+            if len(request.pull_member) > MEMBER_SIZE_MAX:
+                raise invalid_argument("pull_member", f"has at most {MEMBER_SIZE_MAX} characters")
+            self._tell_left(name, request.pull_member)
         return LeaveGroupResponse()
 
     @tells_store_errors
@@ -304,13 +345,13 @@ class MembershipService:
         if not said.topics:
             # Who calls again after it has left gets no answer at once: else a client that knows only members' calls would call without end.
             if self._leave(member, now_ms) or hold_ms <= 0:
-                call.answer(self._answer(request))
+                call.answer(*self._answer(request))
             else:
                 self._hold(member, call, hold_ms)
             return
         if self._memberships.is_late(name, said):
             # It arrived after the call that replaces it, and is answered as if it had been held here before.
-            call.answer(self._answer_replaced(request))
+            call.answer(*self._answer_replaced(request))
             return
         if request.only_if_member and not self._memberships.knows(name, said):
             raise unknown_member(name, said)
@@ -345,10 +386,12 @@ class MembershipService:
                 self._memberships.held(*member)
                 self._memberships.answered(*member, now_ms)
                 self._between[member] = call
-            call.answer(self._answer(request, question_id, is_claim=is_claim))
+            call.answer(*self._answer(request, question_id, is_claim=is_claim))
 
     def _hold(self, member: MemberId, call: Call, hold_ms: float) -> None:
         waiter = _Waiter(call)
+        if hold_ms >= TOGETHER_MIN_MS:
+            hold_ms -= (self._clock.monotonic() * 1000 + hold_ms) % TOGETHER_MS
         self._waiters.setdefault(member[0], {})[member[1]] = waiter
         waiter.timer = call.lane.call_later(hold_ms, partial(self._give_up, member, waiter))
         call.hold(partial(self._broke, member, waiter))
@@ -394,8 +437,8 @@ class MembershipService:
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             self._between[member] = waiter.call
-            payload = self._answer(waiter.request, self._question_for(member))
-            waiter.call.lane.post(partial(_answer_all, [(waiter, payload)]))
+            answer = self._answer(waiter.request, self._question_for(member))
+            waiter.call.lane.post(partial(_answer_held, waiter, answer))
 
     def _question_for(self, member: MemberId) -> int:
         """Returns the number of the next question to a member; 0: there is none."""
@@ -463,14 +506,15 @@ class MembershipService:
             broker_start=self._broker_start,
             settling_ms=known.settling_ms(request.consumer_group, self._clock.monotonic_ms()),
             expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
+            tells_routes=self._tells_routes(),
         )
 
-    def _answer_replaced(self, request: HoldMembershipRequest) -> bytes:
+    def _answer_replaced(self, request: HoldMembershipRequest) -> _Answer:
         response = self._answer_without_list(request)
         response.is_unchanged = True
-        return response.SerializeToString()
+        return _Answer(response.SerializeToString())
 
-    def _answer(self, request: HoldMembershipRequest, question_id: int = 0, *, is_claim: bool = False) -> bytes:
+    def _answer(self, request: HoldMembershipRequest, question_id: int = 0, *, is_claim: bool = False) -> _Answer:
         name, known = request.consumer_group, self._memberships
         group = known.find(name)
         response = self._answer_without_list(request)
@@ -482,22 +526,23 @@ class MembershipService:
             response.is_about_claims = True
             taken = known.taken(name, (request.member.client_id, request.member.nonce))
             response.taken.extend(TakenQueues(topic=topic, queue_ids=queue_ids) for topic, queue_ids in taken.items())
-            return response.SerializeToString()
+            return _Answer(response.SerializeToString())
         knows_this_start = request.broker_start == self._broker_start
         response.version = group.version if group is not None else request.known_version
         if group is None or (knows_this_start and request.known_version == group.version):
             response.is_unchanged = True
-            return response.SerializeToString()
+            return _Answer(response.SerializeToString())
         for topic in request.member.topics:
             if count := known.queue_count(topic.topic):
                 response.queue_counts.append(
-                    TopicQueueCount(topic=topic.topic, read_queues=count)
+                    TopicQueueCount(topic=topic.topic, read_queues=count, route_changes=known.route_changes(topic.topic))
                 )
         encoded = self._encode(name, group)
         if len(encoded.of_each_kind) > 1:
             response.difference = difference(request.member, encoded.of_each_kind)
         response.difference = response.difference or group.beside
-        return response.SerializeToString() + encoded.members
+        size_bytes = sum(region.size_bytes for region in encoded.shared)
+        return _Answer(response.SerializeToString() + encoded.members, encoded.shared, size_bytes)
 
     def _encode(self, name: str, group: Group) -> _Encoded:
         encoded = self._encoded.get(name)
@@ -507,7 +552,8 @@ class MembershipService:
             first: dict[tuple[object, ...], GroupMember] = {}
             for one in said if not group.are_alike else ():
                 first.setdefault(kind_of(one), one)
-            encoded = self._encoded[name] = _Encoded(group.version, members, list(first.values()))
+            shared = _shared(members) if len(members) >= SHARED_MIN_BYTES else ()
+            encoded = self._encoded[name] = _Encoded(group.version, b"" if shared else members, shared, list(first.values()))
         return encoded
 
     def _warn_of_difference(self, name: str, said: GroupMember, group: Group) -> None:
@@ -520,8 +566,14 @@ class MembershipService:
     # On lanes.
 
     def _look_at_topics(self) -> None:
+        self._looks_at_topics = False
         with self._lock:
             for name in self._memberships.topics_changed(self._clock.monotonic_ms()):
+                self._tell(name)
+
+    def _take_changed_routes(self, topics: Collection[str] | None) -> None:
+        with self._lock:
+            for name in self._memberships.routes_changed(topics):
                 self._tell(name)
 
     def _tick(self) -> None:
@@ -550,22 +602,34 @@ class MembershipService:
         """Answers the members of a group that has news."""
         with self._lock:
             self._news.discard(name)
+            by_lane: dict[CallLane, deque[MemberKey]] = {}
+            for key, waiter in self._waiters.get(name, {}).items():
+                by_lane.setdefault(waiter.call.lane, deque()).append(key)
+        for lane, keys in by_lane.items():
+            lane.post(partial(self._tell_some, lane, name, keys))
+
+    def _tell_some(self, lane: CallLane, name: str, keys: deque[MemberKey]) -> None:
+        """Answers some of these members if they hold calls on this lane and do not know the version that there is now; others later."""
+        answers: list[tuple[_Waiter, _Answer]] = []
+        with self._lock:
             group = self._memberships.find(name)
-            due = [] if group is None else list(self._waiters.get(name, {}).items())
             now_ms = self._clock.monotonic_ms()
-            by_lane: dict[CallLane, list[tuple[_Waiter, bytes]]] = {}
-            for key, waiter in due:
+            while keys and group is not None and len(answers) < ANSWERS_MAX:
+                key = keys.popleft()
+                waiter = self._waiters.get(name, {}).get(key)
+                if waiter is None or waiter.call.lane is not lane:
+                    continue  # Its next call tells it.
                 request = waiter.request
-                assert group is not None
                 if request.broker_start == self._broker_start and request.known_version == group.version:
                     continue
                 self._pop_waiter((name, key))
                 self._memberships.answered(name, key, now_ms)
                 self._between[name, key] = waiter.call
-                by_lane.setdefault(waiter.call.lane, []).append((waiter, self._answer(request)))
-        for lane, answers in by_lane.items():
-            for start in range(0, len(answers), ANSWERS_MAX):
-                lane.post(partial(_answer_all, answers[start : start + ANSWERS_MAX]))
+                answers.append((waiter, self._answer(request)))
+        for waiter, answer in answers:
+            _answer_held(waiter, answer)
+        if keys and group is not None:
+            lane.post(partial(self._tell_some, lane, name, keys))
 
     def _give_up(self, member: MemberId, waiter: _Waiter) -> None:
         """Answers a call whose hold is over."""
@@ -574,8 +638,8 @@ class MembershipService:
                 return
             self._memberships.answered(*member, self._clock.monotonic_ms())
             self._between[member] = waiter.call
-            payload = self._answer(waiter.request)
-        _answer_all([(waiter, payload)])
+            answer = self._answer(waiter.request)
+        _answer_held(waiter, answer)
 
     def _broke(self, member: MemberId, waiter: _Waiter) -> None:
         """Notes that the caller of a held call is gone."""
@@ -598,8 +662,8 @@ class MembershipService:
     def _end(self, waiter: _Waiter) -> None:
         """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""
         with self._lock:
-            payload = self._answer_replaced(waiter.request)
-        _answer_all([(waiter, payload)])
+            answer = self._answer_replaced(waiter.request)
+        _answer_held(waiter, answer)
 
     def _refuse(self, waiter: _Waiter | _Question) -> None:
         if waiter.timer is not None:
@@ -630,9 +694,17 @@ def void(value: object) -> None:
     """Does nothing: a callback for an unwanted result."""
 
 
-def _answer_all(answers: Iterable[tuple[_Waiter, bytes]]) -> None:
-    for waiter, payload in answers:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        if not waiter.call.answered:
-            waiter.call.answer(payload)
+def _answer_held(waiter: _Waiter, answer: _Answer) -> None:
+    if waiter.timer is not None:
+        waiter.timer.cancel()
+    if not waiter.call.answered:
+        waiter.call.answer(*answer)
+
+
+def _shared(data: bytes) -> tuple[Region, ...]:
+    """Returns the data as what answers share; nothing: each has to copy it, since no descriptor is left."""
+    try:
+        return (SharedBytes("protomq-members", data).region,)
+    except OSError as error:
+        log.debug("lists of members are copied: %s", error)
+        return ()

@@ -137,6 +137,12 @@ class Memberships:
         self._known_groups = frozenset(known_groups)
         self._takes_commits = takes_commits
         self._groups: dict[str, Group] = {}
+        self._consuming: dict[str, list[str]] = {}
+        """The groups that consume each topic. Most topics have one, and a set would take 150 octets more."""
+        self._counted: dict[str, int] = {}
+        """Queues of each topic that is consumed, by which free queues are counted: as many as it had at the last `topics_changed`."""
+        self._route_changes: Counter[str] = Counter()
+        """How often the route of each topic has changed, as far as name servers told, since it was consumed first."""
         self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
         """Who was the last to have each free queue of each group; the newest stands last."""
         self._departed: dict[tuple[str, MemberKey], _Departed] = {}
@@ -194,14 +200,14 @@ class Memberships:
             self._forget_departed(name, key)
             self._count_ownerless(name, group, now_ms)
             member = group.members[key] = Member(said, peer, now_ms, now_ms)
-            self._add_interests(group, said)
+            self._add_interests(name, group, said)
             self.rebalance_count += 1
         else:
             has_news = interests(said) != interests(member.said)
             self._count_ownerless(name, group, now_ms)
             if has_news:
-                self._add_interests(group, said)
-                self._drop_interests(group, member.said)
+                self._add_interests(name, group, said)
+                self._drop_interests(name, group, member.said)
         member.said, member.peer, member.seen_ms = said, peer, now_ms
         member.expires_ms = now_ms + self.expiry_ms
         has_news |= self._change_queues(name, group, member, queues)
@@ -245,7 +251,7 @@ class Memberships:
         member = group.members.pop(key)
         self._note_departed(name, key, _Departed(member.said.member_epoch, member.queues))
         self._change_queues(name, group, member, frozenset())
-        self._drop_interests(group, member.said)
+        self._drop_interests(name, group, member.said)
         group.version = next(self._versions)
         self.rebalance_count += 1
         if not group.members:
@@ -265,16 +271,37 @@ class Memberships:
         return late
 
     def topics_changed(self, now_ms: int) -> list[str]:
-        """Takes a change of topics. Returns the groups for which the number of queues may be news."""
-        changed = []
-        for name, group in self._groups.items():
-            before = group.ownerless_queues
-            self._count_ownerless(name, group, now_ms)
-            self._recount(group)
-            if group.ownerless_queues != before:
-                group.version = next(self._versions)
-                changed.append(name)
+        """Takes a change of topics. Returns the groups for which the number of queues may be news.
+
+        Each group that starts makes a topic for its retries, so only groups that consume a changed topic are counted again.
+        """
+        counts = {topic: count for topic, before in self._counted.items() if (count := self.queue_count(topic)) != before}
+        before = {name: self._groups[name].ownerless_queues for topic in counts for name in self._consuming[topic]}
+        for topic, count in counts.items():
+            was = self._counted[topic]
+            self._counted[topic] = count
+            for name in self._consuming[topic]:
+                group = self._groups[name]
+                self._count_ownerless(name, group, now_ms)
+                change = _free_among(group, topic, range(was, count)) - _free_among(group, topic, range(count, was))
+                group.ownerless_queues += change
+        changed = [name for name, free in before.items() if self._groups[name].ownerless_queues != free]
+        for name in changed:
+            self._groups[name].version = next(self._versions)
         return changed
+
+    def routes_changed(self, topics: Collection[str] | None) -> list[str]:
+        """Takes that other brokers have changed the routes of topics; None: it may be any. Returns the groups that are to hear of it."""
+        found = [topic for topic in (self._consuming if topics is None else topics) if topic in self._consuming]
+        self._route_changes.update(found)
+        changed = sorted({name for topic in found for name in self._consuming[topic]})
+        for name in changed:
+            self._groups[name].version = next(self._versions)
+        return changed
+
+    def route_changes(self, topic: str) -> int:
+        """Returns how often the route of a topic has changed since it was consumed first."""
+        return self._route_changes[topic]
 
     def beside_changed(self, texts: Mapping[str, str]) -> list[str]:
         """Takes who consumes beside members, by group. Returns the groups whose members are to hear of it."""
@@ -414,24 +441,34 @@ class Memberships:
             self.ownerless_ms += group.ownerless_queues * (now_ms - begin_ms)
         group.counted_ms = now_ms
 
-    def _recount(self, group: Group) -> None:
-        group.ownerless_queues = sum(self._free_count(group, topic) for topic in group.consumers)
-
     def _free_count(self, group: Group, topic: str) -> int:
-        return sum((topic, queue_id) not in group.owners for queue_id in range(self.queue_count(topic)))
+        return _free_among(group, topic, range(self._counted[topic]))
 
     def _counts(self, group: Group, queue: Queue) -> bool:
         """Whether a queue is one of those that should have an owner."""
-        return group.consumers[queue[0]] > 0 and queue[1] < self.queue_count(queue[0])
+        return group.consumers[queue[0]] > 0 and queue[1] < self._counted[queue[0]]
 
-    def _add_interests(self, group: Group, said: GroupMember) -> None:
+    def _add_interests(self, name: str, group: Group, said: GroupMember) -> None:
         group.kinds[kind_of(said)] += 1
         for topic in said.topics:
             if not group.consumers[topic.topic]:
+                self._begin_consuming(name, topic.topic)
                 group.ownerless_queues += self._free_count(group, topic.topic)
             group.consumers[topic.topic] += 1
 
-    def _drop_interests(self, group: Group, said: GroupMember) -> None:
+    def _begin_consuming(self, name: str, topic: str) -> None:
+        groups = self._consuming.setdefault(topic, [])
+        if not groups:
+            self._counted[topic] = self.queue_count(topic)
+        groups.append(name)
+
+    def _end_consuming(self, name: str, topic: str) -> None:
+        groups = self._consuming[topic]
+        groups.remove(name)
+        if not groups:
+            del self._consuming[topic], self._counted[topic], self._route_changes[topic]
+
+    def _drop_interests(self, name: str, group: Group, said: GroupMember) -> None:
         kind = kind_of(said)
         group.kinds[kind] -= 1
         if not group.kinds[kind]:
@@ -441,6 +478,11 @@ class Memberships:
             if not group.consumers[topic.topic]:
                 del group.consumers[topic.topic]
                 group.ownerless_queues -= self._free_count(group, topic.topic)
+                self._end_consuming(name, topic.topic)
+
+
+def _free_among(group: Group, topic: str, queue_ids: range) -> int:
+    return sum((topic, queue_id) not in group.owners for queue_id in queue_ids)
 
 
 def unknown_member(name: str, said: GroupMember) -> ServiceError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -56,6 +56,9 @@ class NameServerConnection(Protocol):
     def wait(self, timeout_s: float) -> bool:
         """Returns whether the hold was answered; False after `timeout_s` or when woken. Raises the error with which the hold ended."""
 
+    def take_changed_topics(self) -> Sequence[str]:
+        """Returns topics of the broker whose routes others have changed, as far as the name server has said it since the last time."""
+
     def wake(self) -> None:
         """Ends a `wait` that is under way, or the next one. Any thread."""
 
@@ -95,8 +98,15 @@ def get_cluster_info(address: Address, client_id: str) -> GetClusterInfoResponse
         connection.close()
 
 
-class _UnaryCalls(ABC):
-    """The calls that are answered at once, over either transport."""
+class _Calls(ABC):
+    """What both transports have in common."""
+
+    def __init__(self) -> None:
+        self._changed_topics: list[str] = []
+
+    def take_changed_topics(self) -> Sequence[str]:
+        topics, self._changed_topics = self._changed_topics, []
+        return topics
 
     def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         return self._call("RegisterBroker", request, RegisterBrokerResponse)
@@ -114,10 +124,11 @@ class _UnaryCalls(ABC):
     def _call(self, method: str, request: Message, response_class: type[R]) -> R: ...
 
 
-class RemotingConnection(_UnaryCalls):
+class RemotingConnection(_Calls):
     """Over the remoting port."""
 
     def __init__(self, client: RemotingClient) -> None:
+        super().__init__()
         self._client = client
         self._hold_id: int | None = None
 
@@ -130,7 +141,7 @@ class RemotingConnection(_UnaryCalls):
         if answer is None:
             return False
         self._hold_id = None
-        HoldRegistrationResponse.FromString(answer.unwrap())
+        self._changed_topics += HoldRegistrationResponse.FromString(answer.unwrap()).changed_topics
         return True
 
     def wake(self) -> None:
@@ -144,12 +155,13 @@ class RemotingConnection(_UnaryCalls):
         return response_class.FromString(payload)
 
 
-class GrpcConnection(_UnaryCalls):
+class GrpcConnection(_Calls):
     """Over gRPC, with a channel of its own; grpc is not imported before it is needed."""
 
     def __init__(self, address: Address) -> None:
         import grpc
 
+        super().__init__()
         self._grpc = grpc
         # A registration does its own retries, shares nothing, and never goes through a web proxy.
         options = [
@@ -173,7 +185,7 @@ class GrpcConnection(_UnaryCalls):
             return False
         hold, self._hold = self._hold, None
         try:
-            hold.result()
+            self._changed_topics += hold.result().changed_topics
         except self._grpc.RpcError as error:
             raise _to_error(error) from error
         return True

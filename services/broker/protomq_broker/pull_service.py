@@ -26,7 +26,7 @@ from protomq_runtime.regions import read_regions
 from .filter_searches import key_of
 from .filtered_pulls import FilteredPulls
 from .forks import fork_answer
-from .group_members import GroupMembers
+from .group_members import MEMBER_SIZE_MAX, GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .plain_body_workers import PlainBodyWorkers
@@ -76,7 +76,6 @@ TAGS_MAX = 256
 _NO_TAGS: Final[frozenset[int]] = frozenset()
 HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 """Bucket bounds in seconds, from a busy queue to the longest hold."""
-MEMBER_SIZE_MAX = 255
 QUIET_HOLDS: Final = 2
 """A quiet hold lasts that many of the longest other holds at most."""
 QUIET_PARTS: Final = 64

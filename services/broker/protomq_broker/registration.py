@@ -5,7 +5,7 @@ Per name server, `next_step` decides and the thread does it:
     register     first, after a change of the topics, or when told to; changes that come in quick succession are sent together
     heartbeat    every 30 s (RocketMQ's registerNameServerPeriod)
     hold         a call kept open, so that the name server notices within seconds when this process is gone
-    wait         for the end of the hold, a change, the next heartbeat or the stop
+    wait         for the end of the hold, a change, the next heartbeat or the stop; the end of a hold names changed routes
 
 A lost connection is opened again, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
 the broker unregisters from those it is connected to.
@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -114,10 +114,12 @@ class BrokerRegistration:
         heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS,
         client_id: str = "",
         on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
+        on_routes_changed: Callable[[Collection[str] | None], None] = lambda topics: None,
     ) -> None:
         """`broker` holds the advertised addresses, the incarnation and the store's id.
 
-        The registration's threads call `topics`, and call `on_name_refusal` at each change of `name_refusal`.
+        The registration's threads call `topics`, and call `on_name_refusal` at each change of `name_refusal`. They call
+        `on_routes_changed` with topics of the broker whose routes other brokers have changed; None: it may be any.
         """
         self._on_name_refusal = on_name_refusal
         self._told_refusal: ServiceError | None = None
@@ -130,6 +132,7 @@ class BrokerRegistration:
             client_id=client_id
             or f"{socket.gethostname()}@{os.getpid()} broker {broker.broker_name}",
             on_verdict=self._note_verdict,
+            on_routes_changed=on_routes_changed,
         )
         self._topics = topics
         self._announced = threading.Condition()
@@ -153,6 +156,11 @@ class BrokerRegistration:
     def registered_count(self) -> int:
         """Number of name servers that know this broker right now."""
         return sum(session.known_version is not None for session in self._sessions)
+
+    def tells_routes(self) -> bool:
+        """Whether name servers say when routes change: all that know this broker, and there is one. Any thread."""
+        told = [session.tells_routes for session in self._sessions if session.known_version is not None]
+        return bool(told) and all(told)
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Waits until all name servers know this broker, or until `stop`. Returns whether they did within `timeout_s`."""
@@ -230,6 +238,7 @@ class _SessionConfig:
     heartbeat_interval_ms: int
     client_id: str
     on_verdict: Callable[[], None]
+    on_routes_changed: Callable[[Collection[str] | None], None]
 
 
 class _Session(threading.Thread):
@@ -245,6 +254,8 @@ class _Session(threading.Thread):
         """Whether the thread has asked the name server and got an answer or an error."""
         self.verdict: ServiceError | bool = False
         """True: the name server has accepted the broker under its name. An error: it refuses the name. False: it has said neither."""
+        self.tells_routes = False
+        """Whether the name server says when routes change."""
         self._config = config
         self._server = server
         self._announced = announced
@@ -314,6 +325,8 @@ class _Session(threading.Thread):
             raise
         self._connection = connection  # From here on it may be woken; the loop looks at everything before it waits.
         logger.info("registered with name server %s", self._server.label)
+        # What has changed before, nobody has told.
+        self._config.on_routes_changed(None)
         self._last_complaint = ""
         return connection
 
@@ -338,7 +351,7 @@ class _Session(threading.Thread):
             topics=topics,
             returning=self.verdict is True,
         )
-        connection.register_broker(request)
+        self.tells_routes = connection.register_broker(request).tells_routes
         if not state.holding:
             # Before anybody hears that the broker is registered: one that is killed without a hold keeps its name until it expires.
             self._hold(connection, state)
@@ -365,6 +378,8 @@ class _Session(threading.Thread):
         try:
             if connection.wait(wait_ms / 1_000):
                 state.holding = False
+            if topics := connection.take_changed_topics():
+                self._config.on_routes_changed(topics)
         except ServiceError as error:
             if error.reason != "BROKER_NOT_FOUND":
                 raise

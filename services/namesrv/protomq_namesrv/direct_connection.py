@@ -7,6 +7,7 @@ neither process can lose the other.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from protomq.v1.route_service_pb2 import (
     HeartbeatRequest,
@@ -21,6 +22,7 @@ from protomq_runtime.clock import Clock
 
 from .config import LimitsConfig, LivenessConfig
 from .request_checks import to_key, to_registration, to_version
+from .route_snapshot import BrokerKey
 from .route_table import RouteTable
 
 
@@ -35,14 +37,18 @@ class DirectConnection:
         self._topic_count_max = limits.topic_count_max
         self._clock = clock
         self._event = threading.Event()
+        self._key: BrokerKey | None = None
+        table.on_changed_topics.append(self._hear)
 
     def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
+        registration = to_registration(request, self._topic_count_max)
+        self._key = registration.key
         self._table.register(
-            to_registration(request, self._topic_count_max),
+            registration,
             self._clock.monotonic_ms(),
             is_returning=request.returning,
         )
-        return RegisterBrokerResponse(expiry_ms=self._expiry_ms)
+        return RegisterBrokerResponse(expiry_ms=self._expiry_ms, tells_routes=True)
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
         key = to_key(request.broker_name, request.broker_id)
@@ -75,8 +81,15 @@ class DirectConnection:
         self._event.clear()
         return False
 
+    def take_changed_topics(self) -> Sequence[str]:
+        return self._table.take_changed_topics(self._key) if self._key is not None else ()
+
     def wake(self) -> None:
         self._event.set()
 
     def close(self) -> None:
-        """Nothing to close."""
+        self._table.on_changed_topics.remove(self._hear)
+
+    def _hear(self, key: BrokerKey) -> None:
+        if key == self._key:
+            self._event.set()

@@ -61,8 +61,6 @@ logger = logging.getLogger(__name__)
 LANE: Final = "route"
 """Name of the pool of lanes, as options.proto has it."""
 
-_EMPTY_HOLD_ANSWER: Final = HoldRegistrationResponse().SerializeToString()
-
 M = TypeVar("M", bound=Message)
 
 
@@ -81,6 +79,7 @@ class RouteService:
         self._stopping = False
         table.on_change = self._watchers.wake
         table.on_doubt = self._answer_holds
+        table.on_changed_topics.append(self._answer_holds)
 
     def start(self, server: Server) -> None:
         """The server's lanes run: look at deadlines from now on."""
@@ -108,7 +107,7 @@ class RouteService:
                 "broker %s (id %d, cluster %s) registered with %d topics from %s",
                 broker.broker_name, broker.broker_id, broker.cluster, len(registration.topics), context.peer,
             )  # fmt: skip
-        return RegisterBrokerResponse(expiry_ms=self._liveness.expiry_ms)
+        return RegisterBrokerResponse(expiry_ms=self._liveness.expiry_ms, tells_routes=True)
 
     def unregister_broker(
         self, request: UnregisterBrokerRequest, context: CallContext
@@ -181,6 +180,8 @@ class RouteService:
         call.hold(hold.break_off)
         hold_ms = call.hold_time_ms(self._liveness.hold_ms)
         hold.timer = call.lane.call_later(hold_ms, hold.answer)
+        if self._table.has_changed_topics(key):
+            call.lane.post(hold.answer)
 
     def list_topic_names(
         self, request: ListTopicNamesRequest, context: CallContext
@@ -206,6 +207,10 @@ class RouteService:
         self._table.forget(request.broker_name)
         logger.info("broker %s forgotten, as %s asked", request.broker_name, context.peer)
         return ForgetBrokerResponse()
+
+    def answer_to_hold(self, key: BrokerKey) -> bytes:
+        """What ends a hold: the topics of which the broker is to hear."""
+        return HoldRegistrationResponse(changed_topics=self._table.take_changed_topics(key)).SerializeToString()
 
     def end_hold(self, hold: _Hold, *, broken: bool) -> None:
         """A hold was answered or lost its caller; on its lane's thread."""
@@ -275,10 +280,10 @@ class _Hold:
         self._ended = False
 
     def answer(self) -> None:
-        """Time is up: the broker shall call again."""
+        """Time is up, or there is news: the broker shall call again."""
         if not self._ended:
             self._end(broken=False)
-            self.call.answer(_EMPTY_HOLD_ANSWER)
+            self.call.answer(self._service.answer_to_hold(self.key))
 
     def break_off(self) -> None:
         """The connection or the RPC ended without an answer."""

@@ -23,6 +23,8 @@ Rules
   registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
 - While a name has only slaves, the topics of its former master are remembered. A slave may not have registered the newest of them yet. Who
   asks for such a topic is told that its broker is away, not that nobody has it.
+- A broker is to hear when brokers of other names change the routes of its topics (`take_changed_topics`), for it tells consumers. So no
+  consumer has to ask every few seconds whether a topic has got a broker.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
 Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new
@@ -45,6 +47,8 @@ from protomq_runtime.errors import Code, ServiceError, too_many
 from .config import LimitsConfig, LivenessConfig
 from .route_snapshot import MASTER_ID, BrokerKey, Missing, Registration, RouteSnapshot, Version
 
+CHANGED_TOPICS_MAX: Final = 1_000
+"""Most topics that a broker is told at once."""
 PAUSE_SCANS: Final = 5
 """If this many scan intervals pass between two scans, this process was stopped or starved."""
 
@@ -109,6 +113,8 @@ class RouteTable:
         self._missing: dict[str, Missing] = {}
         self._former_masters: dict[str, Registration] = {}
         """Of names that have only slaves now: a slave may register a moment later what its master had."""
+        self._changed_topics: dict[BrokerKey, set[str]] = {}
+        """Of a broker's topics those whose routes others have changed, and of which it has not heard."""
         self._hold_ids = count(1)
         self._last_scan_ms: int | None = None
         self._snapshot = RouteSnapshot()
@@ -116,6 +122,8 @@ class RouteTable:
         """Called after a new snapshot was published, on the thread that changed it and without the lock."""
         self.on_doubt: Callable[[BrokerKey], None] = lambda key: None
         """Called without the lock: answer the holds of this broker, so that it holds again if it is there."""
+        self.on_changed_topics: list[Callable[[BrokerKey], None]] = []
+        """Called without the lock, after a new snapshot was published: `take_changed_topics` has something for this broker."""
 
     @property
     def snapshot(self) -> RouteSnapshot:
@@ -190,6 +198,7 @@ class RouteTable:
                     return False
             changed = known != registration
             if changed:
+                self._note_change(known, registration)
                 self._registrations[key] = registration
                 self._missing.pop(key.broker_name, None)
                 if key.broker_id == MASTER_ID:
@@ -288,6 +297,19 @@ class RouteTable:
             if broken:
                 liveness.doubted_until_ms = None
             return True
+
+    def has_changed_topics(self, key: BrokerKey) -> bool:
+        """Whether `take_changed_topics` has something."""
+        return key in self._changed_topics
+
+    def take_changed_topics(self, key: BrokerKey) -> list[str]:
+        """Of the broker's topics those whose routes others have changed since it was asked last; a large number comes in parts."""
+        with self._lock:
+            topics = self._changed_topics.pop(key, set())
+            taken = sorted(topics)[:CHANGED_TOPICS_MAX]
+            if len(taken) < len(topics):
+                self._changed_topics[key] = topics.difference(taken)
+            return taken
 
     def remove_silent(self, now_ms: int, *, time_ms: int = 0) -> Sequence[Removal]:
         """The scan: remove the brokers whose time is up."""
@@ -475,7 +497,10 @@ class RouteTable:
             del self._missing[next(iter(self._missing))]
 
     def _remove(self, key: BrokerKey, incarnation_min: int, now_ms: int) -> None:
-        addresses = _addresses(self._registrations.pop(key))
+        registration = self._registrations.pop(key)
+        self._note_change(registration, None)
+        self._changed_topics.pop(key, None)
+        addresses = _addresses(registration)
         store_id = self._liveness.pop(key).store_id
         self._tombstones.pop(key, None)
         self._tombstones[key] = _Tombstone(
@@ -483,6 +508,24 @@ class RouteTable:
         )
         if len(self._tombstones) > self._limits.broker_count_max:
             del self._tombstones[next(iter(self._tombstones))]
+
+    def _note_change(self, before: Registration | None, after: Registration | None) -> None:
+        """A broker has come, has changed or goes: others that have topics of its are to hear of it. Its slaves and its master need not."""
+        changed = after or before
+        assert changed is not None
+        others = [other for key, other in self._registrations.items() if key.broker_name != changed.key.broker_name]
+        if not others:
+            return
+        if before is None or after is None:
+            topics = set(changed.topics)
+        elif before.broker != after.broker:
+            topics = before.topics.keys() | after.topics.keys()
+        else:
+            topics = {topic for topic, _ in before.topics.items() ^ after.topics.items()}
+        for other in others:
+            common = other.topics.keys() & topics
+            if common:
+                self._changed_topics.setdefault(other.key, set()).update(common)
 
     def _publish(self) -> None:
         self._snapshot = RouteSnapshot(
@@ -492,6 +535,9 @@ class RouteTable:
     def _notify(self) -> None:
         if self.on_change is not None:
             self.on_change()
+        for key in tuple(self._changed_topics):
+            for listener in tuple(self.on_changed_topics):
+                listener(key)
 
 
 def _addresses(registration: Registration) -> tuple[str, str]:

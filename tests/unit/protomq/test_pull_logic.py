@@ -571,7 +571,7 @@ def test_a_request_says_all_that_was_asked_for() -> None:
     request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))
     assert request == pull_service_pb2.PullRequest(
         topic="t", queue_id=0, queue_offset=8, record_count_max=6, size_max_bytes=7, hold_ms=5, tags=["A"],
-        consumer_group="g", member=made._member_name(),
+        consumer_group="g", member=made.member_name(),
     )  # fmt: skip
 
 

@@ -14,11 +14,23 @@ from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
 from protomq._route_looks import ANSWER_S, LOOK_S, RouteLooks
 from protomq._routes import ROUTE_FRESH_S
+from protomq.v1 import membership_service_pb2 as pb
 from tests.support.fake_driver import FakeWorld, route_of
 
 from .test_consumer_steps import Brokers
+from .test_stopped_member import FakeMember
 
 RUN_S = 10_000
+
+
+class ToldMember(FakeMember):
+    """A member whose broker tells of changed routes."""
+
+    changes = 0
+
+    def answer_more(self) -> pb.HoldMembershipResponse:
+        counts = [pb.TopicQueueCount(topic="T", read_queues=1, route_changes=self.changes)]
+        return pb.HoldMembershipResponse(tells_routes=True, queue_counts=counts)
 
 
 def looks_in_run(topic_count: int, member_count: int) -> Counter[str]:
@@ -97,6 +109,46 @@ def test_members_that_began_at_one_time_do_not_look_at_one_time() -> None:
             now_s += looks.due_in_s(now_s)
     times_s.sort()
     assert max(later - earlier for earlier, later in pairwise(times_s)) < 2.5
+
+
+def test_who_is_told_of_changes_does_not_look_and_looks_soon_when_it_is_told_no_more() -> None:
+    looks = RouteLooks(0.0, random.Random(1))
+    looks.follow(True, 1.0)
+    for now_s in (LOOK_S, LOOK_S + ROUTE_FRESH_S):
+        assert looks.due_in_s(now_s) == 0
+        assert looks.take_due(["T"], 1, now_s) is None
+    now_s += 5.0
+    looks.follow(True, now_s)
+    assert looks.due_in_s(now_s) == ROUTE_FRESH_S - 5.0
+    looks.follow(False, now_s)
+    assert looks.due_in_s(now_s) <= 2 * LOOK_S
+    assert looks.take_due(["T"], 1, now_s + 2 * LOOK_S) == "T"
+
+
+def test_a_member_that_is_told_of_a_route_looks_it_up_then_and_only_then() -> None:
+    world = FakeWorld(route_of("T", "a"))
+    world.routes["T"] = whole = route_of("T", "a", "b")
+    Brokers(world)
+    world.routes["T"] = route_of("T", "a")
+    member = ToldMember(world)
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, member=member)
+    world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    for _ in range(10):
+        world.advance(LOOK_S)
+        world.driver.run(steps.before_poll())
+    assert world.forgotten == []
+    world.routes["T"] = whole
+    member.changes += 1
+    member.wait_known(0.0)
+    world.driver.run(steps.before_poll())
+    assert world.forgotten == ["T"]
+    assert steps.group_due_in_s(world.now_s()) <= ANSWER_S, "what comes of it is seen soon"
+    assert "b" in member.state.broker_names
+    # The other broker does not tell of the topic, as far as the member knows.
+    for _ in range(2):
+        world.driver.run(steps.before_poll())
+        world.advance(LOOK_S * 2)
+    assert world.forgotten == ["T", "T"]
 
 
 def test_what_came_of_a_look_up_is_seen_soon() -> None:

@@ -395,6 +395,7 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
         ],
         brokers=[
             broker("a", 1), broker("a", 0), broker("b", 0), broker("c", 2), broker("d", 0, topic_pb2.PERMISSION_WRITE),
+            route_service_pb2.Broker(broker_name="e", epoch=3),
         ],
     )  # fmt: skip
     found = decode_route(route_service_pb2.GetRouteResponse(route=message).SerializeToString())
@@ -406,6 +407,7 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
     assert found.brokers["a"].grpc_address == "a0:1"
     assert found.brokers["c"].grpc_address == "c2:1"
     assert found.is_partly_closed
+    assert found.lone_brokers == {"b", "d"}, "the others have slaves, or were elected"
 
 
 def test_a_page_that_is_no_list_is_said_by_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,11 +101,16 @@ class Book(RouteBook):
         self.looked.append(topic)
 
     def learn(
-        self, address: BrokerAddress, topic: str = "T", leaderless: tuple[str, ...] = (), slave: BrokerAddress | None = None
+        self,
+        address: BrokerAddress,
+        topic: str = "T",
+        leaderless: tuple[str, ...] = (),
+        slave: BrokerAddress | None = None,
+        lone: frozenset[str] = frozenset(),
     ) -> None:
         route = route_of(topic, address.broker_name)
         slaves = {} if slave is None else {(slave.broker_name, 1): slave}
-        route = replace(route, brokers={address.broker_name: address}, slaves=slaves, leaderless_brokers=leaderless)
+        route = replace(route, brokers={address.broker_name: address}, slaves=slaves, leaderless_brokers=leaderless, lone_brokers=lone)
         self._cache.store(route, self._clock.now_s)
 
 
@@ -173,6 +178,21 @@ def test_a_route_that_somebody_has_looked_up_during_the_silence_needs_no_second_
     assert book.is_replaced(OLD, HELD.silent_s)
     clock.advance(0.2)
     assert not book.is_replaced(OLD, HELD.silent_s), "it may be from before the silence"
+
+
+@pytest.mark.parametrize("silent_s", [HELD.silent_s, HELD.look_s])
+def test_a_broker_whose_place_nobody_takes_is_looked_up_no_more_often_while_it_holds_a_call(clock: Clock, silent_s: float) -> None:
+    book = Book(clock)
+    book.learn(OLD, lone=frozenset("a"))
+    clock.advance(29.0)
+    assert not book.is_replaced(OLD, silent_s)
+    assert book.looked == []
+    assert not book.is_replaced(OLD, SOON.silent_s)
+    assert book.looked == ["T"], "a send waits, and the broker may be back at another address"
+    book.learn(OLD)
+    clock.advance(3.0)
+    assert not book.is_replaced(OLD, silent_s)
+    assert book.looked == ["T", "T"], "it has a slave now"
 
 
 async def test_coroutines_hear_of_a_new_master_from_whoever_looks_the_route_up() -> None:

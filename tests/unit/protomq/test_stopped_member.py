@@ -49,7 +49,12 @@ class FakeMember:
     def answer(self, *others: pb.GroupMember) -> None:
         assert self.ticket is not None
         answer = pb.HoldMembershipResponse(version=2, broker_start=1, expiry_ms=int(GAP_S * 1000), members=[self._said, *others])
+        answer.MergeFrom(self.answer_more())
         self.state.answered(self.ticket, answer.SerializeToString(), self._world.now_s())
+
+    def answer_more(self) -> pb.HoldMembershipResponse:
+        """What else the broker says."""
+        return pb.HoldMembershipResponse()
 
     def fail(self) -> None:
         assert self.ticket is not None

@@ -64,6 +64,41 @@ def test_a_group_is_in_use_until_a_minute_after_the_last_hold() -> None:
     assert members.user_of("g") == ""
 
 
+def test_who_pulls_no_more_does_not_use_the_group_though_a_last_pull_comes_late_and_others_do() -> None:
+    members = GroupMembers(FakeClock())
+    for name in "abc":
+        members.seen("g", name, 240_000)
+    members.seen("h", "b", 240_000)
+    members.left("g", "c")
+    members.seen("g", "c", 240_000)
+    assert members.user_of("g") == "b"
+    members.left("g", "b")
+    assert members.user_of("g") == "a"
+    members.left("g", "a")
+    assert (members.user_of("g"), members.user_of("h")) == ("", "b")
+
+
+def test_of_those_who_pull_no_more_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_members, "LEFT_MAX", 2)
+    members = GroupMembers(FakeClock())
+    for name in "abc":
+        members.left("g", name)
+    for name in "abc":
+        members.seen("g", name, 0)
+    assert members.user_of("g") == "a"
+    members.left("g", "a")
+    assert members.user_of("g") == ""
+
+
+def test_who_uses_a_group_no_more_is_forgotten() -> None:
+    clock = FakeClock()
+    members = GroupMembers(clock)
+    for number in range(10):
+        members.seen("g", str(number), 0)
+        clock.advance(REMEMBERED_MS)
+    assert len(members._users) == 1
+
+
 def test_who_consumes_beside_members_is_named_until_a_minute_after_the_last_hold_of_all_of_them() -> None:
     clock = FakeClock()
     members = GroupMembers(clock)
@@ -86,7 +121,7 @@ def test_who_consumes_beside_members_is_named_until_a_minute_after_the_last_hold
 def test_the_groups_that_pulled_longest_ago_are_forgotten_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_members, "GROUPS_MAX", 2)
+    monkeypatch.setattr(group_members, "USERS_MAX", 2)
     members = GroupMembers(FakeClock())
     for group in ("g", "h", "g", "i"):
         members.seen(group, "a", 0)

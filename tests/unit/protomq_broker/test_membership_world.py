@@ -5,6 +5,9 @@ The brokers are the real service on fake lanes; the members are the SDK's `Membe
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import random
 
 import pytest
@@ -32,6 +35,7 @@ from protomq.v1.membership_service_pb2 import (
 )
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.membership_service import (
+    ANSWERS_MAX,
     BACK_MS,
     DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
@@ -42,6 +46,7 @@ from protomq_broker.membership_service import (
 )
 from protomq_broker.memberships import Memberships
 from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.regions import read_regions
 from protomq_runtime.testing import FakeCall, FakeServer
 from tests.support.examples import examples
 
@@ -73,8 +78,14 @@ class BrokerNode:
             takes_commits=takes_commits,
         )
         self.beside: dict[str, str] = {}
+        self.tells_routes = True
         self.service = MembershipService(
-            known_members, self.clock, broker_start=start, hold_max_ms=60_000, beside=lambda: self.beside
+            known_members,
+            self.clock,
+            broker_start=start,
+            hold_max_ms=60_000,
+            beside=lambda: self.beside,
+            tells_routes=lambda: self.tells_routes,
         )
         table = DispatchTable()
         table.add_service(SERVICE, self.service)
@@ -330,6 +341,42 @@ def test_new_queues_get_owners() -> None:
     broker.service.topics_changed()
     world.run(1_000)
     assert list(world.owners().values()) == [1] * 6
+
+
+def test_members_hear_within_a_moment_that_a_route_has_changed_and_once() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    world.brokers["a"].service.routes_changed(["of somebody else"])
+    world.run(500)
+    assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    for topics in (["T"], None):
+        world.brokers["a"].service.routes_changed(topics)
+        world.run(200)
+        assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}]
+        assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+    world.brokers["a"] = BrokerNode("a", 2, ("g",), start=2)
+    world.run(8_000)
+    assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}], "nobody told the broker while it was away"
+
+
+def test_a_member_hears_of_routes_while_all_brokers_of_its_topics_tell_them() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    member = world.join("m1")
+    queues = {"T": world.queues()}
+    assert not member.state.hears_of_routes(queues)
+    world.run(1_000)
+    assert member.state.hears_of_routes(queues)
+    assert not member.state.hears_of_routes({})
+    assert not member.state.hears_of_routes(queues | {"U": []}), "a topic that nobody has yet"
+    assert not member.state.hears_of_routes(queues | {"U": [MessageQueue("U", "a", 0)]}), "nor has this broker"
+    assert not member.state.hears_of_routes({"T": [*queues["T"], MessageQueue("T", "c", 0)]})
+    before = member.state.news
+    world.brokers["b"].tells_routes = False
+    world.run(16_000)
+    assert not member.state.hears_of_routes(queues)
+    assert member.state.news > before, "its steps are to hear of it, too"
 
 
 def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anything_else() -> None:
@@ -591,6 +638,27 @@ def test_a_call_is_held_until_there_is_news_or_its_time_is_up() -> None:
     )
     broker.advance(30)
     assert [said.client_id for said in held.response().members] == ["m", "n"]
+
+
+def test_long_holds_end_together_and_not_later_than_they_may() -> None:
+    broker = BrokerNode("a", 2)
+    calls = []
+    for number in range(3):
+        request = HoldMembershipRequest(
+            consumer_group=f"g{number}", member=says("m"), hold_ms=15_000 if number < 2 else 3_000, known_version=0
+        )
+        first = broker.server.call(HOLD, request).response()
+        request.known_version, request.broker_start = first.version, first.broker_start
+        broker.advance(100)
+        calls.append(broker.server.call(HOLD, request))
+    broker.advance(2_999)
+    assert all(call.is_held for call in calls)
+    broker.advance(1)
+    assert calls[2].answered, "a short one ends when it is to"
+    broker.advance(11_699)
+    assert all(call.is_held for call in calls[:2])
+    broker.advance(1)
+    assert all(call.answered for call in calls), "they would have ended 15,100 and 15,200 ms after the start"
 
 
 def test_a_later_call_of_a_member_ends_the_one_before() -> None:
@@ -1009,6 +1077,61 @@ def test_many_who_join_together_get_one_answer_each_with_all_of_them() -> None:
     found = [HoldMembershipResponse.FromString(call.answer_payload) for call in calls if call.answer_payload is not None]
     assert len(found) == 200
     assert [len(answer.members) for answer in found[SMALL_COUNT:]] == [200] * (200 - SMALL_COUNT)
+
+
+def list_in(call: FakeCall) -> HoldMembershipResponse:
+    answer = call.response(lambda region: b"".join(read_regions([region])))
+    assert isinstance(answer, HoldMembershipResponse)
+    return answer
+
+
+def test_a_large_list_of_members_is_one_that_their_answers_share() -> None:
+    broker = BrokerNode("a", 4)
+
+    def answers(wanted: str) -> list[FakeCall]:
+        calls = [broker.server.call(HOLD, joining(number, wanted).SerializeToString()) for number in range(200)]
+        broker.advance(int(GATHER_MAX_MS))
+        members = [list_in(call).members for call in calls[SMALL_COUNT:]]
+        assert all(found == members[0] and len(found) == 200 for found in members)
+        return calls[SMALL_COUNT:]
+
+    assert not any(call.regions for call in answers(""))
+    large = answers("x" * 4_000)
+    assert len({id(region.file) for call in large for region in call.regions}) == 1
+    assert all(len(call.regions) == 1 for call in large)
+    assert max(len(call.answer_payload or b"") for call in large) < 500, "nothing of the list is copied"
+
+
+def test_without_a_descriptor_large_lists_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, name)
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number, "x" * 4_000).SerializeToString()) for number in range(50)]
+    broker.advance(int(GATHER_MAX_MS))
+    assert [len(call.response().members) for call in calls[SMALL_COUNT:]] == [50] * (50 - SMALL_COUNT)
+
+
+def test_answers_to_many_are_made_turn_by_turn_each_with_what_is_so_then() -> None:
+    broker = BrokerNode("a", 4)
+    calls = [broker.server.call(HOLD, joining(number).SerializeToString()) for number in range(200)]
+    broker.lane.run()
+    for function in broker.lane.timers.due(GATHER_MAX_MS / 1000):
+        function()
+    answered = [sum(call.answered for call in calls)]
+    leaves = LeaveGroupRequest(consumer_group="g", client_id="m199", nonce=1)
+    while broker.lane.posted:
+        if len(answered) == 3:
+            broker.server.call(LEAVE, leaves)
+        broker.lane.posted.popleft()()
+        answered.append(sum(call.answered for call in calls))
+    made = [after - before for before, after in itertools.pairwise(answered) if after > before]
+    assert made[:3] == [ANSWERS_MAX] * 3
+    answers = [list_in(call) for call in calls[SMALL_COUNT:-1]]
+    versions = {answer.version: len(answer.members) for answer in answers}
+    assert list(versions.values()) == [200, 199]
+    assert all(len(answer.members) == versions[answer.version] for answer in answers)
 
 
 def test_members_hear_of_who_consumes_beside_them_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -366,6 +368,89 @@ def test_who_locks_its_queues_differs_from_who_does_not_and_from_nobody_who_does
     group = known.find("g")
     assert group is not None
     assert not group.are_alike
+
+
+def test_groups_that_consume_a_topic_hear_of_its_route_and_others_do_not() -> None:
+    known = made()
+    for topic in "TU":
+        known.seen(topic, member("m", topic=topic), "peer", 0, rejoins=False)
+    groups = dict(known.groups())
+    before = {name: group.version for name, group in groups.items()}
+    assert known.routes_changed(["T", "of somebody else"]) == ["T"]
+    assert groups["T"].version > before["T"]
+    assert groups["U"].version == before["U"]
+    assert known.routes_changed(None) == ["T", "U"]
+    assert [known.route_changes(topic) for topic in "TU"] == [2, 1]
+    known.left("T", ("m", 1), 0)
+    assert known.routes_changed(None) == ["U"]
+    assert known.route_changes("T") == 0
+
+
+class Owners(dict[tuple[str, int], int]):
+    """Counts how often somebody looks whether a queue has an owner."""
+
+    looks = 0
+
+    def __contains__(self, queue: object) -> bool:
+        self.looks += 1
+        return super().__contains__(queue)
+
+
+def test_only_groups_that_consume_a_changed_topic_are_counted_again() -> None:
+    counts = defaultdict(int, T=4, U=4)
+    known = made()
+    known.queue_count = counts.__getitem__
+    owners = {}
+    for topic in "TU":
+        known.seen(topic, member("m", 0, topic=topic), "peer", 0, rejoins=False)
+        group = known.find(topic)
+        assert group is not None
+        owners[topic] = group.owners = Owners(group.owners)
+    counts["of somebody else"] = 1_000
+    assert known.topics_changed(0) == []
+    assert (owners["T"].looks, owners["U"].looks) == (0, 0)
+    counts["T"] = 6
+    assert known.topics_changed(0) == ["T"]
+    assert (owners["T"].looks, owners["U"].looks) == (2, 0)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from("TUV"), st.integers(0, 5)),
+            st.tuples(
+                st.sampled_from("gh"),
+                st.sampled_from("ab"),
+                # Without topics: it leaves.
+                st.dictionaries(st.sampled_from("TUV"), st.frozensets(st.integers(0, 6), max_size=3)),
+            ),
+        ),
+        max_size=30,
+    )
+)
+def test_free_queues_are_what_a_count_of_all_groups_gives_after_each_change_of_topics(
+    steps: list[tuple[str, int] | tuple[str, str, dict[str, frozenset[int]]]],
+) -> None:
+    counts = defaultdict(int, T=2, U=3)
+    known = made()
+    known.queue_count = counts.__getitem__
+    for step in steps:
+        before = {name: group.ownerless_queues for name, group in known.groups()}
+        if len(step) == 2:
+            counts[step[0]] = step[1]
+            changed = known.topics_changed(0)
+            after = {name: group.ownerless_queues for name, group in known.groups()}
+            assert sorted(changed) == sorted(name for name in after if after[name] != before[name])
+        else:
+            name, client, wanted = step
+            if not wanted:
+                known.left(name, (client, 1), 0)
+            else:
+                topics = [MemberTopic(topic=topic, queue_ids=sorted(ids)) for topic, ids in wanted.items()]
+                known.seen(name, GroupMember(client_id=client, nonce=1, topics=topics), "peer", 0, rejoins=False)
+        for _, group in known.groups():
+            free = [(topic, i) for topic in group.consumers for i in range(counts[topic]) if (topic, i) not in group.owners]
+            assert group.ownerless_queues == len(free)
 
 
 class Members(RuleBasedStateMachine):

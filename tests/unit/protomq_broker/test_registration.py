@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -32,6 +32,7 @@ from protomq_broker.registration import (
 )
 from protomq_runtime.clock import SystemClock
 from protomq_runtime.errors import Code, ServiceError
+from tests.support.waiting import wait_for
 
 V1, V2 = DataVersion(counter=1), DataVersion(counter=2)
 BROKER = Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=5)
@@ -87,6 +88,7 @@ class FakeNameServer:
         """What every registration is refused with."""
         self.returning: list[bool] = []
         self.on_hold: Callable[[], None] = lambda: None
+        self.tells_routes = False
 
     def as_name_server(self) -> NameServer:
         return NameServer("fake", self._connect)
@@ -122,6 +124,7 @@ class FakeConnection:
         self._server = server
         self._ends: queue.Queue[Exception | bool] = queue.Queue()
         self.closed = threading.Event()
+        self._changed_topics: list[str] = []
 
     def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         self._server.note(
@@ -130,7 +133,7 @@ class FakeConnection:
         if self._server.taken is not None:
             raise self._server.taken
         self._server.returning.append(request.returning)
-        return RegisterBrokerResponse()
+        return RegisterBrokerResponse(tells_routes=self._server.tells_routes)
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
         self._server.note(f"unregister {request.broker_name} {request.incarnation}")
@@ -160,8 +163,13 @@ class FakeConnection:
     def close(self) -> None:
         self.closed.set()
 
-    def end_hold(self, error: Exception | None = None) -> None:
+    def end_hold(self, error: Exception | None = None, changed_topics: Sequence[str] = ()) -> None:
+        self._changed_topics += changed_topics
         self._ends.put(error or True)
+
+    def take_changed_topics(self) -> Sequence[str]:
+        topics, self._changed_topics = self._changed_topics, []
+        return topics
 
 
 class Topics:
@@ -187,6 +195,7 @@ def registering(
     topics: Callable[[], BrokerTopics] | None = None,
     heartbeat_interval_ms: int = 30_000,
     on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
+    on_routes_changed: Callable[[Collection[str] | None], None] = lambda topics: None,
 ) -> Iterator[BrokerRegistration]:
     subject = BrokerRegistration(
         BROKER,
@@ -195,6 +204,7 @@ def registering(
         SystemClock(),
         heartbeat_interval_ms=heartbeat_interval_ms,
         on_name_refusal=on_name_refusal,
+        on_routes_changed=on_routes_changed,
     )
     subject.start()
     try:
@@ -246,6 +256,34 @@ def test_unreachable_name_server_holds_up_neither_the_others_nor_an_announcement
         assert subject.wait_announced(PATIENCE_S)
         bad.refuse_connections = False
         assert subject.wait_registered(PATIENCE_S)
+
+
+def test_routes_that_change_are_told_and_any_may_have_changed_while_nobody_could_tell() -> None:
+    server, told = FakeNameServer(), queue.Queue[Collection[str] | None]()
+    with registering(server, on_routes_changed=told.put):
+        assert told.get(timeout=PATIENCE_S) is None
+        server.wait_for("hold")
+        server.connections[0].end_hold(changed_topics=["t"])
+        assert told.get(timeout=PATIENCE_S) == ["t"]
+        server.wait_for("hold")
+        server.connections[0].end_hold(ConnectionResetError("gone"))
+        assert told.get(timeout=PATIENCE_S) is None
+
+
+@pytest.mark.parametrize("tells", [(True, True), (True, False), (False, False)])
+def test_routes_are_told_if_all_name_servers_that_are_there_tell_them(tells: tuple[bool, bool]) -> None:
+    servers, away = [FakeNameServer(), FakeNameServer()], FakeNameServer()
+    away.refuse_connections = True
+    for server, tells_routes in zip(servers, tells, strict=True):
+        server.tells_routes, server.silent_until = tells_routes, threading.Event()
+    with registering(*servers, away) as subject:
+        assert not subject.tells_routes(), "it is known nowhere"
+        for server in servers:
+            assert server.silent_until is not None
+            server.silent_until.set()
+            server.wait_for("hold")
+        wait_for(lambda: subject.registered_count() == 2, PATIENCE_S)
+        assert subject.tells_routes() is all(tells)
 
 
 def test_answered_hold_is_opened_again() -> None:

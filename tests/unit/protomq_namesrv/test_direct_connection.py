@@ -65,3 +65,17 @@ def test_wait_ends_when_woken_and_never_by_the_hold() -> None:
     assert not connection.wait(60)
     assert not connection.wait(0)
     connection.close()
+
+
+def test_a_broker_hears_of_others_that_have_its_topics_until_it_is_closed() -> None:
+    table = RouteTable()
+    connection = connection_to(table)
+    topics = [Topic(name="t")]
+    assert connection.register_broker(RegisterBrokerRequest(broker=BROKER, data_version=VERSION, topics=topics)).tells_routes
+    other = Broker(cluster="c", broker_name="other", grpc_address="h:2", incarnation=1)
+    connection_to(table).register_broker(RegisterBrokerRequest(broker=other, data_version=VERSION, topics=topics))
+    assert not connection.wait(60)
+    assert connection.take_changed_topics() == ["t"]
+    assert connection.take_changed_topics() == []
+    connection.close()
+    assert len(table.on_changed_topics) == 1

@@ -15,6 +15,7 @@ from protomq.v1.topic_pb2 import Permission
 from protomq_namesrv.config import LimitsConfig, LivenessConfig
 from protomq_namesrv.route_snapshot import BrokerKey, Registration, TopicShare, Version
 from protomq_namesrv.route_table import (
+    CHANGED_TOPICS_MAX,
     PAUSE_SCANS,
     Removal,
     RemovalCause,
@@ -95,6 +96,57 @@ def test_registered_topics_have_routes_and_others_have_none() -> None:
     table.register(registration(topics={"t": 8}), 0)
     assert queues_of(table, "t") == {"a": 8}
     assert route_of(table, "u") is None
+
+
+def test_a_broker_hears_of_its_topics_at_others_that_come_change_and_go_and_of_no_more() -> None:
+    table, told = RouteTable(), list[BrokerKey]()
+    table.on_changed_topics.append(told.append)
+    table.register(registration("a", topics={"t": 8, "u": 8, "only_a": 1}), 0)
+    table.register(registration("a", 1, topics={"t": 8, "u": 8}), 0)
+    assert not told, "a slave is no other broker"
+
+    def heard() -> list[str]:
+        assert table.has_changed_topics(A) is (A in told)
+        told.clear()
+        return table.take_changed_topics(A)
+
+    table.register(registration("b", topics={"t": 4, "only_b": 1}), 0)
+    assert heard() == ["t"]
+    table.register(registration("b", topics={"t": 4, "only_b": 1}), 0)
+    assert heard() == []
+    table.register(registration("b", counter=2, topics={"t": 4, "u": 1}), 0)
+    assert heard() == ["u"]
+    table.register(registration("b", counter=3, topics={"t": 8, "u": 1}), 0)
+    assert heard() == ["t"]
+    table.register(registration("b", counter=4, topics={"t": 8, "u": 1}, permission=Permission.PERMISSION_READ), 0)
+    assert heard() == ["t", "u"]
+    table.unregister(BrokerKey("b", 0), 100, 0)
+    assert heard() == ["t", "u"]
+    table.register(registration("b", incarnation=101, topics={"t": 8}), 0)
+    assert heard() == ["t"]
+    scan_until(table, 0, 60_000)
+    table.heartbeat(A, 100, Version(1, 0), 60_000)
+    scan_until(table, 60_000, 121_000)
+    assert heard() == ["t"], "it was silent"
+
+
+def test_what_a_broker_has_not_heard_when_it_goes_it_hears_no_more() -> None:
+    table = RouteTable()
+    table.register(registration("a", topics={"t": 8}), 0)
+    table.register(registration("b", topics={"t": 8}), 0)
+    table.unregister(A, 100, 0)
+    table.register(registration("a", incarnation=101, topics={"t": 8}), 0)
+    assert table.take_changed_topics(A) == []
+
+
+def test_very_many_changed_topics_are_told_in_parts() -> None:
+    table = RouteTable()
+    topics = {f"t{number:04}": 1 for number in range(CHANGED_TOPICS_MAX + 1)}
+    table.register(registration("a", topics=topics), 0)
+    table.register(registration("b", topics=topics), 0)
+    parts = [table.take_changed_topics(A) for _ in range(3)]
+    assert [len(part) for part in parts] == [CHANGED_TOPICS_MAX, 1, 0]
+    assert [topic for part in parts for topic in part] == list(topics)
 
 
 def test_route_lists_every_broker_that_has_the_topic_with_its_addresses() -> None:

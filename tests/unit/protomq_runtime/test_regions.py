@@ -1,3 +1,4 @@
+import os
 import random
 
 import pytest
@@ -6,6 +7,7 @@ from protomq_runtime.regions import (
     GAP_SIZE_MAX_BYTES,
     SPAN_SIZE_MAX_BYTES,
     Region,
+    SharedBytes,
     ShortFileError,
     read_regions,
 )
@@ -92,3 +94,13 @@ def test_another_named_tuple_will_do(files, data):
 
     other = namedtuple("other", ["file", "offset", "size_bytes"])
     assert b"".join(read_regions([other(files[0], 3, 4)])) == data[3:7]  # type: ignore[list-item]
+
+
+def test_bytes_that_are_shared_are_one_region_as_long_as_somebody_uses_it() -> None:
+    region = SharedBytes("shared", bytes(range(256)) * 1_000).region
+    assert b"".join(read_regions([region])) == bytes(range(256)) * 1_000
+    descriptor = region.file.fileno()
+    assert os.fstat(descriptor).st_size == region.size_bytes == 256_000
+    del region
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

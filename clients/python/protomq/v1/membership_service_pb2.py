@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protomq/v1/membership_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"\xdc\x01\n\x0bGroupMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\'\n\x06topics\x18\x03 \x03(\x0b\x32\x17.protomq.v1.MemberTopic\x12\x12\n\nallocation\x18\x04 \x01(\t\x12\x14\n\x0cmachine_room\x18\x05 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x06 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x07 \x01(\r\x12\x19\n\x0clocks_queues\x18\x08 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_locks_queues\"U\n\x0bMemberTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x14\n\x0croute_number\x18\x04 \x01(\x06\"\xf7\x01\n\x15HoldMembershipRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\'\n\x06member\x18\x02 \x01(\x0b\x32\x17.protomq.v1.GroupMember\x12\x0f\n\x07hold_ms\x18\x03 \x01(\x03\x12\x15\n\rknown_version\x18\x04 \x01(\x04\x12\x14\n\x0c\x62roker_start\x18\x05 \x01(\x06\x12\x32\n\x0b\x64\x65scription\x18\x06 \x01(\x0b\x32\x1d.protomq.v1.MemberDescription\x12\x13\n\x0b\x63laims_only\x18\x07 \x01(\x08\x12\x16\n\x0eonly_if_member\x18\x08 \x01(\x08\"\xf3\x02\n\x16HoldMembershipResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x62roker_start\x18\x02 \x01(\x06\x12\x14\n\x0cis_unchanged\x18\x03 \x01(\x08\x12(\n\x07members\x18\x04 \x03(\x0b\x32\x17.protomq.v1.GroupMember\x12\x31\n\x0cqueue_counts\x18\x05 \x03(\x0b\x32\x1b.protomq.v1.TopicQueueCount\x12\x12\n\ndifference\x18\x06 \x01(\t\x12\x13\n\x0bsettling_ms\x18\x07 \x01(\x03\x12\x11\n\texpiry_ms\x18\x08 \x01(\x03\x12\x16\n\x0e\x64\x65scription_id\x18\t \x01(\x04\x12\x14\n\x0cwants_stacks\x18\n \x01(\x08\x12\x17\n\x0fis_about_claims\x18\x0b \x01(\x08\x12&\n\x05taken\x18\x0c \x03(\x0b\x32\x17.protomq.v1.TakenQueues\x12\x14\n\x0cis_confirmed\x18\r \x01(\x08\"/\n\x0bTakenQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\"5\n\x0fTopicQueueCount\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0bread_queues\x18\x02 \x01(\x05\"c\n\x11LeaveGroupRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\r\"\x14\n\x12LeaveGroupResponse\",\n\x12ListMembersRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"o\n\x13ListMembersResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.protomq.v1.ListedMember\x12\x13\n\x0bsettling_ms\x18\x02 \x01(\x03\x12\x18\n\x10ownerless_queues\x18\x03 \x01(\x05\"k\n\x0cListedMember\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.protomq.v1.GroupMember\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tmember_ms\x18\x03 \x01(\x03\x12\x11\n\tsilent_ms\x18\x04 \x01(\x03\"x\n\x15\x44\x65scribeMemberRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x14\n\x0cwants_stacks\x18\x04 \x01(\x08\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\"L\n\x16\x44\x65scribeMemberResponse\x12\x32\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1d.protomq.v1.MemberDescription\"\x87\x04\n\x11MemberDescription\x12\x16\n\x0e\x64\x65scription_id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nrunning_ms\x18\x04 \x01(\x03\x12=\n\x08settings\x18\x05 \x03(\x0b\x32+.protomq.v1.MemberDescription.SettingsEntry\x12\x39\n\x06\x63ounts\x18\x06 \x03(\x0b\x32).protomq.v1.MemberDescription.CountsEntry\x12\x37\n\x05rates\x18\x07 \x03(\x0b\x32(.protomq.v1.MemberDescription.RatesEntry\x12*\n\x06queues\x18\x08 \x03(\x0b\x32\x1a.protomq.v1.DescribedQueue\x12*\n\x06stacks\x18\t \x03(\x0b\x32\x1a.protomq.v1.DescribedStack\x12\x0e\n\x06is_cut\x18\n \x01(\x08\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9c\x01\n\x0e\x44\x65scribedQueue\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x18\n\x10\x63ommitted_offset\x18\x05 \x01(\x03\x12\x15\n\ropen_messages\x18\x06 \x01(\x03\x12\x11\n\tis_paused\x18\x07 \x01(\x08\",\n\x0e\x44\x65scribedStack\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t2\x8c\x03\n\x11MembershipService\x12`\n\x0eHoldMembership\x12!.protomq.v1.HoldMembershipRequest\x1a\".protomq.v1.HoldMembershipResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x16\x12T\n\nLeaveGroup\x12\x1d.protomq.v1.LeaveGroupRequest\x1a\x1e.protomq.v1.LeaveGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x16\x12W\n\x0bListMembers\x12\x1e.protomq.v1.ListMembersRequest\x1a\x1f.protomq.v1.ListMembersResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x16\x12`\n\x0e\x44\x65scribeMember\x12!.protomq.v1.DescribeMemberRequest\x1a\".protomq.v1.DescribeMemberResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x16\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protomq/v1/membership_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"\xdc\x01\n\x0bGroupMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\'\n\x06topics\x18\x03 \x03(\x0b\x32\x17.protomq.v1.MemberTopic\x12\x12\n\nallocation\x18\x04 \x01(\t\x12\x14\n\x0cmachine_room\x18\x05 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x06 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x07 \x01(\r\x12\x19\n\x0clocks_queues\x18\x08 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_locks_queues\"U\n\x0bMemberTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x14\n\x0croute_number\x18\x04 \x01(\x06\"\xf7\x01\n\x15HoldMembershipRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\'\n\x06member\x18\x02 \x01(\x0b\x32\x17.protomq.v1.GroupMember\x12\x0f\n\x07hold_ms\x18\x03 \x01(\x03\x12\x15\n\rknown_version\x18\x04 \x01(\x04\x12\x14\n\x0c\x62roker_start\x18\x05 \x01(\x06\x12\x32\n\x0b\x64\x65scription\x18\x06 \x01(\x0b\x32\x1d.protomq.v1.MemberDescription\x12\x13\n\x0b\x63laims_only\x18\x07 \x01(\x08\x12\x16\n\x0eonly_if_member\x18\x08 \x01(\x08\"\x89\x03\n\x16HoldMembershipResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x62roker_start\x18\x02 \x01(\x06\x12\x14\n\x0cis_unchanged\x18\x03 \x01(\x08\x12(\n\x07members\x18\x04 \x03(\x0b\x32\x17.protomq.v1.GroupMember\x12\x31\n\x0cqueue_counts\x18\x05 \x03(\x0b\x32\x1b.protomq.v1.TopicQueueCount\x12\x12\n\ndifference\x18\x06 \x01(\t\x12\x13\n\x0bsettling_ms\x18\x07 \x01(\x03\x12\x11\n\texpiry_ms\x18\x08 \x01(\x03\x12\x16\n\x0e\x64\x65scription_id\x18\t \x01(\x04\x12\x14\n\x0cwants_stacks\x18\n \x01(\x08\x12\x17\n\x0fis_about_claims\x18\x0b \x01(\x08\x12&\n\x05taken\x18\x0c \x03(\x0b\x32\x17.protomq.v1.TakenQueues\x12\x14\n\x0cis_confirmed\x18\r \x01(\x08\x12\x14\n\x0ctells_routes\x18\x0e \x01(\x08\"/\n\x0bTakenQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\"L\n\x0fTopicQueueCount\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0bread_queues\x18\x02 \x01(\x05\x12\x15\n\rroute_changes\x18\x03 \x01(\r\"x\n\x11LeaveGroupRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\r\x12\x13\n\x0bpull_member\x18\x05 \x01(\t\"\x14\n\x12LeaveGroupResponse\",\n\x12ListMembersRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\"o\n\x13ListMembersResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.protomq.v1.ListedMember\x12\x13\n\x0bsettling_ms\x18\x02 \x01(\x03\x12\x18\n\x10ownerless_queues\x18\x03 \x01(\x05\"k\n\x0cListedMember\x12\'\n\x06member\x18\x01 \x01(\x0b\x32\x17.protomq.v1.GroupMember\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tmember_ms\x18\x03 \x01(\x03\x12\x11\n\tsilent_ms\x18\x04 \x01(\x03\"x\n\x15\x44\x65scribeMemberRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x06\x12\x14\n\x0cwants_stacks\x18\x04 \x01(\x08\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\"L\n\x16\x44\x65scribeMemberResponse\x12\x32\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1d.protomq.v1.MemberDescription\"\x87\x04\n\x11MemberDescription\x12\x16\n\x0e\x64\x65scription_id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nrunning_ms\x18\x04 \x01(\x03\x12=\n\x08settings\x18\x05 \x03(\x0b\x32+.protomq.v1.MemberDescription.SettingsEntry\x12\x39\n\x06\x63ounts\x18\x06 \x03(\x0b\x32).protomq.v1.MemberDescription.CountsEntry\x12\x37\n\x05rates\x18\x07 \x03(\x0b\x32(.protomq.v1.MemberDescription.RatesEntry\x12*\n\x06queues\x18\x08 \x03(\x0b\x32\x1a.protomq.v1.DescribedQueue\x12*\n\x06stacks\x18\t \x03(\x0b\x32\x1a.protomq.v1.DescribedStack\x12\x0e\n\x06is_cut\x18\n \x01(\x08\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9c\x01\n\x0e\x44\x65scribedQueue\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x18\n\x10\x63ommitted_offset\x18\x05 \x01(\x03\x12\x15\n\ropen_messages\x18\x06 \x01(\x03\x12\x11\n\tis_paused\x18\x07 \x01(\x08\",\n\x0e\x44\x65scribedStack\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t2\x8c\x03\n\x11MembershipService\x12`\n\x0eHoldMembership\x12!.protomq.v1.HoldMembershipRequest\x1a\".protomq.v1.HoldMembershipResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x16\x12T\n\nLeaveGroup\x12\x1d.protomq.v1.LeaveGroupRequest\x1a\x1e.protomq.v1.LeaveGroupResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x16\x12W\n\x0bListMembers\x12\x1e.protomq.v1.ListMembersRequest\x1a\x1f.protomq.v1.ListMembersResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x16\x12`\n\x0e\x44\x65scribeMember\x12!.protomq.v1.DescribeMemberRequest\x1a\".protomq.v1.DescribeMemberResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x16\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,37 +56,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDMEMBERSHIPREQUEST']._serialized_start=388
   _globals['_HOLDMEMBERSHIPREQUEST']._serialized_end=635
   _globals['_HOLDMEMBERSHIPRESPONSE']._serialized_start=638
-  _globals['_HOLDMEMBERSHIPRESPONSE']._serialized_end=1009
-  _globals['_TAKENQUEUES']._serialized_start=1011
-  _globals['_TAKENQUEUES']._serialized_end=1058
-  _globals['_TOPICQUEUECOUNT']._serialized_start=1060
-  _globals['_TOPICQUEUECOUNT']._serialized_end=1113
-  _globals['_LEAVEGROUPREQUEST']._serialized_start=1115
-  _globals['_LEAVEGROUPREQUEST']._serialized_end=1214
-  _globals['_LEAVEGROUPRESPONSE']._serialized_start=1216
-  _globals['_LEAVEGROUPRESPONSE']._serialized_end=1236
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=1238
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=1282
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1284
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1395
-  _globals['_LISTEDMEMBER']._serialized_start=1397
-  _globals['_LISTEDMEMBER']._serialized_end=1504
-  _globals['_DESCRIBEMEMBERREQUEST']._serialized_start=1506
-  _globals['_DESCRIBEMEMBERREQUEST']._serialized_end=1626
-  _globals['_DESCRIBEMEMBERRESPONSE']._serialized_start=1628
-  _globals['_DESCRIBEMEMBERRESPONSE']._serialized_end=1704
-  _globals['_MEMBERDESCRIPTION']._serialized_start=1707
-  _globals['_MEMBERDESCRIPTION']._serialized_end=2226
-  _globals['_MEMBERDESCRIPTION_SETTINGSENTRY']._serialized_start=2086
-  _globals['_MEMBERDESCRIPTION_SETTINGSENTRY']._serialized_end=2133
-  _globals['_MEMBERDESCRIPTION_COUNTSENTRY']._serialized_start=2135
-  _globals['_MEMBERDESCRIPTION_COUNTSENTRY']._serialized_end=2180
-  _globals['_MEMBERDESCRIPTION_RATESENTRY']._serialized_start=2182
-  _globals['_MEMBERDESCRIPTION_RATESENTRY']._serialized_end=2226
-  _globals['_DESCRIBEDQUEUE']._serialized_start=2229
-  _globals['_DESCRIBEDQUEUE']._serialized_end=2385
-  _globals['_DESCRIBEDSTACK']._serialized_start=2387
-  _globals['_DESCRIBEDSTACK']._serialized_end=2431
-  _globals['_MEMBERSHIPSERVICE']._serialized_start=2434
-  _globals['_MEMBERSHIPSERVICE']._serialized_end=2830
+  _globals['_HOLDMEMBERSHIPRESPONSE']._serialized_end=1031
+  _globals['_TAKENQUEUES']._serialized_start=1033
+  _globals['_TAKENQUEUES']._serialized_end=1080
+  _globals['_TOPICQUEUECOUNT']._serialized_start=1082
+  _globals['_TOPICQUEUECOUNT']._serialized_end=1158
+  _globals['_LEAVEGROUPREQUEST']._serialized_start=1160
+  _globals['_LEAVEGROUPREQUEST']._serialized_end=1280
+  _globals['_LEAVEGROUPRESPONSE']._serialized_start=1282
+  _globals['_LEAVEGROUPRESPONSE']._serialized_end=1302
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=1304
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=1348
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1350
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1461
+  _globals['_LISTEDMEMBER']._serialized_start=1463
+  _globals['_LISTEDMEMBER']._serialized_end=1570
+  _globals['_DESCRIBEMEMBERREQUEST']._serialized_start=1572
+  _globals['_DESCRIBEMEMBERREQUEST']._serialized_end=1692
+  _globals['_DESCRIBEMEMBERRESPONSE']._serialized_start=1694
+  _globals['_DESCRIBEMEMBERRESPONSE']._serialized_end=1770
+  _globals['_MEMBERDESCRIPTION']._serialized_start=1773
+  _globals['_MEMBERDESCRIPTION']._serialized_end=2292
+  _globals['_MEMBERDESCRIPTION_SETTINGSENTRY']._serialized_start=2152
+  _globals['_MEMBERDESCRIPTION_SETTINGSENTRY']._serialized_end=2199
+  _globals['_MEMBERDESCRIPTION_COUNTSENTRY']._serialized_start=2201
+  _globals['_MEMBERDESCRIPTION_COUNTSENTRY']._serialized_end=2246
+  _globals['_MEMBERDESCRIPTION_RATESENTRY']._serialized_start=2248
+  _globals['_MEMBERDESCRIPTION_RATESENTRY']._serialized_end=2292
+  _globals['_DESCRIBEDQUEUE']._serialized_start=2295
+  _globals['_DESCRIBEDQUEUE']._serialized_end=2451
+  _globals['_DESCRIBEDSTACK']._serialized_start=2453
+  _globals['_DESCRIBEDSTACK']._serialized_end=2497
+  _globals['_MEMBERSHIPSERVICE']._serialized_start=2500
+  _globals['_MEMBERSHIPSERVICE']._serialized_end=2896
 # @@protoc_insertion_point(module_scope)

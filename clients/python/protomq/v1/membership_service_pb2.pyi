@@ -196,6 +196,7 @@ class HoldMembershipResponse(_message.Message):
     IS_ABOUT_CLAIMS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     IS_CONFIRMED_FIELD_NUMBER: _builtins.int
+    TELLS_ROUTES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
     broker_start: _builtins.int
@@ -222,6 +223,8 @@ class HoldMembershipResponse(_message.Message):
     """The answer to `only_if_member`: it has been a member all along. A broker that does not know that field does not set this one, and
     takes the caller back if nobody has had its queues.
     """
+    tells_routes: _builtins.bool
+    """The broker hears of changed routes from its name servers, and says so by `TopicQueueCount.route_changes`: the caller need not look by itself."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All members, the caller among them, in order of their names."""
@@ -250,10 +253,11 @@ class HoldMembershipResponse(_message.Message):
         is_about_claims: _builtins.bool = ...,
         taken: _abc.Iterable[Global___TakenQueues] | None = ...,
         is_confirmed: _builtins.bool = ...,
+        tells_routes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_about_claims", b"is_about_claims", "is_confirmed", b"is_confirmed", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "taken", b"taken", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_about_claims", b"is_about_claims", "is_confirmed", b"is_confirmed", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "taken", b"taken", "tells_routes", b"tells_routes", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -295,19 +299,25 @@ class TopicQueueCount(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     READ_QUEUES_FIELD_NUMBER: _builtins.int
+    ROUTE_CHANGES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     read_queues: _builtins.int
     """Queues that can be read at this broker."""
+    route_changes: _builtins.int
+    """How often other brokers have changed the topic's route, as far as this start of the broker has heard. Another number than in the answer before:
+    the caller looks the route up.
+    """
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         read_queues: _builtins.int = ...,
+        route_changes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["read_queues", b"read_queues", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["read_queues", b"read_queues", "route_changes", b"route_changes", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +333,7 @@ class LeaveGroupRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
+    PULL_MEMBER_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     client_id: _builtins.str
@@ -331,6 +342,8 @@ class LeaveGroupRequest(_message.Message):
     """As in GroupMember."""
     member_epoch: _builtins.int
     """As in GroupMember: which membership ends. 0: any. A later one goes on: the member has joined again before this arrived."""
+    pull_member: _builtins.str
+    """Its name in pulls (PullRequest.member), if it is closed: it pulls no more, so it keeps nobody from deleting the group. Empty: it may."""
     def __init__(
         self,
         *,
@@ -338,10 +351,11 @@ class LeaveGroupRequest(_message.Message):
         client_id: _builtins.str = ...,
         nonce: _builtins.int = ...,
         member_epoch: _builtins.int = ...,
+        pull_member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce", "pull_member", b"pull_member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,16 +131,20 @@ class RegisterBrokerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EXPIRY_MS_FIELD_NUMBER: _builtins.int
+    TELLS_ROUTES_FIELD_NUMBER: _builtins.int
     expiry_ms: _builtins.int
     """The name server removes the broker after this time without a heartbeat, in milliseconds."""
+    tells_routes: _builtins.bool
+    """The name server says by `HoldRegistrationResponse.changed_topics` when other brokers change the routes of this broker's topics."""
     def __init__(
         self,
         *,
         expiry_ms: _builtins.int = ...,
+        tells_routes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expiry_ms", b"expiry_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expiry_ms", b"expiry_ms", "tells_routes", b"tells_routes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,12 +315,21 @@ class HoldRegistrationResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHANGED_TOPICS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changed_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics of this broker that other brokers have got, have lost, or have in another way since the answer before. There may be more: they come with
+        the next answer, at once.
+        """
+
     def __init__(
         self,
+        *,
+        changed_topics: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_topics", b"changed_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
