@@ -213,7 +213,8 @@ class PopState:
     def queue_ids(self, group: str, topic: str) -> list[int]:
         """The queues of the topic that the group has popped."""
         with self.lock:
-            return [key.queue_id for key in self._queues if key[:2] == (group, topic)]
+            queue_count = self._queue_counts.get((group, topic), 0)
+            return [queue_id for queue_id in range(queue_count) if QueueOfGroup(group, topic, queue_id) in self._queues]
 
     def queues(self) -> Iterator[OpenMessages]:
         """All of them, as they are now; what is asked of each is asked under the lock."""
