@@ -107,13 +107,14 @@ def offsets(
     A queue in which the group has not committed or popped lags by all that is
     stored. Of a group that pops, LAG counts messages that were never handed
     out, and those that are not acknowledged; COMMITTED-OFFSET does not count.
+    Queues that the topic has no more are there if something is left in them.
     """
     missing = _missing(namesrv, timeout, topic)
     with (
         open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer,
         open_admin(namesrv, timeout) as admin,
     ):
-        rows = _offset_rows(admin, consumer, topic, missing.queues(consumer, topic), missing)
+        rows = _offset_rows(admin, consumer, topic, missing.queues(consumer, topic), missing, shows_gone=True)
         is_known = any(row["committed_offset"] is not None for row in rows) or any(
             one.name == group for one in missing.take(lambda: admin.list_groups(topic))
         )
@@ -234,19 +235,33 @@ def delete(
 
 
 def _offset_rows(
-    admin: Admin, consumer: PullConsumer, topic: str, queues: Iterable[MessageQueue], missing: Missing
+    admin: Admin,
+    consumer: PullConsumer,
+    topic: str,
+    queues: Iterable[MessageQueue],
+    missing: Missing,
+    *,
+    shows_gone: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for each queue whose broker answers."""
+    """A row for each queue whose broker answers. `shows_gone`: `queues` are all, and what is left in queues that the topic has no more is
+    shown, too.
+    """
     lags = {one.queue: one for one in missing.take(lambda: admin.group_lag(consumer.group, topic))}
     rows = []
     for queue in queues:
         found = missing.ask(queue.broker_name, partial(consumer.queue_range, queue))
         if found is not None and queue in lags:
             rows.append(_offset_row(consumer.group, lags[queue], min_offset=found[0]))
+    if shows_gone:
+        last_ids: dict[str, int] = {}
+        for queue in queues:
+            last_ids[queue.broker_name] = max(last_ids.get(queue.broker_name, 0), queue.queue_id)
+        gone = [one for one in lags.values() if one.queue.queue_id > last_ids.get(one.queue.broker_name, one.queue.queue_id)]
+        rows += [_offset_row(consumer.group, one, min_offset=None) for one in gone]
     return rows
 
 
-def _offset_row(group: str, found: GroupLag, min_offset: int) -> dict[str, Any]:
+def _offset_row(group: str, found: GroupLag, min_offset: int | None) -> dict[str, Any]:
     queue, committed, end_offset = found.queue, found.committed_offset, found.end_offset
     if committed is not None and committed > end_offset:
         sys.stderr.write(

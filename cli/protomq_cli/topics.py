@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,12 +118,14 @@ def create(
 
     To grow it, raise --queues (read queues follow). To shrink it, lower
     --queues first and give --read-queues as before; wait until consumers
-    have read the queues that go; then lower --read-queues.
+    have read the queues that go; then lower --read-queues. What groups have
+    not consumed there is told; it can be read again with more read queues.
     """
     from protomq import Permission, TopicType
 
     missing = Missing()
-    with open_admin(namesrv, timeout) as admin:
+    with warnings.catch_warnings(record=True) as told, open_admin(namesrv, timeout) as admin:
+        warnings.simplefilter("always", RuntimeWarning)
         made = missing.take(
             lambda: admin.create_topic(
                 topic,
@@ -133,6 +137,7 @@ def create(
                 brokers=None if broker is None else [broker],
             )
         )
+    sys.stderr.writelines(f"protomq: {each.message}\n" for each in told)
     print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
     missing.check()
 

@@ -123,7 +123,8 @@ class Admin(AdminCalls):
 
         0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all of
         these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes. The default is MIXED; an update that names
-        no type leaves it. `closed_from`: the permission to note, to be given back later. Raises TopicExistsError if it exists with another
+        no type leaves it. `closed_from`: the permission to note, to be given back later. If groups have not consumed what stands in read
+        queues that the topic loses, a RuntimeWarning says so. Raises TopicExistsError if it exists with another
         configuration or incarnation, InvalidArgumentError, BrokerNotFoundError.
         """
         return whole(

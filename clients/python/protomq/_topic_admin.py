@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
 from ._admin_values import (
@@ -16,10 +17,15 @@ from ._admin_values import (
 )
 from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_flag, check_topic
 from ._types import MessageQueue, Permission, QueueRange, TopicType
+from ._warnings import warn
 from .errors import ProtomqError, TopicNotFoundError, WrongTypeError
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
+
+logger = logging.getLogger("protomq")
+
+_GROUPS_NAMED_MAX: Final = 10
 
 
 def create_topic(
@@ -64,16 +70,31 @@ def create_topic(
     )
     request = pb.CreateTopicRequest(topic=wanted, update=update)
     configs: dict[str, TopicConfig] = {}
+    unread: dict[str, str] = {}
 
     def ask(broker: BrokerInfo) -> None:
         answer = admin._call(
             broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
         )
-        configs[broker.broker_name] = topic_config_of(answer.topic)
+        configs[broker.broker_name] = config = topic_config_of(answer.topic)
+        if answer.unread:
+            unread[broker.broker_name] = _unread_text(config, broker.broker_name, answer.unread)
 
     failures = admin._ask_each(brokers, ask)
     admin._routes.invalidate(topic, is_denied=True)
+    for _, text in sorted(unread.items()):
+        warn(logger, text, 3)
     return configs, failures
+
+
+def _unread_text(topic: TopicConfig, broker_name: str, unread: Iterable[Any]) -> str:
+    """What groups cannot consume since the topic has fewer read queues."""
+    told = [f"{each.consumer_group} {each.message_count}" for each in unread]
+    names = ", ".join((*told[:_GROUPS_NAMED_MAX], "…") if len(told) > _GROUPS_NAMED_MAX else told)
+    return (
+        f"topic {topic.name} has {topic.read_queues} read queues at {broker_name} now. Nobody can read what groups have not consumed in the"
+        f" others, in messages: {names}. Give it as many read queues as before until they have"
+    )
 
 
 def describe_topic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -44,11 +45,12 @@ from protomq.wire.topics import QUEUES_MAX, rules_of
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
+from .group_lag import unread_of
 from .metrics import resident_memory_bytes
 from .pull_requests import GRPC_SIZE_MAX_BYTES
 from .pull_service import SIZE_MAX_BYTES
 from .request_times import time_ms_of
-from .store.errors import CorruptLogError
+from .store.errors import CorruptLogError, StoreError
 from .store.state.topics import (
     FROM_PERMISSION,
     IncarnationGivenError,
@@ -82,6 +84,10 @@ PAGE_SIZE_MAX = 1_000
 QUERY_COUNT_DEFAULT = 32
 QUERY_COUNT_MAX = 256
 DAMAGES_NAMED_MAX = 100
+UNREAD_NAMED_MAX = 10
+"""Groups in a line of the log."""
+log = logging.getLogger("protomq.broker")
+
 _LOOK_UP_TOO_LONG = ServiceError(
     Code.DEADLINE_EXCEEDED,
     "DEADLINE_EXCEEDED",
@@ -148,6 +154,7 @@ class AdminService:
             taken.append((call, topic))
         if not taken:
             return  # nothing to announce either
+        queues_before = {name: known.read_queues for name in wanted if (known := self._store.topics.find(name)) is not None}
         try:
             made = {topic.name: topic for topic in self._store.topics.put(list(wanted.values()))}
         except Exception as error:
@@ -158,7 +165,26 @@ class AdminService:
         self._announce()
         for call, topic in taken:
             answer = CreateTopicResponse(topic=topic_to_message(made[topic.name]))
+            for group, count in self._made_unreadable(made[topic.name], queues_before.get(topic.name, 0)).items():
+                answer.unread.add(consumer_group=group, message_count=count)
             call.answer(answer.SerializeToString())
+
+    def _made_unreadable(self, topic: TopicConfig, queues_before: int) -> Mapping[str, int]:
+        """What groups have not consumed in queues that can be read no more; the log says it, too. `queues_before`: how many could be."""
+        if topic.read_queues >= queues_before:
+            return {}
+        try:
+            unread = unread_of(self._store, topic, range(topic.read_queues, queues_before))
+        except StoreError as error:
+            log.warning("whether groups have consumed what topic %r has no more is not known: %s", topic.name, error)
+            return {}
+        if unread:
+            log.warning(
+                "topic %r has %d read queues now, not %d. Nobody can read what groups have not consumed in the others, in messages: %s. "
+                "Give it %d read queues again until they have",
+                topic.name, topic.read_queues, queues_before, _told_unread(unread), queues_before,
+            )  # fmt: skip
+        return unread
 
     @tells_store_errors
     def describe_topic(
@@ -471,6 +497,11 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         type=message.type or TopicType.TOPIC_TYPE_MIXED,
         closed_from=message.closed_from,
     )
+
+
+def _told_unread(unread: Mapping[str, int]) -> str:
+    told = [f"{group} {count}" for group, count in unread.items()]
+    return ", ".join((*told[:UNREAD_NAMED_MAX], "…") if len(told) > UNREAD_NAMED_MAX else told)
 
 
 def _differences(existing: TopicConfig, wanted: TopicConfig) -> str:

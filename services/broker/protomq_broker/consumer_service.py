@@ -158,14 +158,17 @@ class ConsumerService:
                 committed = self._store.offsets.of_topic(
                     request.consumer_group, topic.name, topic.incarnation
                 )
-                wanted: Iterable[int] = range(topic.read_queues)
-                if not request.topic:
-                    popped = self._store.popped.queue_ids(request.consumer_group, topic.name)
-                    wanted = sorted({*committed, *popped})
-                return [
+                popped = self._store.popped.queue_ids(request.consumer_group, topic.name)
+                known = sorted({*committed, *popped})
+                wanted: Iterable[int] = known
+                if request.topic:
+                    wanted = [*range(topic.read_queues), *(n for n in known if n >= topic.read_queues)]
+                lags = [
                     self._lag(request.consumer_group, topic, n, committed.get(n), now_ms)
                     for n in wanted
                 ]
+                # A queue that the topic has no more is of no interest, unless something is left there.
+                return [each for each in lags if each.lag or each.queue_id < topic.read_queues]
 
             response.queues.extend(self._read(name, 0, read)[0])
         return response

@@ -48,7 +48,7 @@ from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
 from .store.state.topics import require_group_name
 from .store_errors import tells_store_errors, to_service_error
-from .topic_access import check_group_name
+from .topic_access import check_group_name, keep_to_queues
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
@@ -259,7 +259,7 @@ class _Replay:
             if target is None or not target.writable or not rules_of(letter.topic).send:
                 response.without_topic_count += 1
                 continue
-            queue_id = letter.queue_id % target.write_queues
+            queue_id = letter.queue_id % min(target.write_queues, target.read_queues)
             by_queue.setdefault((letter.topic, queue_id), []).append(letter)
         for (name, queue_id), part in by_queue.items():
             sizes = np.array([len(letter.field) for letter in part], np.int64)
@@ -290,6 +290,7 @@ class _Replay:
             runs=[number for offset in sorted(self._offsets) for number in (offset, offset + 1)],
         )
         record = GroupsRecord(replayed=[told]).SerializeToString()
+        keep_to_queues(store, self.copies)
         self.end_position = writer.append_moved(self.copies, [(GROUPS_TOPIC, [record])])
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .store.state.popped_queue import QueueOfGroup
+
 if TYPE_CHECKING:
-    from .store.state.popped_queue import QueueOfGroup
+    from .store.state.topics import TopicConfig
     from .store.store import Store
 
 
@@ -48,6 +51,24 @@ def place_of(store: Store, queue: QueueOfGroup, incarnation: int, committed: int
             next_offset = max(committed or 0, popped.next_offset)
             return Place(min(popped.open, default=next_offset), next_offset, len(popped.open))
     return None if committed is None else Place(committed, committed, 0)
+
+
+def unread_of(store: Store, topic: TopicConfig, queue_ids: Sequence[int]) -> dict[str, int]:
+    """How many messages of these queues each group that consumes the topic has never had, where there are any."""
+    known = [*store.offsets.groups().items(), *store.popped.groups().items()]
+    groups = {group for group, topics in known if topic.name in topics}
+    unread: dict[str, int] = {}
+    for group in sorted(groups):
+        committed = store.offsets.of_topic(group, topic.name, topic.incarnation)
+        count = 0
+        for queue_id in queue_ids:
+            queue = QueueOfGroup(group, topic.name, queue_id)
+            place = place_of(store, queue, topic.incarnation, committed.get(queue_id)) or Place(0, 0, 0)
+            min_offset, end_offset = store.queue_range(topic.name, queue_id)
+            count += max(end_offset - max(place.next_offset, min_offset), 0)
+        if count:
+            unread[group] = count
+    return unread
 
 
 def lag_of(

@@ -9,6 +9,7 @@ Rules:
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
 - A pop with tags or a filter looks at all due messages, for SCAN_S at most. The next one that wants the same goes on behind them.
 - A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
+- Of a queue that the topic has no more, since it was made smaller, only open messages are handed out. They come until none is open.
 - If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
 """
 
@@ -192,7 +193,9 @@ class PopPlanner:
         return known
 
     def _queue_ids(self, order: PopOrder, topic: TopicConfig) -> Iterable[int]:
-        """The queues from which the pop may take; each pop begins with another one."""
+        """The queues from which the pop may take; each pop begins with another one. Those that the topic has no more are among them, as
+        long as messages of them are open: they come again.
+        """
         request = order.request
         if request.queue_id >= 0:
             return (request.queue_id,)
@@ -203,6 +206,12 @@ class PopPlanner:
                 self._turns.clear()
             turn = self._turns[name] = counted()
         queues = topic.read_queues
+        with self._state.lock:
+            gone = self._state.open_queues_from(*name, topic.incarnation, queues)
+        if gone:
+            all_queues = [*range(queues), *gone]
+            first = next(turn) % len(all_queues)
+            return all_queues[first:] + all_queues[:first]
         first = next(turn) % queues
         return chain(range(first, queues), range(first))
 
@@ -210,9 +219,12 @@ class PopPlanner:
         """Adds messages of one queue to the answer. Returns whether the queue may have more that this pop had no time to examine."""
         order, incarnation = answer.order, answer.topic.incarnation
         request = order.request
+        is_gone = key.queue_id >= answer.topic.read_queues
         with self._state.lock:
             known = self._find(plan, key, incarnation)
             if known is None:
+                if is_gone:
+                    return False
                 if not self._state.has_room():
                     raise too_many("popped queues", QUEUES_MAX, "delete groups that nobody needs")
                 found, moved = [], {}
@@ -234,7 +246,7 @@ class PopPlanner:
         if found:
             assert known is not None
             limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
-        if limits.record_count > 0 and limits.size_bytes > 0:
+        if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
             if room == 0:
                 self.full_count += 1
             else:

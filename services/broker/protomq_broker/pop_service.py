@@ -334,12 +334,17 @@ class PopService:
         topic = self._store.topics.find(request.topic)
         if topic is None:
             return None
-        queue_ids = (request.queue_id,) if request.queue_id >= 0 else range(topic.read_queues)
         due_ms: int | None = None
         state = self._store.popped
+        group, name = request.consumer_group, request.topic
         with state.lock:
+            if request.queue_id >= 0:
+                queue_ids = [request.queue_id]
+            else:
+                gone = state.open_queues_from(group, name, topic.incarnation, topic.read_queues)
+                queue_ids = [*range(topic.read_queues), *gone]
             for queue_id in queue_ids:
-                key = QueueOfGroup(request.consumer_group, request.topic, queue_id)
+                key = QueueOfGroup(group, name, queue_id)
                 known = state.find(key, topic.incarnation)
                 found = known.next_deadline_ms(after_ms) if known is not None else None
                 if found is not None and (due_ms is None or found < due_ms):

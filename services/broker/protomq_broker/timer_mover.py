@@ -8,6 +8,7 @@ Rules:
 - One batch is under way at a time, of a few milliseconds' work: sends get on in between. While there are any, a pause follows each batch.
 - A batch that took all that was due is followed by a longer pause: a few large batches cost less than many small ones.
 - A batch is prepared again, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
+- A message whose queue takes no more messages, since its topic has fewer now, goes to another one (`topic_access.keep_to_queues`).
 - A record that cannot be read is left out and logged; its message waits for the next start, which looks again.
 - What cannot be appended (a full disk) is tried again.
 """
@@ -30,7 +31,7 @@ from .store.log.durations import LATE_BOUNDS_S, Durations
 from .store.timer.carrying import Copies, copies_of, first_rows
 from .store.timer.timer import Watch, timer_record
 from .store.timer.timer_runs import TimerDamagedError
-from .topic_access import add_missing_topics
+from .topic_access import add_missing_topics, keep_to_queues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,6 +149,7 @@ class TimerMover:
         bodies = [timer_record(rows, end, now_ms) for rows, end in ends if len(rows)]
         if not bodies:
             return
+        keep_to_queues(self._store, copies.requests)
         self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
         self._seen_position = self._store.appended_position
         if len(copies.rows):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from protomq.wire.topics import QUEUES_MAX, is_stored_name, rules_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
+from .store.log.kinds import is_queued
 from .store.state.topics import (
     InvalidNameError,
     TopicConfig,
@@ -53,6 +54,19 @@ def add_missing_topics(store: Store, requests: Sequence[AppendRequest]) -> None:
     missing = [topic_of_broker(name, n) for name, n in queues.items() if find(name) is None]
     if missing:
         store.topics.add(missing)
+
+
+def keep_to_queues(store: Store, copies: Sequence[AppendRequest]) -> None:
+    """Sends copies that consumers are to get now to queues that take messages: their topic may have fewer than when they were sent.
+
+    All of a queue that is gone go to the same other one. Copies that wait for a later time keep theirs until then. Writer thread, in the
+    turn that appends them: so the topic changes before or after that.
+    """
+    for copy in copies:
+        topic = store.topics.find(copy.region.topic)
+        if topic is not None and is_queued(copy.region.flags):
+            # Earlier versions took fewer read than write queues.
+            copy.queue_id %= min(topic.write_queues, topic.read_queues)
 
 
 def readable_topic(store: Store, name: str) -> TopicConfig:

@@ -4,7 +4,7 @@ Rules:
 - All decisions of a turn are appended together, in parts that an append takes.
 - The first decision counts. A repeat of it gets the same answer; a different one is refused, and changes nothing.
 - A committed message keeps id, keys, tag, properties and queue. If its due time is in the future, it is kept; otherwise the message is
-  delivered at once.
+  delivered at once. If the topic has fewer queues by then, it goes to another one (`topic_access.keep_to_queues`).
 - A half message that is damaged cannot be committed: its transaction stays open. It can be rolled back.
 """
 
@@ -28,7 +28,7 @@ from .store.state.transactions import (
     key_of,
 )
 from .store_errors import to_service_error
-from .topic_access import add_missing_topics
+from .topic_access import add_missing_topics, keep_to_queues
 
 if TYPE_CHECKING:
     from .log_time import LogTime
@@ -157,6 +157,7 @@ class TransactionEndings:
                 endings = [each for each in endings if each[0] not in damaged]
             if endings:
                 states = [(TRANSACTIONS_TOPIC, [self._store.transactions.ended_record(endings)])]
+                keep_to_queues(self._store, copies.requests)
                 self._writer.append_moved(copies.requests, states)
                 add_missing_topics(self._store, copies.requests)
         except Exception as error:

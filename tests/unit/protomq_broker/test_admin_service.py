@@ -20,6 +20,7 @@ from protomq.v1.admin_service_pb2 import (
     QueryMessagesRequest,
 )
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.pop_service_pb2 import PopRequest
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire.record import encode_message_id
@@ -40,7 +41,7 @@ from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeServer
 from tests.support.retry_world import TOPIC, RetryWorld
 
-from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, no_members, told
+from .fake_broker import ADMIN, CONSUMER, POP, PULL, FakeBroker, no_members, told
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import SEGMENT, open_store
 
@@ -176,6 +177,37 @@ def test_a_topic_changes_when_the_caller_says_so_and_keeps_its_incarnation() -> 
     made = broker.call(ADMIN + "CreateTopic", create(write_queues=1)).response().topic
     changed = broker.call(ADMIN + "CreateTopic", create(update=True, write_queues=4)).response().topic
     assert (changed.write_queues, changed.incarnation) == (4, made.incarnation)
+
+
+def test_who_makes_a_topic_smaller_is_told_what_groups_have_not_consumed_there(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+    broker.call(ADMIN + "CreateTopic", create("topic", update=True, write_queues=4)).response()
+    for queue_id in range(4):
+        broker.fill([b"0", b"1", b"2"], queue_id=queue_id)
+
+    def commit(group: str, *offsets: int) -> None:
+        named = [QueueOffset(topic="topic", queue_id=queue_id, queue_offset=offset) for queue_id, offset in enumerate(offsets)]
+        broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group=group, offsets=named)).response()
+
+    def change(write_queues: int, read_queues: int) -> list[tuple[str, int]]:
+        wanted = create("topic", update=True, write_queues=write_queues, read_queues=read_queues)
+        return [(each.consumer_group, each.message_count) for each in broker.call(ADMIN + "CreateTopic", wanted).response().unread]
+
+    commit("done", 0, 0, 3, 3)
+    commit("slow", 3, 3, 2, 1)
+    commit("new", 0)
+    for queue_id, count in ((2, 2), (3, 3)):
+        pop = PopRequest(consumer_group="pops", topic="topic", queue_id=queue_id, record_count_max=count)
+        broker.call(POP + "Pop", pop)
+    assert change(2, 4) == []
+    assert caplog.messages == []
+    assert change(2, 2) == [("new", 6), ("pops", 1), ("slow", 3)]
+    assert change(2, 2) == [], "it is smaller already"
+    (message,) = caplog.messages
+    assert message == (
+        "topic 'topic' has 2 read queues now, not 4. Nobody can read what groups have not consumed in the others, in messages: "
+        "new 6, pops 1, slow 3. Give it 4 read queues again until they have"
+    )
 
 
 def test_topics_that_arrive_together_are_announced_together_and_each_is_told_its_own() -> None:

@@ -228,6 +228,22 @@ def test_what_changes_meanwhile_is_looked_at_anew(monkeypatch: pytest.MonkeyPatc
     assert world.replayed() == [b"a", b"b"]
 
 
+def test_a_topic_that_shrinks_meanwhile_strands_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ReplayWorld()
+    world.store.topics.create(TopicConfig("shrunk", 8, 8))
+    world.die(b"a", topic="shrunk", queue_id=7)
+    run = world.writer.run
+
+    def run_late(function: Callable[[], None]) -> None:
+        for change in ((4, 8), (4, 4)):
+            world.store.topics.put([TopicConfig("shrunk", *change)])
+        run(function)
+
+    monkeypatch.setattr(world.writer, "run", run_late)
+    assert world.replay().replayed_count == 1
+    assert world.replayed("shrunk", 3) == [b"a"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -23,6 +23,7 @@ from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker
@@ -63,6 +64,30 @@ def test_lag_is_counted_in_messages_and_in_time(broker: FakeBroker) -> None:
     assert broker.refusal(CONSUMER + "GetLag", GetLagRequest(consumer_group="nobody")).reason == "GROUP_NOT_FOUND"
     unknown = GetLagRequest(consumer_group="g", topic="unknown")
     assert broker.refusal(CONSUMER + "GetLag", unknown).reason == "TOPIC_NOT_FOUND"
+
+
+def test_what_is_left_in_queues_that_the_topic_has_no_more_counts_with_and_without_the_topic(broker: FakeBroker) -> None:
+    def send(body: bytes) -> None:
+        request = SendRequest(topic="topic", queue_id=1, records=[Record(body=body)])
+        assert broker.call(SEND, request).error is None
+
+    def commit(queue_id: int, queue_offset: int) -> None:
+        offset = QueueOffset(topic="topic", queue_id=queue_id, queue_offset=queue_offset)
+        assert broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset])).error is None
+
+    commit(0, 10)
+    send(b"0")
+    commit(1, 1)
+    for change in ((1, 2), (1, 1)):
+        broker.store.topics.put([TopicConfig("topic", *change)])
+    assert lags(broker, "g") == lags(broker, "g", "topic") == [(0, 10, 0, 0)]
+    for change in ((2, 2), (1, 2)):
+        broker.store.topics.put([TopicConfig("topic", *change)])
+        if change == (2, 2):
+            send(b"1")
+    broker.store.topics.put([TopicConfig("topic", 1, 1)])
+    assert lags(broker, "g") == lags(broker, "g", "topic") == [(0, 10, 0, 0), (1, 1, 1, 0)]
+    assert lags(broker, "nobody", "topic") == [(0, -1, 10, 10_000)]
 
 
 def test_a_group_goes_on_at_a_time_an_offset_or_the_end(broker: FakeBroker) -> None:

@@ -1006,6 +1006,75 @@ def test_a_group_that_went_over_from_pops_to_pulls_is_behind_by_what_it_has_not_
     assert [each.lag for each in broker.call(CONSUMER + "GetLag", request).response().queues] == [1, 0]
 
 
+def shrink(broker: FakeBroker, queues: int = 2, to: int = 1) -> None:
+    """By the two steps of docs/operations.md."""
+    for change in ((to, queues), (to, to)):
+        broker.store.topics.put([TopicConfig("topic", *change)])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("fifo", [False, True])
+def test_what_is_open_in_a_queue_that_the_topic_has_no_more_comes_again_until_it_is_done(restarts: bool, fifo: bool) -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1", b"2"], queue_id=1)
+    group = Group(broker, queue_id=None, fifo=fifo)
+    messages = group.pop()
+    assert [message.body for message in messages] == [b"0", b"1", b"2"]
+    shrink(broker)
+    group.ack(messages[:1])
+    if restarts:
+        broker = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+        group = Group(broker, queue_id=None, fifo=fifo)
+    assert group.pop() == []
+    broker.advance(HELD_MS)
+    again = group.pop()
+    assert [(message.body, message.queue_id, message.attempt) for message in again] == [(b"1", 1, 2), (b"2", 1, 2)]
+    group.ack(again[:1])
+    group.change(again[1:], 5_000)
+    held = group.begin(hold_ms=20_000)
+    broker.advance(5_001)
+    (last,) = messages_of(held)
+    assert (last.body, last.queue_id, last.attempt) == (b"2", 1, 3)
+    group.ack([last])
+    broker.advance(10 * MINUTE_MS)
+    assert group.pop() == []
+
+
+def test_of_a_queue_that_the_topic_has_no_more_nothing_new_is_handed_out() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1"], queue_id=1)
+    group = Group(broker, queue_id=None)
+    (first,) = group.pop(record_count_max=1)
+    shrink(broker)
+    broker.advance(HELD_MS)
+    assert group.bodies() == [b"0"], "the group had it"
+    assert Group(broker, "other", queue_id=None).pop() == []
+    broker.store.topics.put([TopicConfig("topic", 2, 2)])
+    assert group.bodies() == [b"1"]
+    assert first.queue_id == 1
+
+
+def test_due_messages_of_a_queue_that_is_gone_come_though_there_are_always_new_ones() -> None:
+    broker = FakeBroker()
+    broker.fill([b"gone"], queue_id=1)
+    group = Group(broker, queue_id=None)
+    assert group.bodies() == [b"gone"]
+    shrink(broker)
+    broker.fill([b"new"] * 10)
+    broker.advance(HELD_MS)
+    assert b"gone" in [body for _ in range(2) for body in group.bodies(record_count_max=1)]
+
+
+def test_what_failed_too_often_in_a_queue_that_is_gone_is_a_dead_letter() -> None:
+    broker = FakeBroker()
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.fill([b"0"], queue_id=1)
+    assert Group(broker, queue_id=None).bodies() == [b"0"]
+    shrink(broker)
+    broker.advance(HELD_MS + 1_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
 def test_a_plan_that_a_deletion_overtakes_is_made_anew() -> None:
     broker = filled(2)
     group = Group(broker)

@@ -30,7 +30,7 @@ from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
-from tests.unit.protomq_broker.store.store_helpers import open_store
+from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
 
 
 @pytest.fixture
@@ -382,6 +382,54 @@ def test_pending_messages_are_found_neither_by_queue_nor_by_id(world: World) -> 
     world.deliver(1_001)
     (found,) = world.store.find_by_message_id("topic", identity)
     assert Record.FromString(found).body == b"x"
+
+
+@pytest.mark.parametrize(("write_queues", "read_queues"), [(4, 8), (4, 4)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_falls_due_goes_to_queues_that_the_topic_still_has(
+    world: World, write_queues: int, read_queues: int, restarts: bool
+) -> None:
+    """A topic that shrinks in two steps: what waited for a queue that goes can be read, at either step, and is delivered once."""
+    topics = world.store.topics
+    topics.put([TopicConfig("topic", 8, 8)])
+    handles = [world.send(b"%d" % queue_id, queue_id=queue_id, delay_ms=5_000).recall_handle for queue_id in range(8)]
+    for change in ((4, 8), (write_queues, read_queues)):
+        topics.put([TopicConfig("topic", *change)])
+    if restarts:
+        world.restart()
+    assert world.recall(handles[6])
+    world.deliver(5_001)
+    found = [[body for _, body in read_all(world.store, "topic", queue_id)] for queue_id in range(8)]
+    assert found == [[b"0", b"4"], [b"1", b"5"], [b"2"], [b"3", b"7"], [], [], [], []]
+    world.restart(world.disk.killed())
+    assert world.deliver(100_000) == [b"0", b"4"]
+    assert world.store.pending.count == 0
+    assert not world.recall(handles[7])
+
+
+def test_what_waits_while_its_topic_shrinks_and_grows_again_goes_where_it_was_sent(world: World) -> None:
+    topics = world.store.topics
+    topics.put([TopicConfig("topic", 8, 8)])
+    world.send(b"x", queue_id=7, delay_ms=5_000)
+    for change in ((4, 8), (4, 4), (8, 8)):
+        topics.put([TopicConfig("topic", *change)])
+    world.deliver(5_001)
+    assert [body for _, body in read_all(world.store, "topic", 7)] == [b"x"]
+
+
+def test_a_topic_that_shrinks_while_a_batch_is_on_its_way_strands_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.store.topics.put([TopicConfig("topic", 8, 8)])
+    world.send(b"x", queue_id=7, delay_ms=5_000)
+    run = world.mover._writer.run
+
+    def run_late(function: Callable[[], None]) -> None:
+        for change in ((4, 8), (4, 4)):
+            world.store.topics.put([TopicConfig("topic", *change)])
+        run(function)
+
+    monkeypatch.setattr(world.mover._writer, "run", run_late)
+    world.deliver(5_001)
+    assert [body for _, body in read_all(world.store, "topic", 3)] == [b"x"]
 
 
 def test_messages_of_a_deleted_topic_are_dropped(world: World) -> None:

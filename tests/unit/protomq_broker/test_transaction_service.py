@@ -25,6 +25,7 @@ from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.state import fresh_halves
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -129,6 +130,31 @@ def test_a_delay_goes_on_while_the_message_waits_for_its_commit(world: World) ->
     world.clock.time_ms += 1
     world.mover.deliver()
     assert world.delivered() == [b"early", b"late"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(("write_queues", "read_queues"), [(4, 8), (4, 4)])
+def test_what_is_committed_goes_to_queues_that_the_topic_still_has(
+    world: World, write_queues: int, read_queues: int, restarts: bool
+) -> None:
+    """A topic that shrinks in two steps: at either, what waited for a queue that goes can be read. A delay of it goes on."""
+    topics = world.store.topics
+    topics.put([TopicConfig("topic", 8, 8)])
+    handles = [world.half(b"%d" % queue_id, queue_id=queue_id) for queue_id in range(8)]
+    delayed = world.half(b"delayed", queue_id=7, delay_ms=5_000)
+    for change in ((4, 8), (write_queues, read_queues)):
+        topics.put([TopicConfig("topic", *change)])
+    if restarts:
+        world.restart()  # so they are read back from the log
+    world.end(*((handle, COMMIT) for handle in [*handles, delayed]))
+    assert [sorted(world.delivered("topic", queue_id)) for queue_id in range(8)] == [
+        [b"0", b"4"], [b"1", b"5"], [b"2", b"6"], [b"3", b"7"], [], [], [], [],
+    ]  # fmt: skip
+    world.restart(world.disk.killed())
+    world.clock.time_ms += 5_001
+    world.mover.deliver()
+    assert world.delivered("topic", 3)[-1:] == [b"delayed"]
+    assert [result.repeated_decision for result in world.end((handles[7], COMMIT), (delayed, COMMIT))] == [True, True]
 
 
 # Decisions.

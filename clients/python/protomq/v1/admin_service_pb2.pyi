@@ -56,22 +56,56 @@ class CreateTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> _topic_pb2.Topic:
         """The topic with all defaults filled in."""
+
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnreadMessages]:
+        """What this change has made unreadable: messages that groups have not consumed, in queues that were read queues until now. They are stored;
+        with as many read queues as before, groups get them. By group.
+        """
 
     def __init__(
         self,
         *,
         topic: _topic_pb2.Topic | None = ...,
+        unread: _abc.Iterable[Global___UnreadMessages] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateTopicResponse: _TypeAlias = CreateTopicResponse  # noqa: Y015
+
+@_typing.final
+class UnreadMessages(_message.Message):
+    """UnreadMessages says how many messages a group has not consumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The consumer group."""
+    message_count: _builtins.int
+    """How many. Messages that the group has popped and not acknowledged come again, and do not count."""
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        message_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "message_count", b"message_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnreadMessages: _TypeAlias = UnreadMessages  # noqa: Y015
 
 @_typing.final
 class DescribeTopicRequest(_message.Message):

@@ -92,6 +92,32 @@ def test_a_deleted_group_and_a_topic_that_is_gone_are_forgotten() -> None:
     assert state.groups() == {}
 
 
+def test_queues_with_open_messages_are_known_beyond_those_that_a_topic_has() -> None:
+    disk = SimDisk()
+    state = machine(disk)
+    record = PopRecord(time_ms=1)
+    for group, queue_id in (("g", 0), ("g", 5), ("g", 6), ("h", 9)):
+        told = record.queues.add(consumer_group=group, topic="t", topic_incarnation=7, queue_id=queue_id, next_offset=1)
+        told.hand_outs.append(HandOut(number=1, time_ms=1, deadline_ms=50, attempt=1, runs=[0, 1]))
+    state.apply(record.SerializeToString(), 0)
+    snapshot = state.unsaved()
+    assert snapshot is not None
+    snapshot.save(10)
+    for each in (state, machine(disk)):
+        assert each.open_queues_from("g", "t", 7, 0) == [0, 5, 6]
+        assert each.open_queues_from("g", "t", 7, 6) == [6]
+        assert each.open_queues_from("g", "t", 7, 7) == each.open_queues_from("g", "t", 8, 0) == []
+        acked = PopRecord(time_ms=2)
+        acked.queues.add(consumer_group="g", topic="t", topic_incarnation=7, queue_id=5, acked_runs=[0, 1])
+        each.apply(acked.SerializeToString(), 20)
+        assert each.open_queues_from("g", "t", 7, 1) == [6]
+        each.apply(PopRecord(deleted_groups=["g"]).SerializeToString(), 30)
+        assert each.open_queues_from("g", "t", 7, 0) == []
+        assert each.open_queues_from("h", "t", 7, 4) == [9]
+        each.keep(lambda topic: None)
+        assert each.open_queues_from("h", "t", 7, 4) == []
+
+
 def test_another_incarnation_of_the_topic_begins_anew() -> None:
     state = machine()
     state.apply(hand_out(1, 0, 5), 0)

@@ -57,6 +57,8 @@ class PopState:
         self._files = SnapshotFiles(disk, path)
         self.lock = threading.Lock()
         self._queues: dict[QueueOfGroup, OpenMessages] = {}
+        self._queue_counts: dict[tuple[str, str], int] = {}
+        """One more than the highest queue that each group has popped of each topic."""
         self.time_ms = 0
         self.handed_out_count = self.acked_count = self.dead_count = self.lost_count = 0
         self._change_count = 0
@@ -79,6 +81,7 @@ class PopState:
             for group in record.deleted_groups:
                 for key in [key for key in self._queues if key.group == group]:
                     del self._queues[key]
+                    self._queue_counts.pop((key.group, key.topic), None)
             for told in record.queues:
                 self._take(told, position)
             self._change_count += 1
@@ -93,7 +96,7 @@ class PopState:
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
         ):
-            known = self._queues[key] = OpenMessages(key, told.topic_incarnation, position)
+            known = self._add(OpenMessages(key, told.topic_incarnation, position))
         newest_number = known.hand_out_count
         known.take(told, position)
         if not told.whole:
@@ -106,6 +109,13 @@ class PopState:
                 self.dead_count += count_in(told.dead_runs)
             if told.lost_runs:
                 self.lost_count += count_in(told.lost_runs)
+
+    def _add(self, known: OpenMessages) -> OpenMessages:
+        key = known.key
+        self._queues[key] = known
+        name = (key.group, key.topic)
+        self._queue_counts[name] = max(self._queue_counts.get(name, 0), key.queue_id + 1)
+        return known
 
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
@@ -156,15 +166,17 @@ class PopState:
         return Snapshot(self._end_position, save)
 
     def _load(self, content: Any) -> None:
-        queues: dict[QueueOfGroup, OpenMessages] = {}
+        queues: list[OpenMessages] = []
         for text, since, until in content["queues"]:
             told = PoppedQueue.FromString(base64.b64decode(text))
             key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
-            known = queues[key] = OpenMessages(key, told.topic_incarnation, int(since))
+            known = OpenMessages(key, told.topic_incarnation, int(since))
             known.take(told, int(since))
             known.until = int(until)
+            queues.append(known)
         self.time_ms = int(content["time_ms"])
-        self._queues = queues
+        for known in queues:
+            self._add(known)
 
     # Questions.
 
@@ -172,6 +184,14 @@ class PopState:
         """The queue as the group pops it; None if it never has, in this incarnation of the topic. Under the lock."""
         known = self._queues.get(key)
         return known if known is not None and known.incarnation == incarnation else None
+
+    def open_queues_from(self, group: str, topic: str, incarnation: int, first: int) -> list[int]:
+        """Queues from `first` on in which messages of the group are open. Under the lock."""
+        return [
+            queue_id
+            for queue_id in range(first, self._queue_counts.get((group, topic), 0))
+            if (known := self.find(QueueOfGroup(group, topic, queue_id), incarnation)) is not None and known.open
+        ]
 
     def has_room(self) -> bool:
         """Whether a group may begin to pop another queue."""
@@ -193,7 +213,8 @@ class PopState:
     def queue_ids(self, group: str, topic: str) -> list[int]:
         """The queues of the topic that the group has popped."""
         with self.lock:
-            return [key.queue_id for key in self._queues if key[:2] == (group, topic)]
+            queue_count = self._queue_counts.get((group, topic), 0)
+            return [queue_id for queue_id in range(queue_count) if QueueOfGroup(group, topic, queue_id) in self._queues]
 
     def queues(self) -> Iterator[OpenMessages]:
         """All of them, as they are now; what is asked of each is asked under the lock."""
@@ -206,6 +227,7 @@ class PopState:
             for key, known in list(self._queues.items()):
                 if incarnation_of(key.topic) != known.incarnation:
                     del self._queues[key]
+                    self._queue_counts.pop((key.group, key.topic), None)
                     self._change_count += 1
 
 
