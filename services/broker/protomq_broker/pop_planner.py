@@ -68,13 +68,15 @@ class Plan:
         again: pops of queues from which another pop of this plan has taken; they come in the next plan.
         nothing: pops that found nothing.
         copied_size_bytes: size of the copies.
+        buried_count: how many there are.
+        is_sweep_cut: more messages failed too often than this plan moves; the look goes on when this is stored.
         message_count: messages that are handed out.
         is_time_told: the record says the pop time although nothing else has happened.
     """
 
     __slots__ = (
-        "again", "committed", "copied_size_bytes", "copies", "due", "is_time_told", "known", "message_count", "nothing", "pop_answers",
-        "popped", "queues", "time_ms",
+        "again", "buried_count", "committed", "copied_size_bytes", "copies", "due", "is_sweep_cut", "is_time_told", "known",
+        "message_count", "nothing", "pop_answers", "popped", "queues", "time_ms",
     )  # fmt: skip
 
     def __init__(self, time_ms: int) -> None:
@@ -89,6 +91,8 @@ class Plan:
         self.again: list[PopOrder] = []
         self.nothing: list[PopOrder] = []
         self.copied_size_bytes = 0
+        self.buried_count = 0
+        self.is_sweep_cut = False
         self.message_count = 0
         self.is_time_told = False
 
@@ -126,6 +130,7 @@ class PopPlanner:
         self._reader = PopReader(store, monotonic)
         self._turns: dict[tuple[str, str], counted[int]] = {}
         self._looked_at: dict[tuple[object, ...], int] = {}  # how many due messages, by who wants them of which queue
+        self._dead_size_max_bytes = min(DEAD_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
         self.full_count = 0
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
@@ -165,17 +170,27 @@ class PopPlanner:
         else:
             plan.nothing.append(order)
 
-    def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> None:
-        """Moves messages that failed too often to the dead letters, even if nobody pops."""
+    def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> bool:
+        """Moves messages that failed too often to the dead letters, even if nobody pops. Returns whether there may be more of them."""
         with self._state.lock:
-            known = self._find(plan, key, incarnation)
+            known = self._state.find(key, incarnation)
             if known is None:
-                return
-            due = _due(known, plan.time_ms, DEAD_COUNT_MAX)
+                return False
+            dead = known.dead(plan.time_ms, self.deliveries_max(key.group), DEAD_COUNT_MAX)
+            if not dead:
+                return False
+            if key in plan.queues:
+                return True  # a pop of this plan may have buried the same
+            due = [(offset, known.open[offset]) for offset in dead]
             moved = dict(known.moved)
+        plan.known[key] = (incarnation, known)
         self._bury(plan, known, due, moved)
-        if key in plan.queues:
-            plan.popped.add(key)
+        # If nothing can be read of them, the next look must not follow at once.
+        return key in plan.queues
+
+    def has_buried_enough(self, plan: Plan) -> bool:
+        """Whether a plan may move no more messages to the dead letters, so that its turn stays short."""
+        return plan.buried_count >= DEAD_COUNT_MAX or plan.copied_size_bytes >= self._dead_size_max_bytes
 
     def forget_unwanted(self) -> None:
         """Forgets what was read ahead for pops that have not come since the last call."""
@@ -384,7 +399,7 @@ class PopPlanner:
             plan.rely_on(key, offsets, dict(due))
         with self._state.lock:
             errors = {offset: known.errors.get(offset) for offsets in dead.values() for offset in offsets}
-        size_max_bytes = min(DEAD_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
+        size_max_bytes = self._dead_size_max_bytes
         for attempt, offsets in dead.items():
             if plan.copied_size_bytes >= size_max_bytes:
                 break  # they stay as they are until the next plan
@@ -405,6 +420,7 @@ class PopPlanner:
                 )  # fmt: skip
                 plan.copies.append(AppendRequest(region, 0))
                 plan.copied_size_bytes += len(region.data)
+                plan.buried_count += len(given)
                 told.dead_runs.extend(runs_of(given))
         return [(offset, holding) for offset, holding in due if holding.attempt < deliveries_max]
 

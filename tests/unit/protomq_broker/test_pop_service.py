@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
@@ -715,9 +716,57 @@ def test_a_pop_and_the_sweep_in_one_plan_make_one_dead_letter_of_a_message() -> 
     group.pop()
     broker.clock.time_ms += HELD_MS
     pipeline = broker.pop.pipeline
-    pipeline._swept, pipeline._is_sweep_due = broker.store.popped.queues(), True
+    pipeline._is_sweep_due = True
     assert group.pop() == []
     assert broker.store.queue_range("%DLQ%group", 0) == (0, 2)
+
+
+def test_many_dead_letters_are_made_in_slices_between_which_others_pop() -> None:
+    broker = filled(1_000)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.fill([b"of others"], topic="other")
+    group = Group(broker)
+    assert len(group.pop(record_count_max=1_000)) == 1_000
+    broker.advance(HELD_MS - 1)
+    broker.clock.time_ms += 1
+    pop_lane, send_lane = broker.server.lanes["pop"], broker.server.lanes["send"]
+    pop_lane.advance(1_000)
+    buried = [broker.store.popped.dead_count]
+    call = broker.server.call(POP + "Pop", PopRequest(consumer_group="another", topic="other"))
+    buried_at_answer = 0
+    while send_lane.run() + pop_lane.run():
+        buried.append(broker.store.popped.dead_count)
+        if call.answered and not buried_at_answer:
+            buried_at_answer = buried[-1]
+    assert buried[-1] == 1_000
+    assert [message.body for message in messages_of(call)] == [b"of others"]
+    assert 0 < buried_at_answer <= 2 * pop_planner.DEAD_COUNT_MAX, "it waited for all the dead letters"
+    assert max(after - before for before, after in pairwise(buried)) == pop_planner.DEAD_COUNT_MAX
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1_000)
+
+
+def test_large_dead_letters_do_not_wait_for_the_next_look_either() -> None:
+    broker = FakeBroker()
+    for _ in range(3):
+        broker.fill([b"x" * (300 << 10)])
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    assert sum(len(group.pop()) for _ in range(3)) == 3
+    broker.advance(HELD_MS + 1_000)
+    assert broker.store.popped.dead_count == 3
+
+
+def test_what_is_dead_is_not_hidden_by_what_is_due_longer() -> None:
+    broker = filled(201)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=1))
+    group = Group(broker)
+    (first,) = group.pop(record_count_max=1)
+    group.change([first], 0)
+    (first,) = group.pop(record_count_max=1, invisible_ms=2 * MINUTE_MS)
+    assert first.attempt == 2
+    assert len(group.pop(record_count_max=200)) == 200
+    broker.advance(2 * HELD_MS + 1_000)
+    assert broker.store.popped.dead_count == 1
 
 
 def test_a_filter_that_is_none_is_refused() -> None:

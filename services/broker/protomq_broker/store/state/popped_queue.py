@@ -315,9 +315,18 @@ class OpenMessages:
             return due_ms
         return min((entry[0] for entry in self._due if entry[0] > after_ms and entry[2].left), default=None)
 
-    def due_attempt(self, now_ms: int) -> int:
-        """How often the message that is due the longest was handed out; 0 if none is due."""
-        return self._due[0][2].attempt if self.next_due_ms(now_ms) is not None else 0
+    def dead(self, now_ms: int, deliveries_max: int, count_max: int) -> list[int]:
+        """Messages whose time is up and that were handed out so often, in no order. Others that are due hide none of them."""
+        found: list[int] = []
+        if self.next_due_ms(now_ms) is None:
+            return found
+        for due_ms, _, holding in self._due:
+            if due_ms > now_ms or not holding.left or holding.attempt < deliveries_max:
+                continue
+            found += [offset for offset in offsets_in(holding.runs) if self.open.get(offset) is holding]
+            if len(found) >= count_max:
+                break
+        return found[:count_max]
 
     def _is_first(self, offset: int) -> bool:
         sharding_hash = self._hashes.get(offset)
