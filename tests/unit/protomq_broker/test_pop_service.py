@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -17,6 +18,7 @@ from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
     ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
     PopRequest,
     PopResponse,
     PopStart,
@@ -719,6 +721,19 @@ def test_a_pop_and_the_sweep_in_one_plan_make_one_dead_letter_of_a_message() -> 
     pipeline._is_sweep_due = True
     assert group.pop() == []
     assert broker.store.queue_range("%DLQ%group", 0) == (0, 2)
+
+
+def test_what_is_handed_out_can_be_settled_though_its_topic_may_not_be_read_any_more() -> None:
+    broker = filled(3)
+    group = Group(broker)
+    first, second, third = group.pop()
+    broker.store.topics.put([replace(broker.topic, readable=False)])
+    assert group.ack([first]) == AckResponse()
+    assert group.change([second], 0) == ChangeInvisibleResponse()
+    assert group.change([third], 2 * MINUTE_MS) == ChangeInvisibleResponse()
+    refused = group.begin().error
+    assert refused is not None
+    assert refused.reason == "NOT_PERMITTED"
 
 
 def test_many_dead_letters_are_made_in_slices_between_which_others_pop() -> None:
