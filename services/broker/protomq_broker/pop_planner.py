@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from itertools import count as counted
@@ -28,6 +29,7 @@ from protomq_runtime.errors import too_many
 from .pop_orders import Part, PopAnswer, PopOrder
 from .pop_reading import SCAN_S, Limits, PopReader
 from .pop_time import deadline_ms
+from .said_once import SaidOnce
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from .store.state.pop import PopState
     from .store.state.topics import TopicConfig
     from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
 
 DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
@@ -132,6 +136,7 @@ class PopPlanner:
         self._looked_at: dict[tuple[object, ...], int] = {}  # how many due messages, by who wants them of which queue
         self._dead_size_max_bytes = min(DEAD_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
         self.full_count = 0
+        self._said = SaidOnce(now_s=monotonic)
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
         """Finds messages for a pop. Raises ServiceError, the filter's errors, and StoreError if it met only damage."""
@@ -252,6 +257,7 @@ class PopPlanner:
         if limits.record_count > 0 and limits.size_bytes > 0:
             if room == 0:
                 self.full_count += 1
+                self._say_full(plan, key, known)
             else:
                 has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
         new_parts = answer.parts[parts_before:]
@@ -260,6 +266,19 @@ class PopPlanner:
         if key in plan.queues:
             plan.popped.add(key)
         return has_more
+
+    def _say_full(self, plan: Plan, key: QueueOfGroup, known: OpenMessages | None) -> None:
+        """Its members get nothing new, and no error says why."""
+        if known is None or not self._said.is_due(key):
+            return
+        with self._state.lock:
+            counts = known.open_counts(plan.time_ms)
+        log.warning(
+            "group %s gets nothing new of queue %d of topic %s: %d of its messages there are open, as many as may be. Members hold %d,"
+            " %d are due again, and %d wait for others of their sharding key. Acknowledge what is done, or add members or queues;"
+            " if most wait, use more sharding keys",
+            key.group, key.queue_id, key.topic, sum(counts), *counts,
+        )  # fmt: skip
 
     def _pop_open(
         self,

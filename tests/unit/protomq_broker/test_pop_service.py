@@ -736,6 +736,58 @@ def test_what_is_handed_out_can_be_settled_though_its_topic_may_not_be_read_any_
     assert refused.reason == "NOT_PERMITTED"
 
 
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_group_that_gets_nothing_new_for_what_is_open_is_named_in_the_log(
+    fifo: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (popped_queue, pop_planner):
+        monkeypatch.setattr(module, "OPEN_MAX", 4)
+    broker = FakeBroker()
+    broker.fill([b"%d" % number for number in range(6)], attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=fifo)
+    first = group.pop()
+    assert caplog.messages == []
+    for _ in range(3):
+        assert group.pop() == []
+    (line,) = caplog.messages
+    assert line.startswith("group group gets nothing new of queue 0 of topic topic: 4 of its messages there are open")
+    assert ("Members hold 1, 0 are due again, and 3 wait" if fifo else "Members hold 4, 0 are due again, and 0 wait") in line
+    group.ack(first)
+    assert len(group.pop()) == (1 if fifo else 2)
+
+
+def test_a_message_that_the_new_filter_does_not_want_holds_up_its_sharding_key_alone() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0"], tag="old", attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=True)
+    assert group.bodies(tags=["old"]) == [b"0"]
+    broker.fill([b"1"], tag="new", attributes=Attributes(sharding_key="k"))
+    broker.fill([b"2"], tag="new", attributes=Attributes(sharding_key="z"))
+    broker.advance(HELD_MS)
+    assert group.bodies(tags=["new"]) == [b"2"]
+    assert group.pop(tags=["new"]) == []
+    (old,) = group.pop()
+    assert (old.body, old.attempt) == (b"0", 2)
+    group.ack([old])
+    assert group.bodies(tags=["new"]) == [b"1"]
+
+
+def test_more_messages_than_may_be_settled_at_once_are_told_so() -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    request = AckRequest(consumer_group="group", topic="topic")
+    request.messages.add(receipt=message.receipt, offset_runs=[0, 10_001])
+    assert "1 to 10000 at once, these are 10001" in str(broker.refusal(POP + "Ack", request))
+
+
+def test_invisible_times_are_told_to_the_millisecond() -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    request = ChangeInvisibleRequest(consumer_group="group", topic="topic", invisible_ms=43_200_001)
+    request.messages.add(receipt=message.receipt, offset_runs=[0, 1])
+    assert "that is 0 s to 43200 s, and not 43200.001 s" in str(broker.refusal(POP + "ChangeInvisible", request))
+
+
 def test_many_dead_letters_are_made_in_slices_between_which_others_pop() -> None:
     broker = filled(1_000)
     broker.store.groups.put(GroupSettings("group", retry_count_max=0))

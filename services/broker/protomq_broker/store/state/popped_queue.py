@@ -44,6 +44,14 @@ class QueueOfGroup(NamedTuple):
     queue_id: int
 
 
+class OpenCounts(NamedTuple):
+    """Open messages of a queue and group: those that members hold, those that are due, and those that wait for their sharding key."""
+
+    held: int
+    due: int
+    waiting: int
+
+
 class Holding:
     """What messages that were handed out together and are held equally have in common.
 
@@ -232,6 +240,16 @@ class OpenMessages:
     def room(self) -> int:
         """How many more messages may be open."""
         return max(OPEN_MAX - len(self.open), 0)
+
+    def open_counts(self, now_ms: int) -> OpenCounts:
+        """How many messages are open, and why."""
+        due = held = 0
+        for holding in set(self.open.values()):
+            if holding.attempt and holding.deadline_ms <= now_ms:
+                due += holding.left
+            elif holding.attempt:
+                held += holding.left
+        return OpenCounts(held, due, len(self.open) - held - due)
 
     @property
     def holds_back(self) -> bool:
