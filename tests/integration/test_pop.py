@@ -19,6 +19,7 @@ from protomq import (
     AsyncSimpleConsumer,
     Message,
     OutgoingMessage,
+    Permission,
     PoppedQueue,
     Producer,
     PullConsumer,
@@ -30,6 +31,7 @@ from protomq.errors import (
     ConfigurationError,
     IllegalReceiptError,
     InvalidArgumentError,
+    NotPermittedError,
     StaleReceiptError,
     TopicNotFoundError,
     WrongTypeError,
@@ -305,6 +307,50 @@ def test_what_failed_too_often_before_a_kill_is_dead_though_nobody_pops_since(tm
 
             wait_for(is_there, PATIENCE_S)
             assert [letter.body for letter in reader.poll(PATIENCE_S)] == [b"0"]
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+@pytest.mark.parametrize("permission", [Permission.NONE, Permission.WRITE])
+def test_what_was_received_can_be_settled_though_its_topic_may_not_be_read_any_more(
+    broker: Broker, transport: Any, permission: Permission
+) -> None:
+    topic = f"closed-{transport}-{permission.name}"
+    fill(broker, topic, 6)
+    with (
+        Admin(namesrv=broker.namesrv) as admin,
+        SimpleConsumer("group", namesrv=broker.namesrv, transport=transport) as consumer,
+        SimpleConsumer("group", namesrv=broker.namesrv, transport=transport) as of_new_route,
+        PullConsumer("pulls", namesrv=broker.namesrv, transport=transport) as pulls,
+    ):
+        messages = consumer.receive(topic, 6)
+        assert len(messages) == 6
+        pulls.subscribe(topic)
+        pulled: list[Message] = []
+        while len(pulled) < 6:
+            pulled += pulls.poll(timeout_s=PATIENCE_S)
+        admin.create_topic(topic, write_queues=1, update=True, permission=permission)
+        for member, some in ((consumer, messages[:3]), (of_new_route, messages[3:])):
+            assert member.ack(some[0]) == []
+            assert member.nack(some[1], error="not now") == []
+            assert member.change_invisible(some[2], 30) == []
+        pulls.commit()
+        with pytest.raises(NotPermittedError):
+            of_new_route.receive(topic)
+        admin.create_topic(topic, write_queues=1, update=True, permission=Permission.READ_WRITE)
+
+        again: list[Message] = []
+
+        def received_again() -> bool:
+            try:
+                again.extend(of_new_route.receive(topic, hold_s=0))
+            except NotPermittedError:
+                return False  # The route is looked up five times a second at most.
+            return len(again) == 2
+
+        wait_for(received_again)
+        assert [(message.body, attempt_of(message)) for message in again] == [(b"1", 2), (b"4", 2)]
+        assert of_new_route.ack(again) == []
+        assert [(lag.queue.topic, lag.committed_offset) for lag in admin.group_lag("pulls", topic)] == [(topic, 6)]
 
 
 @pytest.mark.chaos

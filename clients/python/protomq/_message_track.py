@@ -31,6 +31,7 @@ class PlaceKind(IntEnum):
     EXPIRED = 7
     OPEN_TRANSACTION = 8
     WAITING = 9
+    KEPT = 10
 
     def __str__(self) -> str:
         return self.name
@@ -59,7 +60,7 @@ class MessagePlace:
         store_time: when it was stored there (UTC).
         attempt: how often it had been handed out before.
         last_error: why the delivery before it failed.
-        group: whose retry or dead letter it is.
+        group: whose retry or dead letter it is, or for which it is kept.
         groups: what the groups that consume the topic have done with it.
         check_count: how often its producer was asked about its transaction, while that is open.
         due_time: when it comes there (UTC), while it waits for a delay or a retry; else None.

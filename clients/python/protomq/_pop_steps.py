@@ -368,6 +368,11 @@ class PopSteps:
         route: Route = yield GetRoute(wish.topic, self._request_timeout_s, has_several)
         names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:
+            # The route may be from before somebody permitted it.
+            yield ForgetRoute(wish.topic)
+            route = yield GetRoute(wish.topic, self._request_timeout_s)
+            names = self._readable(route)
+        if not names:
             raise nothing_to_read(route)
         self._outages.answered(NAME_SERVERS, wish.topic)
         return route, names

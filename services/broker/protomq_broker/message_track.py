@@ -27,7 +27,9 @@ def origin_of(record: Record, *, was_committed: bool) -> PlaceOrigin:
     if topic == EXPIRED_TOPIC:
         return PlaceOrigin(PlaceKind.PLACE_KIND_EXPIRED)
     if topic.startswith(RETRY_PREFIX):
-        return PlaceOrigin(PlaceKind.PLACE_KIND_RETRY, topic.removeprefix(RETRY_PREFIX))
+        # Who sends a message back raises its attempt; retention does not (`pop_carrying.py`).
+        kind = PlaceKind.PLACE_KIND_RETRY if record.transit.attempt else PlaceKind.PLACE_KIND_KEPT
+        return PlaceOrigin(kind, topic.removeprefix(RETRY_PREFIX))
     if topic.startswith(DEAD_LETTER_PREFIX):
         return PlaceOrigin(PlaceKind.PLACE_KIND_DEAD_LETTER, topic.removeprefix(DEAD_LETTER_PREFIX))
     if record.transit.replayed_group:

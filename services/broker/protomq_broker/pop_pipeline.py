@@ -9,6 +9,8 @@ Rules:
 - A plan may be out of date when it reaches the send lane. A topic or group was deleted, a queue was reset, a due message was settled, or a
   caller has given up. Then the pop lane rebuilds it.
 - An answer waits for what SEND_OK waits for; the next plan does not.
+- Messages that failed too often are looked for each second, and moved in slices. The next slice waits until the one before is stored. So
+  other calls come in between, and the dead letters of a large backlog do not outrun the disk.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from protomq.wire.topics import POP_TOPIC
 
 from .pop_orders import PopAnswer, PopOrder
 from .pop_planner import Plan, PopPlanner
+from .pop_reading import SCAN_S
 from .store.state.topics import TopicConfig
 from .topic_access import check_incarnation, group_disabled, readable_topic
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .pop_time import PopTime
+    from .store.state.popped_queue import OpenMessages
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
@@ -47,7 +50,7 @@ SWEEP_INTERVAL_MS: Final = 1_000
 TELL_INTERVAL_MS: Final = 60_000
 """Interval at which the pipeline appends pop time while any message is open. After a crash a message may be held longer by this time."""
 SWEPT_COUNT_MAX: Final = 2_000
-"""Most queues that one such look examines: 1 ms of work."""
+"""Most queues that one such look examines, within SCAN_S."""
 
 
 class PopAnswers(Protocol):
@@ -82,13 +85,14 @@ class PopPipeline:
         self._time = pop_time
         self._config = config
         self._answers = answers
+        self._monotonic = monotonic
         self.planner = PopPlanner(store, monotonic)
         self._pops: deque[PopOrder] = deque()
         self._lane: CallLane | None = None
         self._is_busy = False
         self._is_posted = False
         self._is_sweep_due = False
-        self._swept = store.popped.queues()
+        self._swept: deque[OpenMessages] = deque()
         self._is_any_open = False
 
     def begin(self, lane: CallLane) -> None:
@@ -142,9 +146,6 @@ class PopPipeline:
 
     def _make_plan(self) -> Plan:
         plan = Plan(self._time.now_ms())
-        if self._is_sweep_due:
-            self._is_sweep_due = False
-            self._plan_sweep(plan)
         nothing: set[tuple[object, ...]] = set()
         for _ in range(min(len(self._pops), ORDERS_MAX)):
             if plan.message_count >= MESSAGES_MAX:
@@ -161,6 +162,9 @@ class PopPipeline:
                 self._answers.refused(pop, error)
             if plan.nothing and plan.nothing[-1] is pop:
                 nothing.add(pop.wanted)
+        if self._is_sweep_due:
+            self._is_sweep_due = False
+            self._plan_sweep(plan)
         return plan
 
     def _plan_pop(self, plan: Plan, order: PopOrder) -> None:
@@ -172,16 +176,23 @@ class PopPipeline:
         self.planner.pop(plan, order, topic)
 
     def _plan_sweep(self, plan: Plan) -> None:
-        """Moves messages that failed too often to the dead letters, and appends the pop time if TELL_INTERVAL_MS has passed."""
-        swept = list(islice(self._swept, SWEPT_COUNT_MAX))
-        if not swept:
-            self._swept = self._store.popped.queues()
-        for known in swept:
-            with self._store.popped.lock:
-                self._is_any_open = self._is_any_open or bool(known.open)
-                attempt = known.due_attempt(plan.time_ms)
-            if attempt and attempt >= self.planner.deliveries_max(known.key.group):
-                self.planner.bury(plan, known.key, known.incarnation)
+        """Moves messages that failed too often to the dead letters, and appends the pop time if TELL_INTERVAL_MS has passed.
+
+        It comes behind the pops of the plan: their queues are not kept from them, however many messages are to be moved.
+        """
+        if not self._swept:
+            self._swept.extend(self._store.popped.queues())
+        until_s = self._monotonic() + SCAN_S
+        again: list[OpenMessages] = []
+        for _ in range(min(len(self._swept), SWEPT_COUNT_MAX)):
+            known = self._swept.popleft()
+            self._is_any_open = self._is_any_open or bool(known.open)
+            if self.planner.bury(plan, known.key, known.incarnation):
+                again.append(known)
+            if self.planner.has_buried_enough(plan) or self._monotonic() > until_s:
+                break
+        self._swept.extendleft(again)
+        plan.is_sweep_cut = bool(again)
         if self._is_any_open and plan.time_ms - self._store.popped.time_ms > TELL_INTERVAL_MS:
             plan.is_time_told, self._is_any_open = True, False
 
@@ -254,6 +265,7 @@ class PopPipeline:
 
     def _make_anew(self, plan: Plan) -> None:
         self._is_busy = False
+        self._is_sweep_due = self._is_sweep_due or plan.is_sweep_cut
         self._pops.extendleft(reversed([answer.order for answer in plan.pop_answers]))
         self._post()
 
@@ -271,5 +283,8 @@ class PopPipeline:
             self._post()
 
     def _answer(self, plan: Plan, failure: Exception | None) -> None:
+        if plan.is_sweep_cut and failure is None:
+            self._is_sweep_due = True
+            self._post()
         for pop in plan.pop_answers:
             self._answers.popped(pop, failure)

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from itertools import count as counted
@@ -29,6 +30,7 @@ from protomq_runtime.errors import too_many
 from .pop_orders import Part, PopAnswer, PopOrder
 from .pop_reading import SCAN_S, Limits, PopReader
 from .pop_time import deadline_ms
+from .said_once import SaidOnce
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from .store.state.pop import PopState
     from .store.state.topics import TopicConfig
     from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
 
 DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
@@ -69,13 +73,15 @@ class Plan:
         again: pops of queues from which another pop of this plan has taken; they come in the next plan.
         nothing: pops that found nothing.
         copied_size_bytes: size of the copies.
+        buried_count: how many there are.
+        is_sweep_cut: more messages failed too often than this plan moves; the look goes on when this is stored.
         message_count: messages that are handed out.
         is_time_told: the record says the pop time although nothing else has happened.
     """
 
     __slots__ = (
-        "again", "committed", "copied_size_bytes", "copies", "due", "is_time_told", "known", "message_count", "nothing", "pop_answers",
-        "popped", "queues", "time_ms",
+        "again", "buried_count", "committed", "copied_size_bytes", "copies", "due", "is_sweep_cut", "is_time_told", "known",
+        "message_count", "nothing", "pop_answers", "popped", "queues", "time_ms",
     )  # fmt: skip
 
     def __init__(self, time_ms: int) -> None:
@@ -90,6 +96,8 @@ class Plan:
         self.again: list[PopOrder] = []
         self.nothing: list[PopOrder] = []
         self.copied_size_bytes = 0
+        self.buried_count = 0
+        self.is_sweep_cut = False
         self.message_count = 0
         self.is_time_told = False
 
@@ -127,7 +135,9 @@ class PopPlanner:
         self._reader = PopReader(store, monotonic)
         self._turns: dict[tuple[str, str], counted[int]] = {}
         self._looked_at: dict[tuple[object, ...], int] = {}  # how many due messages, by who wants them of which queue
+        self._dead_size_max_bytes = min(DEAD_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
         self.full_count = 0
+        self._said = SaidOnce(now_s=monotonic)
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
         """Finds messages for a pop. Raises ServiceError, the filter's errors, and StoreError if it met only damage."""
@@ -166,17 +176,27 @@ class PopPlanner:
         else:
             plan.nothing.append(order)
 
-    def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> None:
-        """Moves messages that failed too often to the dead letters, even if nobody pops."""
+    def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> bool:
+        """Moves messages that failed too often to the dead letters, even if nobody pops. Returns whether there may be more of them."""
         with self._state.lock:
-            known = self._find(plan, key, incarnation)
+            known = self._state.find(key, incarnation)
             if known is None:
-                return
-            due = _due(known, plan.time_ms, DEAD_COUNT_MAX)
+                return False
+            dead = known.dead(plan.time_ms, self.deliveries_max(key.group), DEAD_COUNT_MAX)
+            if not dead:
+                return False
+            if key in plan.queues:
+                return True  # a pop of this plan may have buried the same
+            due = [(offset, known.open[offset]) for offset in dead]
             moved = dict(known.moved)
+        plan.known[key] = (incarnation, known)
         self._bury(plan, known, due, moved)
-        if key in plan.queues:
-            plan.popped.add(key)
+        # If nothing can be read of them, the next look must not follow at once.
+        return key in plan.queues
+
+    def has_buried_enough(self, plan: Plan) -> bool:
+        """Whether a plan may move no more messages to the dead letters, so that its turn stays short."""
+        return plan.buried_count >= DEAD_COUNT_MAX or plan.copied_size_bytes >= self._dead_size_max_bytes
 
     def forget_unwanted(self) -> None:
         """Forgets what was read ahead for pops that have not come since the last call."""
@@ -249,6 +269,7 @@ class PopPlanner:
         if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
             if room == 0:
                 self.full_count += 1
+                self._say_full(plan, key, known)
             else:
                 has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
         new_parts = answer.parts[parts_before:]
@@ -257,6 +278,19 @@ class PopPlanner:
         if key in plan.queues:
             plan.popped.add(key)
         return has_more
+
+    def _say_full(self, plan: Plan, key: QueueOfGroup, known: OpenMessages | None) -> None:
+        """Its members get nothing new, and no error says why."""
+        if known is None or not self._said.is_due(key):
+            return
+        with self._state.lock:
+            counts = known.open_counts(plan.time_ms)
+        log.warning(
+            "group %s gets nothing new of queue %d of topic %s: %d of its messages there are open, as many as may be. Members hold %d,"
+            " %d are due again, and %d wait for others of their sharding key. Acknowledge what is done, or add members or queues;"
+            " if most wait, use more sharding keys",
+            key.group, key.queue_id, key.topic, sum(counts), *counts,
+        )  # fmt: skip
 
     def _pop_open(
         self,
@@ -396,7 +430,7 @@ class PopPlanner:
             plan.rely_on(key, offsets, dict(due))
         with self._state.lock:
             errors = {offset: known.errors.get(offset) for offsets in dead.values() for offset in offsets}
-        size_max_bytes = min(DEAD_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
+        size_max_bytes = self._dead_size_max_bytes
         for attempt, offsets in dead.items():
             if plan.copied_size_bytes >= size_max_bytes:
                 break  # they stay as they are until the next plan
@@ -417,6 +451,7 @@ class PopPlanner:
                 )  # fmt: skip
                 plan.copies.append(AppendRequest(region, 0))
                 plan.copied_size_bytes += len(region.data)
+                plan.buried_count += len(given)
                 told.dead_runs.extend(runs_of(given))
         return [(offset, holding) for offset, holding in due if holding.attempt < deliveries_max]
 

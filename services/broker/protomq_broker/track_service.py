@@ -13,6 +13,7 @@ from protomq.v1.track_service_pb2 import (
     PlaceKind,
     TrackMessageRequest,
     TrackMessageResponse,
+    TrackState,
 )
 from protomq.wire.record import decode_message_id
 from protomq.wire.topics import RETRY_PREFIX
@@ -85,6 +86,8 @@ class TrackService:
 
     def _place_of(self, record: Record, *, was_committed: bool) -> MessagePlace:
         origin = origin_of(record, was_committed=was_committed)
+        is_kept = origin.kind == PlaceKind.PLACE_KIND_KEPT
+        groups = self._kept_for(record, origin.consumer_group) if is_kept else self._groups_of(record)
         return MessagePlace(
             kind=origin.kind,
             topic=record.topic,
@@ -94,8 +97,21 @@ class TrackService:
             attempt=record.transit.attempt,
             last_error=record.transit.last_error,
             consumer_group=origin.consumer_group,
-            groups=islice(self._groups_of(record), GROUPS_MAX),
+            groups=islice(groups, GROUPS_MAX),
         )
+
+    def _kept_for(self, record: Record, group: str) -> Iterator[GroupTrack]:
+        """What the group has done with a message of which retention keeps this copy."""
+        for known in self._store.popped.queues():
+            if known.key.group != group:
+                continue
+            with self._store.popped.lock:
+                offset = next((offset for offset, at in known.moved.items() if at == record.queue_offset), None)
+                state = None if offset is None else state_of(offset, None, known)
+            if state is not None:
+                yield GroupTrack(consumer_group=group, state=state.state, attempt=state.attempt)
+                return
+        yield GroupTrack(consumer_group=group, state=TrackState.TRACK_STATE_CONSUMED)
 
     def _groups_of(self, record: Record) -> Iterator[GroupTrack]:
         topic = self._store.topics.find(record.topic)

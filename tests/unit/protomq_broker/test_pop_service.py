@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
@@ -16,6 +18,7 @@ from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
     ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
     PopRequest,
     PopResponse,
     PopStart,
@@ -715,9 +718,122 @@ def test_a_pop_and_the_sweep_in_one_plan_make_one_dead_letter_of_a_message() -> 
     group.pop()
     broker.clock.time_ms += HELD_MS
     pipeline = broker.pop.pipeline
-    pipeline._swept, pipeline._is_sweep_due = broker.store.popped.queues(), True
+    pipeline._is_sweep_due = True
     assert group.pop() == []
     assert broker.store.queue_range("%DLQ%group", 0) == (0, 2)
+
+
+def test_what_is_handed_out_can_be_settled_though_its_topic_may_not_be_read_any_more() -> None:
+    broker = filled(3)
+    group = Group(broker)
+    first, second, third = group.pop()
+    broker.store.topics.put([replace(broker.topic, readable=False)])
+    assert group.ack([first]) == AckResponse()
+    assert group.change([second], 0) == ChangeInvisibleResponse()
+    assert group.change([third], 2 * MINUTE_MS) == ChangeInvisibleResponse()
+    refused = group.begin().error
+    assert refused is not None
+    assert refused.reason == "NOT_PERMITTED"
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_group_that_gets_nothing_new_for_what_is_open_is_named_in_the_log(
+    fifo: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (popped_queue, pop_planner):
+        monkeypatch.setattr(module, "OPEN_MAX", 4)
+    broker = FakeBroker()
+    broker.fill([b"%d" % number for number in range(6)], attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=fifo)
+    first = group.pop()
+    assert caplog.messages == []
+    for _ in range(3):
+        assert group.pop() == []
+    (line,) = caplog.messages
+    assert line.startswith("group group gets nothing new of queue 0 of topic topic: 4 of its messages there are open")
+    assert ("Members hold 1, 0 are due again, and 3 wait" if fifo else "Members hold 4, 0 are due again, and 0 wait") in line
+    group.ack(first)
+    assert len(group.pop()) == (1 if fifo else 2)
+
+
+def test_a_message_that_the_new_filter_does_not_want_holds_up_its_sharding_key_alone() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0"], tag="old", attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=True)
+    assert group.bodies(tags=["old"]) == [b"0"]
+    broker.fill([b"1"], tag="new", attributes=Attributes(sharding_key="k"))
+    broker.fill([b"2"], tag="new", attributes=Attributes(sharding_key="z"))
+    broker.advance(HELD_MS)
+    assert group.bodies(tags=["new"]) == [b"2"]
+    assert group.pop(tags=["new"]) == []
+    (old,) = group.pop()
+    assert (old.body, old.attempt) == (b"0", 2)
+    group.ack([old])
+    assert group.bodies(tags=["new"]) == [b"1"]
+
+
+def test_more_messages_than_may_be_settled_at_once_are_told_so() -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    request = AckRequest(consumer_group="group", topic="topic")
+    request.messages.add(receipt=message.receipt, offset_runs=[0, 10_001])
+    assert "1 to 10000 at once, these are 10001" in str(broker.refusal(POP + "Ack", request))
+
+
+def test_invisible_times_are_told_to_the_millisecond() -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    request = ChangeInvisibleRequest(consumer_group="group", topic="topic", invisible_ms=43_200_001)
+    request.messages.add(receipt=message.receipt, offset_runs=[0, 1])
+    assert "that is 0 s to 43200 s, and not 43200.001 s" in str(broker.refusal(POP + "ChangeInvisible", request))
+
+
+def test_many_dead_letters_are_made_in_slices_between_which_others_pop() -> None:
+    broker = filled(1_000)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.fill([b"of others"], topic="other")
+    group = Group(broker)
+    assert len(group.pop(record_count_max=1_000)) == 1_000
+    broker.advance(HELD_MS - 1)
+    broker.clock.time_ms += 1
+    pop_lane, send_lane = broker.server.lanes["pop"], broker.server.lanes["send"]
+    pop_lane.advance(1_000)
+    buried = [broker.store.popped.dead_count]
+    call = broker.server.call(POP + "Pop", PopRequest(consumer_group="another", topic="other"))
+    buried_at_answer = 0
+    while send_lane.run() + pop_lane.run():
+        buried.append(broker.store.popped.dead_count)
+        if call.answered and not buried_at_answer:
+            buried_at_answer = buried[-1]
+    assert buried[-1] == 1_000
+    assert [message.body for message in messages_of(call)] == [b"of others"]
+    assert 0 < buried_at_answer <= 2 * pop_planner.DEAD_COUNT_MAX, "it waited for all the dead letters"
+    assert max(after - before for before, after in pairwise(buried)) == pop_planner.DEAD_COUNT_MAX
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1_000)
+
+
+def test_large_dead_letters_do_not_wait_for_the_next_look_either() -> None:
+    broker = FakeBroker()
+    for _ in range(3):
+        broker.fill([b"x" * (300 << 10)])
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    assert sum(len(group.pop()) for _ in range(3)) == 3
+    broker.advance(HELD_MS + 1_000)
+    assert broker.store.popped.dead_count == 3
+
+
+def test_what_is_dead_is_not_hidden_by_what_is_due_longer() -> None:
+    broker = filled(201)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=1))
+    group = Group(broker)
+    (first,) = group.pop(record_count_max=1)
+    group.change([first], 0)
+    (first,) = group.pop(record_count_max=1, invisible_ms=2 * MINUTE_MS)
+    assert first.attempt == 2
+    assert len(group.pop(record_count_max=200)) == 200
+    broker.advance(2 * HELD_MS + 1_000)
+    assert broker.store.popped.dead_count == 1
 
 
 def test_a_filter_that_is_none_is_refused() -> None:

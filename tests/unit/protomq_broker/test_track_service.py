@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.pop_service_pb2 import AckRequest, PopRequest
 from protomq.v1.record_pb2 import Record, Transit
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse
 from protomq.v1.state_pb2 import HandOut, PoppedQueue
@@ -23,7 +24,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.message_track import origin_of, state_of
 from protomq_broker.store.state.popped_queue import OpenMessages, QueueOfGroup
 
-from .fake_broker import CONSUMER, SEND, FakeBroker
+from .fake_broker import CONSUMER, POP, SEND, FakeBroker
 
 TRACK = "/protomq.v1.TrackService/TrackMessage"
 
@@ -36,7 +37,8 @@ def copy(topic: str, **transit: Any) -> Record:
     ("record", "kind", "group"),
     [
         (Record(topic="t"), "SENT", ""),
-        (copy("%RETRY%g"), "RETRY", "g"),
+        (copy("%RETRY%g", attempt=1), "RETRY", "g"),
+        (copy("%RETRY%g"), "KEPT", "g"),
         (copy("%DLQ%g", replayed_group="h"), "DEAD_LETTER", "g"),
         (copy("t", replayed_group="g"), "REPLAYED", "g"),
         (copy(EXPIRED_TOPIC), "EXPIRED", ""),
@@ -50,7 +52,7 @@ def test_how_a_message_came_to_a_place(record: Record, kind: str, group: str) ->
 
 def test_a_copy_of_a_half_message_was_committed() -> None:
     assert origin_of(copy("t"), was_committed=True).kind == PlaceKind.PLACE_KIND_COMMITTED
-    assert origin_of(copy("%RETRY%g"), was_committed=True).kind == PlaceKind.PLACE_KIND_RETRY
+    assert origin_of(copy("%RETRY%g", attempt=1), was_committed=True).kind == PlaceKind.PLACE_KIND_RETRY
 
 
 @given(st.integers(0, 20), st.none() | st.integers(0, 20))
@@ -75,6 +77,31 @@ def test_by_pops_a_message_is_held_or_consumed_one_by_one() -> None:
     assert [found and tuple(found) for found in states] == [
         (held, 2), (TrackState.TRACK_STATE_CONSUMED, 0), (held, 2), (not_yet, 0), (not_yet, 0),
     ]  # fmt: skip
+
+
+def test_what_retention_keeps_of_a_popped_message_is_no_retry() -> None:
+    broker = FakeBroker()
+    record = Record(body=b"x", producer_id=7, producer_epoch=1, sequence=3)
+    broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=[record])).response()
+    pop = PopRequest(consumer_group="g", topic="topic", queue_id=0)
+    receipt = broker.call(POP + "Pop", pop).response(lambda _: b"").hand_outs[0].receipt
+    while broker.store.appended_position < 3 << 20:
+        broker.fill([bytes(1 << 19)], topic="other")
+    broker.store.checkpoint()
+    broker.store.delete_segments_below(2 << 20)
+
+    def place() -> tuple[object, ...]:
+        answer = broker.call(TRACK, TrackMessageRequest(message_id=encode_message_id(7, 1, 3))).response()
+        (kept,) = answer.places
+        (group,) = kept.groups
+        return PlaceKind.Name(kept.kind), kept.topic, kept.consumer_group, group.consumer_group, group.state, group.attempt
+
+    kept = ("PLACE_KIND_KEPT", "%RETRY%g", "g", "g")
+    assert place() == (*kept, TrackState.TRACK_STATE_HELD, 1)
+    ack = AckRequest(consumer_group="g", topic="topic")
+    ack.messages.add(receipt=receipt, offset_runs=[0, 1])
+    broker.call(POP + "Ack", ack).response()
+    assert place() == (*kept, TrackState.TRACK_STATE_CONSUMED, 0)
 
 
 def test_every_place_is_found_with_the_groups_that_consume_it() -> None:

@@ -45,6 +45,8 @@ class _PlaceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlaceKind.V
     """Its transaction is open: it is in no queue yet."""
     PLACE_KIND_WAITING: _PlaceKind.ValueType  # 9
     """It comes there when its delay is over: it is in no queue yet."""
+    PLACE_KIND_KEPT: _PlaceKind.ValueType  # 10
+    """Retention made this copy for a group that had popped the message and not acknowledged it: its place was deleted."""
 
 class PlaceKind(_PlaceKind, metaclass=_PlaceKindEnumTypeWrapper):
     """PlaceKind says how the message came to a place."""
@@ -69,6 +71,8 @@ PLACE_KIND_OPEN_TRANSACTION: PlaceKind.ValueType  # 8
 """Its transaction is open: it is in no queue yet."""
 PLACE_KIND_WAITING: PlaceKind.ValueType  # 9
 """It comes there when its delay is over: it is in no queue yet."""
+PLACE_KIND_KEPT: PlaceKind.ValueType  # 10
+"""Retention made this copy for a group that had popped the message and not acknowledged it: its place was deleted."""
 Global___PlaceKind: _TypeAlias = PlaceKind  # noqa: Y015
 
 class _TrackState:

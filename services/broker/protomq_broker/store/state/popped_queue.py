@@ -44,6 +44,14 @@ class QueueOfGroup(NamedTuple):
     queue_id: int
 
 
+class OpenCounts(NamedTuple):
+    """Open messages of a queue and group: those that members hold, those that are due, and those that wait for their sharding key."""
+
+    held: int
+    due: int
+    waiting: int
+
+
 class Holding:
     """What messages that were handed out together and are held equally have in common.
 
@@ -233,6 +241,16 @@ class OpenMessages:
         """How many more messages may be open."""
         return max(OPEN_MAX - len(self.open), 0)
 
+    def open_counts(self, now_ms: int) -> OpenCounts:
+        """How many messages are open, and why."""
+        due = held = 0
+        for holding in set(self.open.values()):
+            if holding.attempt and holding.deadline_ms <= now_ms:
+                due += holding.left
+            elif holding.attempt:
+                held += holding.left
+        return OpenCounts(held, due, len(self.open) - held - due)
+
     @property
     def holds_back(self) -> bool:
         """Whether messages may wait for open ones to be done: for the first of their group, or since there is no room."""
@@ -315,9 +333,18 @@ class OpenMessages:
             return due_ms
         return min((entry[0] for entry in self._due if entry[0] > after_ms and entry[2].left), default=None)
 
-    def due_attempt(self, now_ms: int) -> int:
-        """How often the message that is due the longest was handed out; 0 if none is due."""
-        return self._due[0][2].attempt if self.next_due_ms(now_ms) is not None else 0
+    def dead(self, now_ms: int, deliveries_max: int, count_max: int) -> list[int]:
+        """Messages whose time is up and that were handed out so often, in no order. Others that are due hide none of them."""
+        found: list[int] = []
+        if self.next_due_ms(now_ms) is None:
+            return found
+        for due_ms, _, holding in self._due:
+            if due_ms > now_ms or not holding.left or holding.attempt < deliveries_max:
+                continue
+            found += [offset for offset in offsets_in(holding.runs) if self.open.get(offset) is holding]
+            if len(found) >= count_max:
+                break
+        return found[:count_max]
 
     def _is_first(self, offset: int) -> bool:
         sharding_hash = self._hashes.get(offset)
