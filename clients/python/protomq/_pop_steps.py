@@ -73,6 +73,7 @@ from .errors import (
     StaleReceiptError,
     StoreFailedError,
     TopicNotFoundError,
+    TopicRecreatedError,
     TransportError,
     WrongTypeError,
 )
@@ -129,8 +130,8 @@ class PopWish:
     fifo: bool
     start: Start
 
-    def encoded(self, hold_ms: int) -> bytes:
-        """The request."""
+    def encoded(self, hold_ms: int, incarnation: int = 0, *, from_first: bool = False) -> bytes:
+        """The request. `incarnation`: of the topic that is meant; `from_first`: where it begins whatever `start` says."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
@@ -143,7 +144,8 @@ class PopWish:
             invisible_ms=self.invisible_ms,
             tags=self.tags,
             fifo=self.fifo,
-            start=pb.POP_START_END if self.start == "latest" else pb.POP_START_UNSPECIFIED,
+            start=pb.POP_START_END if self.start == "latest" and not from_first else pb.POP_START_UNSPECIFIED,
+            topic_incarnation=incarnation,
         )
         if self.queue is not None:
             request.queue_id = self.queue.queue_id
@@ -182,6 +184,10 @@ class PopSteps:
         """By the program: what fails from then on is no outage."""
         self.on_abandoned: Callable[[list[Message]], None] | None = None
         """Gets what a `receive` has found that is cancelled before it returns: nobody has seen it."""
+        self._incarnations: dict[tuple[str, str], int] = {}
+        """Of topics from which it receives from the end on, at their brokers: what was made again since is another topic."""
+        self._made_again: set[tuple[str, str]] = set()
+        """Topics, at their brokers, that were made again since it has received from them: all of their messages are new."""
         self._rests: dict[str, tuple[float, float]] = {}
         """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
@@ -271,6 +277,9 @@ class PopSteps:
             if messages:
                 return messages
             given.clear()
+            if any(isinstance(error, TopicRecreatedError) for error in failed.values()):
+                failed = {name: error for name, error in failed.items() if not isinstance(error, TopicRecreatedError)}
+                continue
             # Others have left the route meanwhile; of none it is known who failed.
             failures = [error for name, error in failed.items() if not names or name in names]
             left_s = deadline_s - self._clock()
@@ -300,6 +309,8 @@ class PopSteps:
             messages = yield from self._pop(wish, name, max(round(left_s * 1000), 1) if left_s else 0)
         except ProtomqError as error:
             self._check_open()
+            if isinstance(error, TopicRecreatedError):
+                self._note_made_again(wish.topic, name)
             if passes(error):
                 self._failed(name, wish.topic, error)
             if isinstance(error, RequestTimeoutError):
@@ -318,7 +329,7 @@ class PopSteps:
         calls: dict[str, Sequence[bytes]] = {}
 
         def make(name: str, hold_ms: int) -> CallServer:
-            calls[name] = (wish.encoded(hold_ms),)
+            calls[name] = (self._request(wish, name, hold_ms),)
             return CallServer(broker_of(route, name), _methods.POP, calls[name], hold_ms / 1000 + CALL_EXTRA_S)
 
         rest_ends_s = [self._rests[name][0] for name in names if name not in awake]
@@ -329,6 +340,7 @@ class PopSteps:
 
         def decode(name: str, data: bytes) -> list[Message]:
             given.append(HandOut(name, data))
+            self._note_incarnation(wish, name, data)
             return decode_pop_answer(data, wish.topic, name)
 
         race = PopRace(awake, make, decode, limit_s, self._clock, may_hold)
@@ -341,8 +353,11 @@ class PopSteps:
         for name, error in race.failures.items():
             if isinstance(error, ClosedError):
                 raise error
-            self._failed(name, wish.topic, error)
             failed[name] = error
+            if isinstance(error, TopicRecreatedError):
+                self._note_made_again(wish.topic, name)
+                continue
+            self._failed(name, wish.topic, error)
             if error.stale_route or isinstance(error, RequestTimeoutError):
                 # Another one may lead. Known brokers are asked meanwhile: a name server may be silent, too.
                 yield forget_route(wish.topic, error, may_be_old=True)
@@ -356,6 +371,25 @@ class PopSteps:
             else:
                 messages += found
         return (yield from self._kept(wish, messages, surplus)) if messages else []
+
+    def _request(self, wish: PopWish, name: str, hold_ms: int) -> bytes:
+        if wish.start != "latest":
+            return wish.encoded(hold_ms)
+        place = wish.topic, name
+        return wish.encoded(hold_ms, self._incarnations.get(place, 0), from_first=place in self._made_again)
+
+    def _note_incarnation(self, wish: PopWish, name: str, answer: bytes) -> None:
+        if wish.start == "latest":
+            place, incarnation = (wish.topic, name), incarnation_in(answer)
+            if not incarnation:
+                return  # The topic is gone.
+            if self._incarnations.get(place, incarnation) != incarnation:
+                self._made_again.add(place)  # While the broker held this pop.
+            self._incarnations[place] = incarnation
+
+    def _note_made_again(self, topic: str, name: str) -> None:
+        self._made_again.add((topic, name))
+        self._incarnations.pop((topic, name), None)
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -407,12 +441,13 @@ class PopSteps:
 
     def _pop(self, wish: PopWish, broker_name: str, hold_ms: int) -> Steps[list[Message]]:
         timeout_s = hold_ms / 1000 + CALL_EXTRA_S
-        payload = (wish.encoded(hold_ms),)
+        payload = (self._request(wish, broker_name, hold_ms),)
         # What is held is asked for again by `_receive`, for as long as is left then.
         retries = ONCE if hold_ms else CALL
         data = yield from call_broker(
             wish.topic, broker_name, _methods.POP, payload, timeout_s, retries, self._clock
         )
+        self._note_incarnation(wish, broker_name, data)
         return (yield from self._kept(wish, decode_pop_answer(data, wish.topic, broker_name)))
 
     def _kept(self, wish: PopWish, messages: list[Message], surplus: Sequence[Message] = ()) -> Steps[list[Message]]:
@@ -667,6 +702,19 @@ def passes(error: ProtomqError) -> bool:
     """Whether a pop may succeed by itself soon: its broker is away, silent, busy, or another one is elected."""
     kinds = TransportError | NoRouteError | NotMasterError | BusyError | StoreFailedError | DeadlineExceededError
     return error.retriable and (isinstance(error, kinds) or is_away(error))
+
+
+def incarnation_in(payload: bytes) -> int:
+    """The topic's incarnation in an encoded PopResponse; 0: it tells none. It stands at the front, behind the status."""
+    position = 0
+    while position < len(payload):
+        field_tag, position = read_varint(payload, position)
+        if field_tag & 7 or field_tag >> 3 > 5:
+            return 0
+        value, position = read_varint(payload, position)
+        if field_tag >> 3 == 5:
+            return value
+    return 0
 
 
 def decode_pop_answer(payload: bytes, topic: str, broker_name: str) -> list[Message]:

@@ -12,7 +12,7 @@ from protomq import _methods
 from protomq._hook_points import HookPoints
 from protomq._message import Message
 from protomq._pop_race import AGAIN_S, APART_S, CALL_EXTRA_S, FAILED_S, PopRace
-from protomq._pop_steps import PopSteps, decode_pop_answer
+from protomq._pop_steps import PopSteps, decode_pop_answer, incarnation_in
 from protomq._steps import CallRace, CallServer, Each, ForgetRoute, GetRoute, Pause, Race
 from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
@@ -31,6 +31,7 @@ from protomq.errors import (
     StoreFailedError,
     SystemBusyError,
     TopicNotFoundError,
+    TopicRecreatedError,
 )
 from protomq.hooks import Hook
 from protomq.v1.group_service_pb2 import SendBackResponse, SentBack
@@ -41,6 +42,7 @@ from protomq.v1.pop_service_pb2 import (
     ChangeInvisibleResponse,
     PopRequest,
     PopResponse,
+    PopStart,
 )
 from protomq.wire.record import RecordTemplate, encode_record_field
 
@@ -627,3 +629,77 @@ def test_an_answer_that_is_cut_is_told_so() -> None:
     for end in range(len(whole) - 250, len(whole)):  # in its records
         with pytest.raises(ProtocolError):
             decode_pop_answer(whole[:end], "T", "a")
+
+
+class TopicThatIsMadeAgain:
+    """Each broker has the topic in an incarnation, tells it, and refuses another one."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.incarnations = dict.fromkeys(brokers.messages, 1)
+        self.starts: list[tuple[str, int, int]] = []
+        """(broker, start, incarnation) of each pop that it takes."""
+        self._answer = brokers._call
+        brokers._call = self._call  # type: ignore[method-assign]
+
+    def _call(self, name: str, method: Any, payload: bytes) -> bytes:
+        request = PopRequest.FromString(payload)
+        current = self.incarnations[name]
+        if request.topic_incarnation not in (0, current):
+            raise TopicRecreatedError("made again")
+        self.starts.append((name, request.start, request.topic_incarnation))
+        answer = self._answer(name, method, payload)
+        head = PopResponse(status=1, topic_incarnation=current).SerializeToString()  # type: ignore[arg-type]
+        return head + answer
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("hold_s", [0.0, 5.0])
+def test_who_receives_from_the_end_on_gets_all_of_a_topic_that_is_made_again(names: list[str], hold_s: float) -> None:
+    brokers = Brokers(*names)
+    topic = TopicThatIsMadeAgain(brokers)
+    assert brokers.receive(start="latest") == []
+    assert topic.starts == [(name, PopStart.POP_START_END, 0) for name in names]
+    topic.incarnations["a"] = 2
+    brokers.messages["a"] = [b"new"]
+    topic.starts.clear()
+    assert [message.body for message in brokers.receive(start="latest", hold_s=hold_s)] == [b"new"]
+    assert [start for start in topic.starts if start[0] == "a"] == [("a", PopStart.POP_START_UNSPECIFIED, 0)]
+    # Other queues may not have begun yet; the other broker has its topic still.
+    topic.starts.clear()
+    assert brokers.receive(start="latest") == []
+    expected = {("a", PopStart.POP_START_UNSPECIFIED, 2), ("b", PopStart.POP_START_END, 1)}
+    assert set(topic.starts) == {start for start in expected if start[0] in names}
+
+
+def test_who_receives_from_the_first_message_on_names_no_incarnation() -> None:
+    brokers = Brokers("a")
+    topic = TopicThatIsMadeAgain(brokers)
+    for incarnation in (1, 2):
+        topic.incarnations["a"] = incarnation
+        assert brokers.receive() == []
+    assert topic.starts == [("a", PopStart.POP_START_UNSPECIFIED, 0)] * 2
+
+
+def test_the_incarnation_is_read_from_the_front_of_an_answer() -> None:
+    assert incarnation_in(PopResponse(status=2, topic_incarnation=(1 << 63) - 1).SerializeToString()) == (1 << 63) - 1  # type: ignore[arg-type]
+    assert incarnation_in(answer_of([b"body"])) == 0
+    assert incarnation_in(b"") == 0
+
+
+def test_a_topic_that_was_made_again_while_a_pop_was_held_is_known_by_the_answer() -> None:
+    brokers = Brokers("a")
+    topic = TopicThatIsMadeAgain(brokers)
+    assert brokers.receive(start="latest") == []
+    answer = brokers._call
+
+    def made_again_meanwhile(name: str, method: Any, payload: bytes) -> bytes:
+        answer(name, method, payload)
+        topic.incarnations["a"] = 2
+        return PopResponse(status=2, topic_incarnation=2).SerializeToString()  # type: ignore[arg-type]
+
+    brokers._call = made_again_meanwhile  # type: ignore[method-assign]
+    assert brokers.receive(start="latest") == []
+    brokers._call = answer  # type: ignore[method-assign]
+    topic.starts.clear()
+    assert brokers.receive(start="latest") == []
+    assert topic.starts == [("a", PopStart.POP_START_UNSPECIFIED, 2)]

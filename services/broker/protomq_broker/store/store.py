@@ -73,6 +73,7 @@ from .state.half_messages import TransactionState
 from .state.locks import LockTable
 from .state.log_front import LogFront
 from .state.machine import StateMachine, StateWriter, replay_states
+from .state.new_queues import Growth, begin_at_first
 from .state.offsets import ConsumerOffsets
 from .state.pop import PopState
 from .state.transactions import CheckPlan, HalfMessage
@@ -388,6 +389,7 @@ class Store:
         # Any thread.
         self.append_durations = appender.durations
         self.topics.writer = self._writer_of(self.topics)
+        self.topics.before_growth = self._begin_new_queues
         self.groups.writer = self._writer_of(self.groups)
         pop_carrier = PopCarrier(
             self.popped,
@@ -700,6 +702,14 @@ class Store:
                 raise StoreFailedError(self._log.failure)
 
         return StateWriter(append, change)
+
+    def _begin_new_queues(self, growths: Sequence[Growth]) -> None:
+        """Topics are about to get queues: their groups begin there with the first message. The writer thread."""
+        for growth in growths:
+            known = (state.groups_of(growth.topic, growth.incarnation) for state in (self.offsets, self.popped))
+            bodies = begin_at_first(growth, *known)
+            if bodies:
+                self.append_state(self.offsets.topic, bodies)
 
     def _restore_topics(self) -> None:
         """Restores topics that have messages but no record, and forgets offsets of deleted topics."""

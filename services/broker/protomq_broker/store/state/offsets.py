@@ -214,6 +214,12 @@ class ConsumerOffsets:
         known = self._groups.get(group, _NO_TOPICS).get(topic)
         return dict(known.offsets) if known is not None and known.incarnation == incarnation else {}
 
+    def groups_of(self, topic: str, incarnation: int) -> dict[str, set[int]]:
+        """The groups that have committed in this incarnation of a topic, and in which queues."""
+        with self._lock:
+            found = [(group, topics[topic]) for group, topics in self._groups.items() if topic in topics]
+            return {group: set(known.offsets) for group, known in found if known.incarnation == incarnation}
+
     def groups(self) -> dict[str, list[str]]:
         """All groups that have committed, each with the topics in which it has, by name."""
         with self._lock:

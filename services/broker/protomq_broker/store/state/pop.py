@@ -210,6 +210,15 @@ class PopState:
                 groups.setdefault(key.group, set()).add(key.topic)
         return {group: sorted(topics) for group, topics in groups.items()}
 
+    def groups_of(self, topic: str, incarnation: int) -> dict[str, set[int]]:
+        """The groups that have popped this incarnation of a topic, and which of its queues."""
+        groups: dict[str, set[int]] = {}
+        with self.lock:
+            for key, known in self._queues.items():
+                if key.topic == topic and known.incarnation == incarnation:
+                    groups.setdefault(key.group, set()).add(key.queue_id)
+        return groups
+
     def queue_ids(self, group: str, topic: str) -> list[int]:
         """The queues of the topic that the group has popped."""
         with self.lock:

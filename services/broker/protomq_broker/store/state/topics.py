@@ -50,6 +50,7 @@ from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
 
 from .machine import Carrier, Snapshot, StateWriter
+from .new_queues import Growth
 from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ class TopicTable:
 
     Attributes:
         writer: how changes get into the log; set before the first one.
+        before_growth: called on the writer before a record gives topics more queues to read. What it appends stands before that record.
         on_change: called after each change, on the thread that asked for it.
         on_applied: called after each record, on the writer: of a slave, where nobody asks for changes.
         replay_from: after the construction: the records before this position are in it already.
@@ -194,6 +196,7 @@ class TopicTable:
         `draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them.
         """
         self.writer: StateWriter | None = None
+        self.before_growth: Callable[[Sequence[Growth]], None] = _ignore
         self.on_change: Callable[[], None] = _nothing
         self.on_applied: Callable[[], None] = _nothing
         self._draw_incarnation = draw_incarnation or self._next_incarnation
@@ -275,6 +278,9 @@ class TopicTable:
         def change() -> bytes:
             wanted[:] = [self._with_incarnation(topic) for topic in topics]
             changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
+            growths = list(filter(None, map(self._growth_to, changed)))
+            if growths:
+                self.before_growth(growths)
             return self._record(changed) if changed else b""
 
         self._change(change)
@@ -450,6 +456,13 @@ class TopicTable:
             raise IncarnationGivenError(topic.name, topic.incarnation, existing.incarnation)
         return replace(topic, incarnation=existing.incarnation)
 
+    def _growth_to(self, topic: TopicConfig) -> Growth | None:
+        """What the topic gets by becoming this; None: it has no fewer queues to read, or is new."""
+        existing = self._by_name.get(topic.name)
+        if existing is None or existing.read_queues >= topic.read_queues:
+            return None
+        return Growth(topic.name, existing.incarnation, range(existing.read_queues, topic.read_queues))
+
     def _next_incarnation(self) -> int:
         return incarnation_of_first(0, str(self._now_ms()), self._version.counter)
 
@@ -545,4 +558,8 @@ def _encode(topic: TopicConfig, position: int) -> str:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _ignore(_: object) -> None:
     pass
