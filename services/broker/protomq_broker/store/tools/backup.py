@@ -10,6 +10,7 @@
 Rules:
 - Every seal is proved before its append is written. What does not hold, or does not continue what is copied, ends the run; what is copied
   stays.
+- A segment is linked before it is proved. From then on its store changes it in a file of its own (`SegmentFolder.unshared`).
 - A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
@@ -24,6 +25,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -458,17 +460,20 @@ class _Copy:
         return len(seals) == len(appends.seals)
 
     def _link(self, path: str, base: int) -> bool:
-        """Proves a whole segment and links it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
+        """Links a whole segment and proves it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
         if not path:
             self._links = False
             return False
-        disk, size = self._disk, self.manifest.segment_size_bytes
+        disk, size, kept = self._disk, self.manifest.segment_size_bytes, f"{self._folder}/{base:020d}"
         try:
-            fd = disk.open_read_only(path)
-        except FileNotFoundError:
+            disk.link(path, kept)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._links = error.errno == errno.ENOENT
             return False
         tail, epoch, run, at = self._tail, self._epoch, b"", base
-        is_linked = False
+        fd = disk.open_read_only(kept)
         try:
             while at < base + size:
                 data = read_fully(
@@ -487,18 +492,14 @@ class _Copy:
                 if self._tail.position:
                     run = run[self._tail.position - at :]
                     at = self._tail.position
-            disk.link(path, f"{self._folder}/{base:020d}")
             disk.fsync_dir(self._folder)
-            is_linked = True
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            self._links = error.errno == errno.ENOENT
-            return False
+        except (ForeignBytesError, OSError):
+            self._tail, self._epoch = tail, epoch
+            with suppress(OSError):
+                disk.unlink(kept)
+            raise
         finally:
             disk.close(fd)
-            if not is_linked:
-                self._tail, self._epoch = tail, epoch
         self._linked_bytes += size
         self._keep()
         return True
