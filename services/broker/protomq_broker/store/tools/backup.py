@@ -11,7 +11,8 @@ Rules:
 - Every seal is proved before its append is written. What does not hold, or does not continue what is copied, ends the run; what is copied
   stays.
 - A segment is linked before it is proved. From then on its store changes it in a file of its own (`SegmentFolder.unshared`).
-- A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
+- A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again. Runs may be of a broker, of its
+  slaves, or of a store whose broker is stopped: the chain of seals proves that it is one log.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.log_walk import Seal
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
     BackupError,
@@ -71,7 +73,10 @@ _NO_LINKS: Final = frozenset(
 
 
 class SourceLook(NamedTuple):
-    """How far a log goes. Attributes: first_position: where it begins; end_position: where it ends, as far as it may be copied."""
+    """How far a log goes.
+
+    Attributes: broker_name: "" if it is not known; first_position: where it begins; end_position: where it ends, as far as it may be copied.
+    """
 
     broker_name: str
     segment_size_bytes: int
@@ -97,7 +102,7 @@ class Manifest:
     """What a backup has.
 
     Attributes:
-        broker_name: whose log it is.
+        broker_name: whose log it is; "" as long as all runs were of a store whose broker was stopped, which does not have the name.
         segment_size_bytes: of the log.
         first_position: where the copy begins.
         end: where it ends.
@@ -155,7 +160,9 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
         while True:
             look = source.look()
             manifest = known or _begun(look)
-            if manifest.broker_name != look.broker_name:
+            if not manifest.broker_name:
+                manifest = replace(manifest, broker_name=look.broker_name)
+            elif look.broker_name not in ("", manifest.broker_name):
                 raise WrongFolderError(
                     f"{root} is a backup of broker {manifest.broker_name}, this one is {look.broker_name}: give each a folder"
                 )
@@ -165,9 +172,15 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     "backup in another folder"
                 )
             if look.end_position < manifest.end.position:
+                of_another = "" if look.broker_name else ", or it is that of another broker"
                 raise BackupError(
                     f"{root} has the log up to {manifest.end.position}, and the broker's ends at {look.end_position}: it has lost a "
-                    "part of it. Begin another backup in another folder, and keep this one"
+                    f"part of it{of_another}. Begin another backup in another folder, and keep this one"
+                )
+            if look.end_position == manifest.end.position and not _ends_alike(source, manifest.end):
+                raise BackupError(
+                    f"{root} and the log of the broker end at {look.end_position}, each with another append: the log has another past than "
+                    "the copy, or is that of another broker. Copy it into another folder"
                 )
             copy = _Copy(disk, root, manifest, look.end_position)
             try:
@@ -348,6 +361,15 @@ def _begun(look: SourceLook) -> Manifest:
     # A log from its very beginning needs nothing that was carried forward.
     complete_from = look.end_position if look.first_position else 0
     return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
+
+
+def _ends_alike(source: LogSource, end: LogPoint) -> bool:
+    """Whether a log that ends where the copy ends has the same last append: what is copied proves that, but here is nothing to copy."""
+    if end == START:
+        return True
+    seal = source.read(end.position - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
+    # Retention may have deleted it.
+    return len(seal) < SEAL_SIZE_BYTES or int.from_bytes(seal[-4:], "little") == end.crc32c
 
 
 def _is_free(disk: Disk, root: str) -> bool:
