@@ -271,7 +271,7 @@ def test_a_stopped_broker_with_another_log_does_not_go_on_with_a_backup(extra: i
     if extra < 0:
         look = source.look()
         source.look = lambda: look._replace(end_position=look.end_position - 200)  # type: ignore[method-assign]
-    with pytest.raises(BackupError, match="another past|lost a part"):
+    with pytest.raises(BackupError, match=r"another past|lost a part"):
         back_up(source, "/b", disk=disk)
     assert (log_in(disk, "/b"), read_manifest("/b", disk=disk)) == before
 

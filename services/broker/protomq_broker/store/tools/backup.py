@@ -11,8 +11,8 @@ Rules:
 - Every seal is proved before its append is written. What does not hold, or does not continue what is copied, ends the run; what is copied
   stays.
 - A segment is linked before it is proved. From then on its store changes it in a file of its own (`SegmentFolder.unshared`).
-- A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again. Runs may be of a broker, of its
-  slaves, or of a store whose broker is stopped: the chain of seals proves that it is one log.
+- A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
+- Runs may be of a broker, of its slaves, or of a store whose broker is stopped. The chain of seals proves that it is one log.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
@@ -75,7 +75,10 @@ _NO_LINKS: Final = frozenset(
 class SourceLook(NamedTuple):
     """How far a log goes.
 
-    Attributes: broker_name: "" if it is not known; first_position: where it begins; end_position: where it ends, as far as it may be copied.
+    Attributes:
+        broker_name: "" if it is not known.
+        first_position: where it begins.
+        end_position: where it ends, as far as it may be copied.
     """
 
     broker_name: str
@@ -179,8 +182,8 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                 )
             if look.end_position == manifest.end.position and not _ends_alike(source, manifest.end):
                 raise BackupError(
-                    f"{root} and the log of the broker end at {look.end_position}, each with another append: the log has another past than "
-                    "the copy, or is that of another broker. Copy it into another folder"
+                    f"{root} and the broker's log end at {look.end_position}, each with another append. The log has another past than the "
+                    "copy, or is that of another broker: copy it into another folder"
                 )
             copy = _Copy(disk, root, manifest, look.end_position)
             try:
