@@ -176,6 +176,48 @@ def test_a_slave_is_backed_up_and_a_new_slave_begins_with_the_backup(tmp_path: P
             again.kill()
 
 
+def test_a_backup_of_links_outlives_a_log_that_is_cut(tmp_path: Path) -> None:
+    """A master that dies is succeeded by its slave, which lacks the end, and follows it."""
+    store = {"segment_size_bytes": 1 << 20, "disk_delete_ratio": 0.97, "disk_force_ratio": 0.98, "disk_refuse_ratio": 0.99}
+    master, slave = pair(tmp_path, store=store)
+    with running(master):
+        try:
+            master.send_ok(*[b"shared %d" % number + bytes(2_000) for number in range(100)])
+            follow(slave, master)
+            slave.wait_for_all_of(master)
+            shared_end = slave.status().end_position
+            slave.stop()
+            for batch in range(8):
+                master.send_ok(*[b"alone %d" % number + bytes(2_000) for number in range(batch * 100, batch * 100 + 100)])
+            wait_for(lambda: master.status().flushed_position == master.status().end_position)
+            expected = bodies(master)
+            end = master.status().end_position
+            kept = done("backup", tmp_path / "kept", "--broker", master.address.remoting_address, "--store", master.folder)
+            assert (kept["end_position"], kept["linked_bytes"]) == (end, 2 << 20)
+            log = master.log_bytes(end)
+        finally:
+            master.kill()
+            slave.kill()
+        new = HaBroker(tmp_path / "slave", "ASYNC_MASTER", 0, ha=slave._config["ha"], store=store)
+        old = HaBroker(tmp_path / "master", "SLAVE", 1, ha=slave._config["ha"], store=store)
+        with running(new):
+            for batch in range(8):
+                new.send_ok(*[b"new %d" % number + bytes(2_000) for number in range(batch * 100, batch * 100 + 100)])
+            try:
+                follow(old, new)
+                old.wait_for_all_of(new)
+                assert f"is truncated to position {shared_end}" in old.log_text()
+                assert bodies(old) == bodies(new) != expected
+            finally:
+                old.kill()
+    done("log", "verify", tmp_path / "kept")
+    done("restore", tmp_path / "kept", tmp_path / "restored")
+    restored = HaBroker(tmp_path / "restored", "ASYNC_MASTER", 0, store=store)
+    with running(restored):
+        assert bodies(restored) == expected
+        assert restored.log_bytes(end) == log
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [

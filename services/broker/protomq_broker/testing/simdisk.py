@@ -318,6 +318,10 @@ class SimDisk(Disk):
     def size(self, fd: int) -> int:
         return len(self._file(fd).cached)
 
+    def name_count(self, fd: int) -> int:
+        file = self._file(fd)
+        return sum(named is file for named in self._names.values())
+
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         file = self._file(fd)
         if file.cold:

@@ -223,6 +223,59 @@ def test_a_store_whose_broker_is_stopped_is_copied_from_its_folder() -> None:
     assert contents(open_at(disk, "/r")) == expected
 
 
+@pytest.mark.parametrize("begins_stopped", [False, True])
+def test_backups_of_a_broker_that_runs_and_that_is_stopped_go_on_with_each_other(begins_stopped: bool) -> None:
+    """The name of a stopped broker does not stand in its store."""
+    store = leader()
+    disk = disk_of(store)
+    ends = []
+    for number in range(4):
+        if number % 2 != begins_stopped:
+            store.close()
+            ends.append(back_up(FolderSource("/s", disk=disk), "/b", disk=disk).manifest)
+            store = open_store(disk)
+        else:
+            ends.append(back_up(OpenStore(store), "/b", disk=disk).manifest)
+        fill(store, 5, MANY + 5 * number)
+        store.flush()
+    assert [each.broker_name for each in ends] == ["" if begins_stopped else "broker-a", *["broker-a"] * 3]
+    assert len({each.end.position for each in ends}) == 4
+    manifest = back_up(OpenStore(store), "/b", disk=disk).manifest
+    assert manifest.end.position == store.flushed_position
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+    other = OpenStore(store)
+    look = other.look()
+    other.look = lambda: look._replace(broker_name="broker-b")  # type: ignore[method-assign]
+    with pytest.raises(WrongFolderError, match="a backup of broker broker-a"):
+        back_up(other, "/b", disk=disk)
+
+
+@pytest.mark.parametrize("extra", [-4, 0, 4])
+def test_a_stopped_broker_with_another_log_does_not_go_on_with_a_backup(extra: int) -> None:
+    """Though it has the same size."""
+    store, other = leader(), open_store(SimDisk())
+    disk = disk_of(other)
+    other.topics.create(TopicConfig("topic"))
+    fill(other, MANY - 1)
+    fill(other, 1, MANY + 7)
+    commit(other, "group", "topic", 0, 3)
+    other.flush()
+    assert other.appended_position == store.appended_position
+    back_up(OpenStore(store), "/b", disk=disk)
+    before = log_in(disk, "/b"), read_manifest("/b", disk=disk)
+    if extra > 0:
+        fill(other, extra, 80)
+    other.close()
+    source = FolderSource("/s", disk=disk)
+    if extra < 0:
+        look = source.look()
+        source.look = lambda: look._replace(end_position=look.end_position - 200)  # type: ignore[method-assign]
+    with pytest.raises(BackupError, match=r"another past|lost a part"):
+        back_up(source, "/b", disk=disk)
+    assert (log_in(disk, "/b"), read_manifest("/b", disk=disk)) == before
+
+
 @pytest.mark.parametrize("by", ["position", "time"])
 def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
     clock = ManualClock()

@@ -55,6 +55,23 @@ def test_folders_and_names(tmp_path: Path) -> None:
     assert 0 <= disk.usage(str(tmp_path)).used_ratio <= 1
 
 
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_names_of_a_file_are_counted(simulated: bool, tmp_path: Path) -> None:
+    disk = SimDisk() if simulated else Disk()
+    one, two, other = (f"{tmp_path}/{name}" for name in ("one", "two", "other"))
+    disk.make_folder(str(tmp_path))
+    fd = disk.create(one)
+    assert disk.name_count(fd) == 1
+    disk.link(one, two)
+    assert disk.name_count(fd) == 2
+    disk.close(disk.create(other))
+    disk.rename(other, one)
+    assert disk.name_count(fd) == 1
+    disk.unlink(two)
+    assert disk.name_count(fd) == 0
+    disk.close(fd)
+
+
 def test_a_file_that_is_no_json_is_none(tmp_path: Path) -> None:
     write_file_atomically(Disk(), str(tmp_path / "x"), b"{")
     assert read_json(Disk(), str(tmp_path / "x")) is None

@@ -77,6 +77,10 @@ class Disk:
         """Size of the file in bytes."""
         return os.fstat(fd).st_size
 
+    def name_count(self, fd: int) -> int:
+        """How many names the file has: hard links, of a backup say."""
+        return os.fstat(fd).st_nlink
+
     is_cached = staticmethod(is_cached)
 
     def written_ns(self, fd: int) -> int:

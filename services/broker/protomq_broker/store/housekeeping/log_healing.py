@@ -11,6 +11,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 - A range of which the start had to skip a part waits for the next start (`complete_healing`). That start rebuilds everything that is
   derived from the log, so offsets, index, timers, transactions and queues get what they lacked.
 - The same way heals a range that `protomq log repair` has filled with padding.
+- A backup that has linked the segment is damaged, too, and healed with it: its bytes were those. But a backup of padding is whole. So
+  padding is replaced in a file of the store's own.
 
 Any thread; one at a time.
 """
@@ -138,8 +140,9 @@ class LogHealer:
                 self._log_start().crc32c,
             )
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
+            was_filled = is_filled(self._disk, self._folder, damage, before)
             for block in blocks:
-                self._write(block)
+                self._write(block, in_backups=not was_filled)
             self._checked.doubt(damage.start_position, damage.end_position)
             self.healed_count += 1
             place = damage.start_position, damage.end_position
@@ -153,8 +156,8 @@ class LogHealer:
             self._quarantine.lift(damage)
             log.warning("positions %d to %d of the log are healed from a replica", *place)
 
-    def _write(self, block: WalkedBlock) -> None:
-        segment = self._log.segment_to_heal(block.base_position)
+    def _write(self, block: WalkedBlock, *, in_backups: bool) -> None:
+        segment = self._log.segment_to_heal(block.base_position, in_backups=in_backups)
         if segment is None:
             # Retention has deleted the segment.
             return

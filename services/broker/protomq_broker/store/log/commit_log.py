@@ -259,15 +259,27 @@ class CommitLog:
             self.folder.remove([segment.base_position for segment in removed])
             return removed
 
-    def segment_to_heal(self, position: int) -> SegmentFile | None:
-        """The segment in which a position lies, made if its file is missing; None if it is deleted. Any thread. Raises OSError."""
+    def segment_to_heal(self, position: int, *, in_backups: bool) -> SegmentFile | None:
+        """The segment in which a position lies, made if its file is missing; None if it is deleted. Any thread. Raises OSError.
+
+        `in_backups`: what is written there is written into the backups, too, that have linked it.
+        """
         with self._create_lock:
             if position < self.folder.first_position:
                 return None
             segment = self.folder.at(position)
-            if segment is not None:
+            if segment is None:
+                return self.folder.create(position - position % self.folder.segment_size_bytes)
+            if in_backups or not segment.is_shared:
                 return segment
-            return self.folder.create(position - position % self.folder.segment_size_bytes)
+            if segment is self._segment:
+                raise OSError(errno.EBUSY, "a backup has linked it, and no other segment is begun", segment.path)
+            try:
+                return self.folder.unshared(segment)
+            except OSError as error:
+                if self.folder.at(position) is not segment:
+                    self.fail(f"an fsync of {self.folder.path} failed: {error}")
+                raise
 
     def close(self) -> None:
         """Lets go of the files; nothing can be appended any more."""

@@ -4,6 +4,9 @@ A segment has a fixed size, is preallocated, and is named by the physical offset
 temporary name, and gets its own only when its space is allocated and synced. So a segment with a proper name always has its full
 size; anything else is damage. What has not been written reads as zeros.
 
+A backup may have linked a segment that was full (tools/backup.py): its file has another name then. Appends never come there. Whoever
+changes what stands in a segment asks `unshared` first. Only bytes that stood there, or stand there, are written again without that.
+
 Who may call: files may be read from any thread. The table of segments is replaced as a whole, so any thread may look things up in it.
 Only one thread at a time may create or remove (`CommitLog` holds a lock around that).
 """
@@ -16,10 +19,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from protomq_broker.store.errors import StoreSettingsError
-from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.disk import Disk, read_fully, write_fully
 
 SEGMENT_NAME: Final = re.compile(r"\d{20}")
 TEMPORARY_SUFFIX: Final = ".tmp"
+COPY_BLOCK_SIZE_BYTES: Final = 4 << 20
 
 
 class SegmentFile:
@@ -57,6 +61,11 @@ class SegmentFile:
     def stored_size_bytes(self) -> int:
         """Size of the file: that of the segment, unless it is cut short."""
         return self._disk.size(self.fd)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the file has another name too: a backup has linked it."""
+        return self._disk.name_count(self.fd) > 1
 
     def is_cached(self, segment_offset: int, size_bytes: int) -> bool:
         """Whether all of a part is in the page cache; True where the kernel does not tell."""
@@ -162,6 +171,41 @@ class SegmentFolder:
         self.files = dict(sorted([*self.files.items(), (base_position, segment)]))
         return segment
 
+    def unshared(self, segment: SegmentFile, kept_size_bytes: int | None = None) -> SegmentFile:
+        """The segment, for whoever changes what stands in it. If its file has another name, a copy takes its place, durably.
+
+        `kept_size_bytes`: how much is copied, the rest reads as zeros; None: all. Readers keep the old file. After a crash it is the one
+        or the other. Raises OSError: then nothing has changed, or only the file's name is not durable yet.
+        """
+        if not segment.is_shared:
+            return segment
+        disk, temporary = self._disk, segment.path + TEMPORARY_SUFFIX
+        fd = disk.create(temporary)
+        try:
+            disk.truncate(fd, 0)
+            disk.allocate(fd, self.segment_size_bytes)
+            kept = self.segment_size_bytes if kept_size_bytes is None else kept_size_bytes
+            for start, end in disk.written_ranges(segment.fd, 0, kept):
+                for at in range(start, end, COPY_BLOCK_SIZE_BYTES):
+                    data = read_fully(disk, segment.fd, min(COPY_BLOCK_SIZE_BYTES, end - at), at)
+                    write_fully(disk, fd, data, at)
+            disk.fsync(fd)
+            disk.rename(temporary, segment.path)
+        except OSError as error:
+            disk.close(fd)
+            with contextlib.suppress(OSError):
+                disk.unlink(temporary)
+            raise OSError(
+                error.errno,
+                f"a backup has this segment as a hard link, so it is changed in a copy of {self.segment_size_bytes} bytes, which cannot be"
+                f" made: {error.strerror}",
+                segment.path,
+            ) from error
+        copy = SegmentFile(disk, segment.path, fd, segment.base_position, segment.size_bytes)
+        self.files = {**self.files, segment.base_position: copy}
+        disk.fsync_dir(self.path)
+        return copy
+
     def remove(self, base_positions: list[int]) -> None:
         """Removes segments, durably and one after the other: a crash leaves no gap where the order has none.
 
@@ -185,6 +229,9 @@ class SegmentFolder:
         segment = self.at(position)
         if segment is None or position >= segment.end_position:
             return
-        self._disk.truncate(segment.fd, position - segment.base_position)
+        kept_size_bytes = position - segment.base_position
+        if self.unshared(segment, kept_size_bytes) is not segment:
+            return
+        self._disk.truncate(segment.fd, kept_size_bytes)
         self._disk.allocate(segment.fd, self.segment_size_bytes)
         self._disk.fsync(segment.fd)

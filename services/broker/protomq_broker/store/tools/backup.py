@@ -10,7 +10,9 @@
 Rules:
 - Every seal is proved before its append is written. What does not hold, or does not continue what is copied, ends the run; what is copied
   stays.
+- A segment is linked before it is proved. From then on its store changes it in a file of its own (`SegmentFolder.unshared`).
 - A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
+- Runs may be of a broker, of its slaves, or of a store whose broker is stopped. The chain of seals proves that it is one log.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
@@ -24,11 +26,13 @@ Rules:
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.log_walk import Seal
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
     BackupError,
@@ -69,7 +73,13 @@ _NO_LINKS: Final = frozenset(
 
 
 class SourceLook(NamedTuple):
-    """How far a log goes. Attributes: first_position: where it begins; end_position: where it ends, as far as it may be copied."""
+    """How far a log goes.
+
+    Attributes:
+        broker_name: "" if it is not known.
+        first_position: where it begins.
+        end_position: where it ends, as far as it may be copied.
+    """
 
     broker_name: str
     segment_size_bytes: int
@@ -95,7 +105,7 @@ class Manifest:
     """What a backup has.
 
     Attributes:
-        broker_name: whose log it is.
+        broker_name: whose log it is; "" as long as all runs were of a store whose broker was stopped, which does not have the name.
         segment_size_bytes: of the log.
         first_position: where the copy begins.
         end: where it ends.
@@ -153,7 +163,9 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
         while True:
             look = source.look()
             manifest = known or _begun(look)
-            if manifest.broker_name != look.broker_name:
+            if not manifest.broker_name:
+                manifest = replace(manifest, broker_name=look.broker_name)
+            elif look.broker_name not in ("", manifest.broker_name):
                 raise WrongFolderError(
                     f"{root} is a backup of broker {manifest.broker_name}, this one is {look.broker_name}: give each a folder"
                 )
@@ -163,9 +175,15 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     "backup in another folder"
                 )
             if look.end_position < manifest.end.position:
+                of_another = "" if look.broker_name else ", or it is that of another broker"
                 raise BackupError(
                     f"{root} has the log up to {manifest.end.position}, and the broker's ends at {look.end_position}: it has lost a "
-                    "part of it. Begin another backup in another folder, and keep this one"
+                    f"part of it{of_another}. Begin another backup in another folder, and keep this one"
+                )
+            if look.end_position == manifest.end.position and not _ends_alike(source, manifest.end):
+                raise BackupError(
+                    f"{root} and the broker's log end at {look.end_position}, each with another append. The log has another past than the "
+                    "copy, or is that of another broker: copy it into another folder"
                 )
             copy = _Copy(disk, root, manifest, look.end_position)
             try:
@@ -348,6 +366,15 @@ def _begun(look: SourceLook) -> Manifest:
     return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
 
 
+def _ends_alike(source: LogSource, end: LogPoint) -> bool:
+    """Whether a log that ends where the copy ends has the same last append: what is copied proves that, but here is nothing to copy."""
+    if end == START:
+        return True
+    seal = source.read(end.position - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
+    # Retention may have deleted it.
+    return len(seal) < SEAL_SIZE_BYTES or int.from_bytes(seal[-4:], "little") == end.crc32c
+
+
 def _is_free(disk: Disk, root: str) -> bool:
     """Whether nothing is in a folder but what a run leaves that was killed at its very beginning."""
     left = {"config", "commitlog", "lock", f"{BACKUP_NAME}.tmp"}
@@ -458,17 +485,20 @@ class _Copy:
         return len(seals) == len(appends.seals)
 
     def _link(self, path: str, base: int) -> bool:
-        """Proves a whole segment and links it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
+        """Links a whole segment and proves it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
         if not path:
             self._links = False
             return False
-        disk, size = self._disk, self.manifest.segment_size_bytes
+        disk, size, kept = self._disk, self.manifest.segment_size_bytes, f"{self._folder}/{base:020d}"
         try:
-            fd = disk.open_read_only(path)
-        except FileNotFoundError:
+            disk.link(path, kept)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._links = error.errno == errno.ENOENT
             return False
         tail, epoch, run, at = self._tail, self._epoch, b"", base
-        is_linked = False
+        fd = disk.open_read_only(kept)
         try:
             while at < base + size:
                 data = read_fully(
@@ -487,18 +517,14 @@ class _Copy:
                 if self._tail.position:
                     run = run[self._tail.position - at :]
                     at = self._tail.position
-            disk.link(path, f"{self._folder}/{base:020d}")
             disk.fsync_dir(self._folder)
-            is_linked = True
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            self._links = error.errno == errno.ENOENT
-            return False
+        except (ForeignBytesError, OSError):
+            self._tail, self._epoch = tail, epoch
+            with suppress(OSError):
+                disk.unlink(kept)
+            raise
         finally:
             disk.close(fd)
-            if not is_linked:
-                self._tail, self._epoch = tail, epoch
         self._linked_bytes += size
         self._keep()
         return True

@@ -8,7 +8,7 @@ A damaged range cannot be made good without a replica. Repair takes it out so th
 3. The range stays in config/quarantine.json, and config/queue_ends.json says how far queues went in it. So readers of the lost offsets get
    an error, never other messages.
 
-A torn tail is copied and cut, as a start would do. Interrupted, it can be run again.
+A torn tail is copied and cut, as a start would do. Interrupted, it can be run again. Backups that have linked a segment keep it as it was.
 """
 
 from __future__ import annotations
@@ -256,6 +256,7 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
         segment = folder.at(position)
         if segment is None:
             segment = folder.create(position - position % folder.segment_size_bytes)
+        segment = folder.unshared(segment)
         store.disk.allocate(segment.fd, folder.segment_size_bytes)
         if position == segment.base_position:
             head = encode_head(
@@ -294,6 +295,7 @@ def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain) 
     _fill(store, replace(damage, end_position=position, previous_crc32c=crc), before)
     segment = store.folder.at(position)
     assert segment is not None, "what is behind the range stands in it"
+    segment = store.folder.unshared(segment)
     written = _write(store.disk, segment, position, head_behind(crc))
     assert written == damage.previous_crc32c
     store.disk.fsync(segment.fd)
