@@ -272,7 +272,8 @@ class PopReader:
         try:
             return self._store.read(key.topic, key.queue_id, offset, *limits, tag_codes)
         except CorruptLogError as error:
-            gap = _Gap(max(error.next_offset, offset + 1), self._store.is_repaired(error.position))
+            is_final = error.is_gone or self._store.is_repaired(error.position)
+            gap = _Gap(max(error.next_offset, offset + 1), is_final)
             if not gap.is_final:
                 self.failure = error
                 return gap

@@ -2,6 +2,8 @@
 
     damage stands in quarantine   ->   ask the brokers of the same name for these bytes   ->   the store proves them and puts them in place
 
+For what `protomq log repair` has filled, it asks once, and then seldom: other replicas mostly have the same padding.
+
 Any replica may give the bytes, since the store proves them. A replica gives only bytes that it knows to be confirmed. While nothing is
 damaged, the thread asks nobody.
 """
@@ -32,6 +34,8 @@ log = logging.getLogger("protomq.broker")
 LOOK_INTERVAL_S: Final = 1.0
 RETRY_INTERVAL_S: Final = 10.0
 """Pause after a range that no replica could heal."""
+REPAIRED_LOOKS: Final = 600
+"""It asks for a range that `protomq log repair` has filled at every so many looks."""
 RANGE_SIZE_MAX_BYTES: Final = 256 << 20
 """Longest range that is healed, since the broker holds it in memory until it is proved."""
 
@@ -49,6 +53,7 @@ class ReplicaHealing:
         self._replicas = replicas
         self._broker_name = broker_name
         self._complaints: dict[DamagedRange, str] = {}
+        self._looks: dict[DamagedRange, int] = {}  # at ranges that a repair has filled
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protomq-log-healing", daemon=True)
 
@@ -66,9 +71,16 @@ class ReplicaHealing:
         pause_s = LOOK_INTERVAL_S
         while not self._stopping.wait(pause_s):
             pause_s = LOOK_INTERVAL_S
-            ranges = self._store.unhealed_ranges
+            ranges = self.ranges_to_heal()
             if ranges and not self.heal(ranges):
                 pause_s = RETRY_INTERVAL_S
+
+    def ranges_to_heal(self) -> list[DamagedRange]:
+        """Returns the ranges for which replicas are to be asked now."""
+        ranges = self._store.unhealed_ranges
+        repaired = [damage for damage in ranges if self._store.is_repaired(damage.start_position)]
+        self._looks = {damage: self._looks.get(damage, -1) + 1 for damage in repaired}
+        return [damage for damage in ranges if self._looks.get(damage, 0) % REPAIRED_LOOKS == 0]
 
     def heal(self, ranges: Sequence[DamagedRange]) -> bool:
         """Heals the ranges that replicas can heal now. Returns whether all are healed."""

@@ -207,6 +207,7 @@ class CorruptLogError(StoreError):
         end_position: physical offset at which the log is valid again; -1 if it is not, or if nobody looked.
         reason: what is wrong.
         lost: the message that was to be read; None where no queue was read.
+        is_gone: whether no damaged range is known there: the log holds, and lacks the message for good.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class CorruptLogError(StoreError):
         self.position = position
         self.end_position = end_position
         self.lost = lost
+        self.is_gone = False
         self.reason = reason
 
     @property

@@ -32,6 +32,8 @@ from .log.kinds import is_queued
 from .log.positions import Positions, QueueKey
 from .log.verbatim import ForeignBlock, LogEnd, prove, requests_of
 from .queues.consume_queue_table import ConsumeQueueTable
+from .queues.repaired import RepairedRange, repaired_in
+from .start.log_replay import deletions_in_block
 from .state.log_front import tell
 from .state.machine import StateMachine
 from .state.repeated_sends import RepeatedSends
@@ -87,6 +89,13 @@ class LogFollowers:
             for row, topic, body in bodies:
                 self._apply_state(topic, body, int(records.positions[row]))
         return applied
+
+    def fill_lost(self, block: ForeignBlock, repaired: Sequence[RepairedRange]) -> None:
+        """Messages that a repair has taken out keep their offsets, also where no later message of their queue shows that they are missing.
+        """
+        deleted = dict(deletions_in_block(block.appends, block.records))
+        for each in repaired:
+            self._queues.fill_lost(each.ends, [each.damage], deleted)
 
     def _apply(self, block: ForeignBlock, first: int, end: int) -> list[AppendRequest]:
         requests = requests_of(block, first, end)
@@ -153,8 +162,9 @@ class Follower:
         epochs: Epochs,
         now_ms: Callable[[], int],
         count: Callable[[Sequence[AppendRequest]], list[QueueKey]],
+        note_repaired: Callable[[RepairedRange], None],
     ) -> None:
-        """`count` counts what was appended, and returns the queues that got it."""
+        """`count` counts what was appended, and returns the queues that got it. `note_repaired` is told what the leader's log has lost."""
         self.epochs = epochs
         self._log = commit_log
         self._checked = checked
@@ -162,6 +172,7 @@ class Follower:
         self._followers = followers
         self._now_ms = now_ms
         self._count = count
+        self._note_repaired = note_repaired
 
     def append(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new end of the log.
@@ -204,9 +215,14 @@ class Follower:
         tail = commit_log.append_verbatim(block.appends, self._now_ms())
         try:
             requests = self._followers.apply(block)
+            repaired = repaired_in(block.appends, commit_log.folder)
+            if repaired:
+                self._followers.fill_lost(block, repaired)
         except Exception as error:
             reason = f"what is derived from the log could not follow it: {error!r}"
             commit_log.take_back(before, reason)
             raise StoreFailedError(reason) from error
         self.epochs = self.epochs.note(block.appends.seals)
         self._positions.publish(tail, self._count(requests))
+        for each in repaired:
+            self._note_repaired(each)

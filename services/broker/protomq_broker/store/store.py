@@ -360,6 +360,7 @@ class Store:
                 self._files.epochs,
                 self._clock.now_ms,
                 self._counts.count_appended,
+                self._quarantine.add_repaired,
             )
         else:
             self._restore_topics()

@@ -277,7 +277,9 @@ def unchecked() -> AbstractContextManager[object]:
     def believe(data: bytes, damage: DamagedRange, crc: int | None, size: int) -> list[object]:
         from protomq.wire.log_walk import WalkedBlock
 
-        return [WalkedBlock(damage.start_position, data, size_bytes=len(data))] if data else []
+        block = WalkedBlock(damage.start_position, data, size_bytes=len(data))
+        block.runs.add(0, len(data), 1)
+        return [block] if data else []
 
     return mock.patch.object(log_healing, "prove_healing", believe)
 

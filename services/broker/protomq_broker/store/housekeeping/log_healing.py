@@ -13,6 +13,7 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 - The same way heals a range that `protomq log repair` has filled with padding.
 - A backup that has linked the segment is damaged, too, and healed with it: its bytes were those. But a backup of padding is whole. So
   padding is replaced in a file of the store's own.
+- A replica may have such padding itself. It heals nothing: the range gets the replica's bytes, stays in quarantine, and the store says so.
 
 Any thread; one at a time.
 """
@@ -42,6 +43,7 @@ from protomq_broker.store.log.recovery import (
 from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.queues.quarantine import Quarantine
+from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.start.truncation import discard_derived
 
 log = logging.getLogger("protomq.broker")
@@ -141,20 +143,39 @@ class LogHealer:
             )
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
             was_filled = is_filled(self._disk, self._folder, damage, before)
+            is_repaired = self._quarantine.is_repaired(damage)
+            has_records = any(block.runs for block in blocks)
+            if is_repaired and not has_records:
+                reason = "they are the padding of `protomq log repair`: the messages are lost there, too"
+                raise HealingRefusedError(damage.start_position, damage.end_position, reason)
             for block in blocks:
                 self._write(block, in_backups=not was_filled)
             self._checked.doubt(damage.start_position, damage.end_position)
-            self.healed_count += 1
             place = damage.start_position, damage.end_position
-            if self._was_skipped(damage):
+            repaired = [each for block in blocks for each in repaired_in(block, self._folder)]
+            if not has_records:
+                self._quarantine.replace(damage, repaired or [RepairedRange(damage)])
+                log.warning(
+                    "positions %d to %d of the log are filled with padding: `protomq log repair` has taken them out at the replica. Their"
+                    " messages stay lost", *place,
+                )  # fmt: skip
+                return
+            self.healed_count += 1
+            # What a repair had filled gave nothing to the derived structures either.
+            if self._was_skipped(damage) or is_repaired:
                 self._waiting |= {damage}
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"
                     " after the next start", *place,
                 )  # fmt: skip
                 return
-            self._quarantine.lift(damage)
+            self._quarantine.replace(damage, repaired)
             log.warning("positions %d to %d of the log are healed from a replica", *place)
+            for each, _ in repaired:
+                log.warning(
+                    "but not positions %d to %d: `protomq log repair` has taken them out at the replica",
+                    each.start_position, each.end_position,
+                )  # fmt: skip
 
     def _write(self, block: WalkedBlock, *, in_backups: bool) -> None:
         segment = self._log.segment_to_heal(block.base_position, in_backups=in_backups)

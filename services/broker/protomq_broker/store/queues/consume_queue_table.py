@@ -207,6 +207,17 @@ class ConsumeQueueTable:
                 fill_up(queue, queue_offset)
                 self._dirty.add(queue)
 
+    def fill_lost(
+        self, ends: Iterable[QueueEnd], damaged: Sequence[DamagedRange], deleted: Mapping[str, int]
+    ) -> None:
+        """Gives queues entries of lost records up to the ends that they had in damaged ranges of another leader's log."""
+
+        def make(topic: str, queue_id: int) -> ConsumeQueue:
+            return self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
+
+        with self._lock:
+            self._dirty |= fill_ends(ends, damaged, deleted, self.find, make)
+
     def begin_carried(self) -> None:
         """Queues of which the log has told, and has no message: they continue at the offset that it told."""
         with self._lock:

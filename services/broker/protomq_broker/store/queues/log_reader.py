@@ -292,6 +292,7 @@ class LogReader:
         else:
             chunk = likely_count(record_count_max, size_max_bytes, queue.record_size_bytes)
         scan_end = min(end_offset, queue_offset + SCAN_COUNT_MAX)
+        asked_offset = queue_offset
         while True:
             selection = select(
                 queue.entries(queue_offset, min(chunk, end_offset - queue_offset)),
@@ -310,6 +311,13 @@ class LogReader:
                 # The records are smaller than those before: more of them fit.
                 chunk = record_count_max
                 continue
+            if tag_codes or selection.next_offset - queue_offset != selection.record_count:
+                lost = _first_lost(queue, queue_offset, selection.next_offset)
+                if lost == asked_offset:
+                    raise self._lost(queue, lost)
+                if lost is not None:
+                    end_offset = scan_end = lost
+                    continue
             if selection.record_count:
                 queue.record_size_bytes = selection.size_bytes // selection.record_count
                 return selection
@@ -346,6 +354,22 @@ class LogReader:
             if queue_offset < first < following:
                 end_offset = min(end_offset, first)
         return end_offset
+
+    def _lost(self, queue: ConsumeQueue, queue_offset: int) -> CorruptLogError:
+        """The error for a message whose entry says that the log has lost it, where no range is known to have had it."""
+        position, _, _ = queue.entry(queue_offset)
+        following = max(queue.first_at_or_beyond(position + 1), queue_offset + 1)
+        behind = queue.entry(following)[0] if following < queue.end_offset else position
+        error = CorruptLogError(
+            self._folder.path_at(position),
+            position,
+            f"messages {queue_offset} to {following - 1} of queue {queue.queue_id} of topic {queue.topic} are not in the log any more;"
+            f" continue at offset {following}",
+            behind,
+            LostMessage(queue.topic, queue.queue_id, queue_offset, following),
+        )
+        error.is_gone = True
+        return error
 
     def check_sound(self, queue: ConsumeQueue, queue_offset: int) -> None:
         """Raises CorruptLogError if the message is in a damaged part of the log."""
@@ -484,6 +508,12 @@ class LogReader:
         return int.from_bytes(
             segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little"
         )
+
+
+def _first_lost(queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int | None:
+    """The first offset of [queue_offset, end_offset) whose record the log has lost; None if there is none."""
+    sizes = queue.entries(queue_offset, end_offset - queue_offset)["size"]
+    return None if np.count_nonzero(sizes) == len(sizes) else queue_offset + int(np.argmin(sizes > 0))
 
 
 def lost_in(queue: ConsumeQueue, damage: DamagedRange) -> tuple[int, int]:

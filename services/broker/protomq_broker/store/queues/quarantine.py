@@ -19,7 +19,8 @@ from protomq_broker.store.log.segment import SegmentFolder
 
 from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
-from .queue_ends import ends_in, keep_ends_of_damage
+from .queue_ends import QueueEnd, ends_in, keep_ends_of_damage
+from .repaired import RepairedRange, is_within
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,21 @@ class Quarantine:
             self._keep_ends([damage])
             write_quarantine(self._disk, self._path, self.ranges)
 
+    def add_repaired(self, repaired: RepairedRange) -> None:
+        """The leader's log has padding where a repair has taken something out. Its messages are lost here too, and readers are told."""
+        damage = repaired.damage
+        self._sync_to(damage.end_position)
+        with self._lock:
+            if is_within(damage, self.ranges):
+                return
+            log.warning(
+                "positions %d to %d of the log were taken out by `protomq log repair` at the leader: %s. Reads of what stood there get an"
+                " error", damage.start_position, damage.end_position, damage.reason,
+            )  # fmt: skip
+            self.ranges = merged_ranges([*self.ranges, damage])
+            self._keep_ends([damage], repaired.ends)
+            write_quarantine(self._disk, self._path, self.ranges)
+
     def is_repaired(self, damage: DamagedRange) -> bool:
         """Whether `protomq log repair` has taken the damage out. Read once: nobody repairs a store that is open."""
         known = self._repaired.get(damage)
@@ -90,13 +106,15 @@ class Quarantine:
             known = self._repaired[damage] = is_repaired(self._disk, self._folder, damage)
         return known
 
-    def lift(self, damage: DamagedRange) -> None:
-        """A range holds again: its bytes are in their place and synced."""
+    def replace(self, damage: DamagedRange, repaired: Sequence[RepairedRange]) -> None:
+        """A range holds again: its bytes are in their place and synced. Messages are lost only where `repaired` says."""
         with self._lock:
-            self._repaired.pop(damage, None)
-            self.ranges = [known for known in self.ranges if known != damage]
+            self._repaired.clear()
+            lost = [each.damage for each in repaired]
+            others = [known for known in self.ranges if known != damage]
+            self.ranges = merged_ranges([*others, *lost])
+            self._keep_ends(lost, [end for each in repaired for end in each.ends])
             write_quarantine(self._disk, self._path, self.ranges)
-            self._keep_ends([])
 
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
@@ -107,10 +125,11 @@ class Quarantine:
                 self.ranges = kept
                 self._keep_ends([])
 
-    def _keep_ends(self, found: Sequence[DamagedRange]) -> None:
+    def _keep_ends(self, found: Sequence[DamagedRange], told: Sequence[QueueEnd] = ()) -> None:
         """Remembers beside the log how far the queues went in it: their files may be deleted, and the log no longer has it."""
         folder = self._path.rpartition("/")[0]
-        keep_ends_of_damage(self._disk, folder, self.ranges, ends_in(self._queues.all(), found))
+        ends = [*ends_in(self._queues.all(), found), *told]
+        keep_ends_of_damage(self._disk, folder, self.ranges, ends)
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""

@@ -25,14 +25,17 @@ from protomq_broker.store.log.recovery import (
     check_before,
     choose_start,
     find_absent,
+    merged_ranges,
     read_quarantine,
     recover_log,
     rewrite_unsynced,
     skips_of,
+    write_quarantine,
 )
 from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
+from protomq_broker.store.queues.repaired import is_within
 
 from .cut_note import note_cut
 from .log_replay import LogReplay, StartFiles
@@ -89,6 +92,7 @@ def recover_store(
             save_ends(disk, files.config_folder, files.queues.known_ends)
         raise
     replay.finish(recovered.tail.position)
+    _note_repaired(files, recovered, replay)
     _name_damage(files)
     _rewrite_unsynced(files, recovered)
     _rebuild_broken(files, recovered)
@@ -207,3 +211,17 @@ def _rebuild(files: StartFiles, recovered: RecoveredLog, derived: Sequence[Deriv
     for block in LogWalker(files.disk, files.folder, start.position, start.crc32c, skips=skips):
         replay.take(block)
     replay.finish(recovered.tail.position)
+    _note_repaired(files, recovered, replay)
+
+
+def _note_repaired(files: StartFiles, recovered: RecoveredLog, replay: LogReplay) -> None:
+    """Puts into quarantine what a repair has taken out of the log before it came here: readers are told of the lost messages."""
+    news = [each for each in replay.repaired if not is_within(each.damage, recovered.damaged)]
+    if not news:
+        return
+    ranges = [each.damage for each in news]
+    recovered.damaged = merged_ranges([*recovered.damaged, *ranges])
+    ends = [end for each in news for end in each.ends]
+    keep_ends_of_damage(files.disk, files.config_folder, recovered.damaged, ends)
+    write_quarantine(files.disk, f"{files.config_folder}/quarantine.json", recovered.damaged)
+    files.queues.known_ends += ends

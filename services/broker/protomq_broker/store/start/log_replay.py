@@ -24,6 +24,7 @@ from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.lost_records import records_that_seem_whole
+from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.state.log_front import tell
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.topics import deletions_in
@@ -63,12 +64,15 @@ class LogReplay:
         self._queues = files.queues
         self._derived = derived
         self._position = position
+        self.repaired: list[RepairedRange] = []
+        """What repairs have taken out, by the blocks."""
 
     def take(self, block: WalkedBlock) -> None:
         """Takes the next block."""
         if block.base_position > self._position:
             self._pass_over(self._position, block.base_position)
         self._position = block.base_position + block.size_bytes
+        self.repaired += repaired_in(block, self._folder)
         starts, sizes = block.records()
         if not len(starts):
             return

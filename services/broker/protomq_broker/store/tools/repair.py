@@ -4,7 +4,8 @@ A damaged range cannot be made good without a replica. Repair takes it out so th
 
 1. The bytes are copied into the folder of the caller's choice, synced, before anything is touched.
 2. The range is filled with padding appends. The last one ends in the very CRC with which the append behind it goes on; four bytes of its
-   padding see to that (crc_forge.py). So everything behind stays as it is, byte for byte.
+   padding see to that (crc_forge.py). So everything behind stays as it is, byte for byte. The padding says what it replaces
+   (queues/repaired.py), for whoever gets the log from here.
 3. The range stays in config/quarantine.json, and config/queue_ends.json says how far queues went in it. So readers of the lost offsets get
    an error, never other messages.
 
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from protomq.wire.hashing import crc32c, extend_crc32c
 from protomq.wire.log_walk import APPEND_SIZE_MAX_BYTES
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES, encode_seal
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import (
     Disk,
@@ -48,6 +50,7 @@ from protomq_broker.store.log.seals import encode_head, encode_padding
 from protomq_broker.store.log.segment import SegmentFile
 from protomq_broker.store.queues.lost_records import EndsByLog
 from protomq_broker.store.queues.queue_ends import QueueEnd, ends_below, read_saved_ends, save_ends
+from protomq_broker.store.queues.repaired import FORCED_SIZE_BYTES, encode_note
 
 from .offline import OfflineStore, open_offline
 from .verify import find_damage
@@ -67,6 +70,13 @@ class Repair:
     end_position: int
     kept: tuple[str, ...]
     explanation: str
+
+
+class _Note(NamedTuple):
+    """What the padding says: the whole range, and how far queues went in it."""
+
+    damage: DamagedRange
+    ends: list[QueueEnd]
 
 
 class _Chain(NamedTuple):
@@ -172,7 +182,9 @@ def _take_out(
     known[damage.start_position] = damage
     store.damaged = [known[position] for position in sorted(known)]
     write_quarantine(store.disk, store.quarantine_path, store.damaged)
-    _fill(store, damage, before)
+    saved = read_saved_ends(store.disk, f"{store.root}/config")
+    ends = [end for end in saved if damage.start_position <= end.position < damage.end_position]
+    _fill(store, damage, before, _Note(damage, ends))
     return Repair(
         store.folder.path_at(damage.start_position),
         damage.start_position,
@@ -245,12 +257,12 @@ def _free_path(disk: Disk, path: str) -> str:
     return free
 
 
-def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
+def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note) -> None:
     position, chain = damage.start_position, before
     folder = store.folder
     head_position = damage.end_position - SEAL_SIZE_BYTES
     if head_position % folder.segment_size_bytes == 0 and position < head_position:
-        _fill_up_to_head(store, damage, before)
+        _fill_up_to_head(store, damage, before, note)
         return
     while position < damage.end_position:
         segment = folder.at(position)
@@ -272,13 +284,13 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
         while position < end:
             size = _piece(end - position)
             forced = damage.previous_crc32c if position + size == damage.end_position else None
-            padding = _padding_append(position, size, chain, forced)
+            padding = _padding_append(position, size, chain, forced, note)
             chain = chain._replace(crc32c=_write(store.disk, segment, position, padding))
             position += size
         store.disk.fsync(segment.fd)
 
 
-def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
+def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note) -> None:
     """As `_fill`, for a range that ends with the head of a segment: the padding before the head makes its CRC right."""
     position = damage.end_position - SEAL_SIZE_BYTES
 
@@ -292,7 +304,7 @@ def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain) 
         )
 
     crc = crc32c_before(head_behind(0)[:SEAL_COVERED_BYTES], damage.previous_crc32c)
-    _fill(store, replace(damage, end_position=position, previous_crc32c=crc), before)
+    _fill(store, replace(damage, end_position=position, previous_crc32c=crc), before, note)
     segment = store.folder.at(position)
     assert segment is not None, "what is behind the range stands in it"
     segment = store.folder.unshared(segment)
@@ -314,10 +326,10 @@ def _piece(left: int) -> int:
 
 
 def _padding_append(
-    position: int, size: int, chain: _Chain, forced_crc32c: int | None
+    position: int, size: int, chain: _Chain, forced_crc32c: int | None, note: _Note
 ) -> bytes:
     """A padding append of `size` bytes with its seal; with the CRC that is wished for."""
-    padding = encode_padding(size - SEAL_SIZE_BYTES)
+    padding = _with_note(encode_padding(size - SEAL_SIZE_BYTES), note)
     seal = encode_seal(
         chain.crc32c,
         padding,
@@ -337,6 +349,12 @@ def _padding_append(
         + seal[:SEAL_COVERED_BYTES]
         + forced_crc32c.to_bytes(4, "little")
     )
+
+
+def _with_note(padding: bytes, note: _Note) -> bytes:
+    _, start = read_varint(padding, 1, LENGTH_SIZE_MAX_BYTES)
+    text = encode_note(note.damage, note.ends, len(padding) - start - FORCED_SIZE_BYTES)
+    return padding[:start] + text + padding[start + len(text) :]
 
 
 def _write(disk: Disk, segment: SegmentFile, position: int, data: bytes) -> int:

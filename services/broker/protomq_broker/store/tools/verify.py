@@ -42,6 +42,7 @@ from protomq_broker.store.log.recovery import (
 from protomq_broker.store.queues.consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
 from protomq_broker.store.queues.consume_queue_table import has_table
 from protomq_broker.store.queues.entry_check import opened, salt_of
+from protomq_broker.store.queues.repaired import is_within, repaired_in
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
 from protomq_broker.store.start.log_replay import deletions_in_block
 
@@ -166,6 +167,7 @@ class _Verification:
             position = found.base_position + found.size_bytes
             self._note_quarantine(position, found.base_position)
             self._chain = position, found.seals[-1].crc32c
+            self._note_repaired(found)
             self._check_block(found)
         self._note_quarantine(1 << 63)
         for damage, kind, lost in self._damage:
@@ -195,6 +197,12 @@ class _Verification:
             self._chain = damage.end_position, damage.previous_crc32c
             kind = FindingKind.REPAIRED if is_repaired else FindingKind.QUARANTINE
             self._damage.append((damage, kind, []))
+
+    def _note_repaired(self, block: WalkedBlock) -> None:
+        """Enters what was taken out of the log before it came here, unless the store knows of it."""
+        for damage, _ in repaired_in(block, self._store.folder):
+            if damage.start_position < self._limit and not is_within(damage, self._store.damaged):
+                self._damage.append((damage, FindingKind.REPAIRED, []))
 
     def _explain_tail(self, position: int) -> str:
         if find_resync(self._store.disk, self._store.folder, position) is None:
