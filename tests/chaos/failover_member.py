@@ -14,7 +14,7 @@ The questions about the master's log before a truncation, and the bytes for heal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,13 @@ from protomq.v1 import log_service_pb2, send_service_pb2
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.delays import Delays
-from protomq_broker.elected_broker import FULL_LOOKS, CutFork, _cut_end_of, _lack_of_room
+from protomq_broker.elected_broker import (
+    FULL_LOOKS,
+    CutFork,
+    _cut_end_of,
+    _has_skipped_more,
+    _lack_of_room,
+)
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import (
@@ -76,6 +82,7 @@ from protomq_runtime.testing import FakeCall, FakeLane, FakeServer
 
 if TYPE_CHECKING:
     from protomq_broker.store.log.agreement import LogPoint
+    from protomq_broker.store.log.recovery import DamagedRange
     from protomq_ha.leadership_values import Ask
     from protomq_runtime.addresses import Address
 
@@ -822,8 +829,13 @@ class Member:
             driver.following_stopped(self.store.epochs.highest_epoch)
         elif isinstance(item, Lead):
             self.is_changing = True
-            self._stop_services(keeps_store=not self.store.log_failure)
-            self.at(rng.uniform(1, 60), self._lead, item.epoch)
+            store = self.store
+            was_healed = not store.log_failure and store.has_healed_skipped_parts
+            self.world.fired["opened again to lead, since it was healed"] += was_healed
+            skipped = store.skipped_ranges if was_healed else ()
+            had_lost_its_end = was_healed and store.has_lost_its_end
+            self._stop_services(keeps_store=not (store.log_failure or was_healed))
+            self.at(rng.uniform(1, 60), self._lead, item.epoch, was_healed, skipped, had_lost_its_end)
         elif isinstance(item, TailSettled) and leadership.may_forget_doubt(driver):
             self.tail.settle()
             self.is_doubtful = False
@@ -916,9 +928,10 @@ class Member:
         self.is_changing = False
         self._work_soon()
 
-    def _lead(self, epoch: int) -> None:
+    def _lead(self, epoch: int, was_healed: bool, skipped: Collection[DamagedRange], had_lost_its_end: bool) -> None:
+        """`skipped`, `had_lost_its_end`: before the store was closed to be opened again, since it was healed."""
         driver = self.driver
-        if self.store.is_closed_clean or self.store.log_failure:
+        if was_healed or self.store.is_closed_clean or self.store.log_failure:
             try:
                 self._open_store()
             except OSError as error:
@@ -927,9 +940,10 @@ class Member:
                 return
             driver.damaged(bool(self.store.skipped_ranges))
             self._note_cut()
-            if self.store.has_lost_its_end or driver.is_damaged or self.store.has_cut_its_end:
+            has_lost_its_end = self.store.has_lost_its_end and not had_lost_its_end
+            if has_lost_its_end or _has_skipped_more(self.store, skipped) or self.store.has_cut_its_end:
                 driver.unable(epoch, "its log was opened again, and is damaged")
-                if self.store.has_lost_its_end:
+                if has_lost_its_end:
                     self._doubt_tail()
                 self._serve_as_slave()
                 self._changed()

@@ -14,6 +14,7 @@ does not take the new epoch. It stays a slave, and runs again when the disk has 
 A start may skip damaged parts of a log. Then this member follows nobody, and leads only as the last member of the in-sync set. When a
 replica has healed them, the store is opened again, with what follows from them. If the damage lies in what the master's log never had, no
 replica can heal it: then this log ends before that. The damage may reach into what was acknowledged. So the member leaves the set before.
+One that is to lead before that opens its store again first, if anything was healed: it must give no queue offset twice.
 
 A start may cut the end of the log, which looked like a torn write, and may have been acknowledged all the same. Then this member leads
 only if nobody in the in-sync set has more, until it has caught up again.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -56,6 +57,7 @@ from .store.errors import StoreError, StoreFailedError
 from .store.files.disk import Disk
 from .store.log.agreement import LogPoint
 from .store.log.commit_log import DISK_FULL_ERRNOS
+from .store.log.recovery import DamagedRange
 from .store.store import Store
 from .tail_file import TailFile, read_boot_id
 
@@ -340,26 +342,12 @@ class ElectedBroker:
                 await asyncio.to_thread(self._tail.settle_cut)
 
     async def _lead(self, epoch: int) -> bool:
-        """The store that follows leads in this epoch, as it is. One that has failed, or is to be truncated, is opened again before that.
-        Returns whether it leads; else the lead is given back, and this broker is a slave.
+        """The store that follows leads in this epoch, as it is. One that has failed, is to be truncated, or was healed since its start is
+        opened again before that. Returns whether it leads; else the lead is given back, and this broker is a slave.
         """
-        if self.process.broker.store.log_failure:
-            await self.process.stop(CHANGE_GRACE_S)
-            try:
-                await self._open()
-            except OSError as error:
-                self._give_back(epoch, str(error))
-                await self._open_until_it_works()
-                return False
-            if self.process.broker.store.has_lost_its_end:
-                self._give_back(epoch, "its log was opened again, and ends with damage")
-                return False
-            if self.leadership.is_damaged:
-                self._give_back(epoch, "its log was opened again, and is damaged")
-                return False
-            if self.process.broker.store.has_cut_its_end:
-                self._give_back(epoch, "its log was opened again, and its end was cut")
-                return False
+        store = self.process.broker.store
+        if (store.log_failure or store.has_healed_skipped_parts) and not await self._open_to_lead(epoch):
+            return False
         begun_ms = boottime_ms()
         store = await self.process.give_up_store(CHANGE_GRACE_S)
         stopped_ms = boottime_ms()
@@ -383,6 +371,35 @@ class ElectedBroker:
             stopped_ms - begun_ms, durable_ms - stopped_ms, boottime_ms() - durable_ms,
         )  # fmt: skip
         return True
+
+    async def _open_to_lead(self, epoch: int) -> bool:
+        """The store is opened again before it leads in this epoch. Returns whether it may lead.
+
+        A log that was healed may have other damage still: it was elected with that.
+        """
+        store = self.process.broker.store
+        is_healed = not store.log_failure
+        had_lost_its_end = is_healed and store.has_lost_its_end
+        skipped: Collection[DamagedRange] = ()
+        with suppress(OSError):
+            skipped = await asyncio.to_thread(lambda: store.skipped_ranges) if is_healed else ()
+        await self.process.stop(CHANGE_GRACE_S)
+        try:
+            await self._open(is_end_known_lost=had_lost_its_end)
+        except OSError as error:
+            self._give_back(epoch, str(error))
+            await self._open_until_it_works()
+            return False
+        store = self.process.broker.store
+        if store.has_lost_its_end and not had_lost_its_end:
+            self._give_back(epoch, "its log was opened again, and ends with damage")
+        elif await asyncio.to_thread(_has_skipped_more, store, skipped):
+            self._give_back(epoch, "its log was opened again, and is damaged")
+        elif store.has_cut_its_end:
+            self._give_back(epoch, "its log was opened again, and its end was cut")
+        else:
+            return True
+        return False
 
     def _give_back(self, epoch: int, why: str) -> None:
         log.critical(
@@ -440,12 +457,14 @@ class ElectedBroker:
                 failed_opens.say(error)
             await asyncio.sleep(FAILURE_LOOK_S)
 
-    async def _open(self) -> None:
-        """Opens the store to follow, and serves. Raises OSError if that cannot be done now; then nothing is open."""
+    async def _open(self, *, is_end_known_lost: bool = False) -> None:
+        """Opens the store to follow, and serves. Raises OSError if that cannot be done now; then nothing is open. `is_end_known_lost`:
+        this member was elected with that.
+        """
         self.process = await asyncio.to_thread(self._make, self._config, None)
         # At once: the task that looks for healed logs must not take this store for the last one's.
         self.leadership.damaged(_has_skipped(self.process.broker.store))
-        if self.process.broker.store.has_lost_its_end:
+        if self.process.broker.store.has_lost_its_end and not is_end_known_lost:
             await self._doubt_tail()
         if self.process.broker.store.has_cut_its_end:
             self._tail.cut()
@@ -465,6 +484,14 @@ def _has_skipped(store: Store) -> bool:
         return bool(store.skipped_ranges)
     except OSError as error:
         log.warning("parts of the log were skipped, and cannot be read: %s", error)
+        return True
+
+
+def _has_skipped_more(store: Store, known: Collection[DamagedRange]) -> bool:
+    """Whether the start has skipped other parts of the log than these; what cannot be read counts as that."""
+    try:
+        return any(damage not in known for damage in store.skipped_ranges)
+    except OSError:
         return True
 
 

@@ -79,7 +79,7 @@ class Failing:
 
     def __init__(
         self, role: Role, failure: str = "the log failed", *, opens_after: int = 0, loses_its_end: bool = False, leads_after: int = 0,
-        is_damaged: bool = False, is_cut: bool = False,
+        is_damaged: bool = False, is_cut: bool = False, is_healed: bool = False, had_lost_its_end: bool = False, had_skipped: bool = False,
     ) -> None:
         self.done: list[str] = []
         self._processes = 0
@@ -106,7 +106,9 @@ class Failing:
             opened=lambda epoch, end_position: self.done.append(f"leads in epoch {epoch}"),
         )
         self._refusals, self._loses_its_end, self._is_damaged, self._is_cut = opens_after, loses_its_end, is_damaged, is_cut
-        broker.process = self._process(failure)
+        broker.process = self._process(failure, has_lost_its_end=had_lost_its_end)
+        store: Any = broker.process.broker.store
+        store.has_healed_skipped_parts, store.skipped_ranges = is_healed, ["a range"] if had_skipped else []
         broker._make = self._make  # type: ignore[method-assign]
 
     def _hand_over(self, timeout_s: float) -> bool:
@@ -164,6 +166,7 @@ class Failing:
             epoch=3,
             skipped_ranges=["a range"] if self._is_damaged else [],
             has_healed_what_was_skipped=not self._is_damaged,
+            has_healed_skipped_parts=False,
             lead=self._lead,
             check_room=self._check_room,
             close=lambda: self.done.append("closes its store"),
@@ -255,6 +258,29 @@ def test_a_store_that_is_to_lead_and_opens_with_its_end_cut_does_not_lead() -> N
     failing = Failing(Role.OPENING, is_cut=True)
     assert not asyncio.run(failing._broker._lead(2))
     assert failing.done[-1] == "gives epoch 2 back: its log was opened again, and its end was cut"
+
+
+@pytest.mark.parametrize("had_lost_its_end", [True, False])
+def test_a_store_that_was_healed_since_its_start_is_opened_again_before_it_leads(had_lost_its_end: bool) -> None:
+    failing = Failing(Role.OPENING, "", is_healed=True, had_lost_its_end=had_lost_its_end, had_skipped=not had_lost_its_end)
+    assert asyncio.run(failing._broker._lead(2))
+    assert failing.done == ["stops", "starts", "gives up its store", "leads in epoch 2", "is the master", "starts"]
+
+
+def test_a_store_of_which_only_a_part_was_healed_leads_as_damaged_as_it_was_elected() -> None:
+    failing = Failing(Role.OPENING, "", is_healed=True, had_skipped=True, is_damaged=True)
+    assert asyncio.run(failing._broker._lead(2))
+    assert failing.done == ["stops", "is damaged", "starts", "gives up its store", "leads in epoch 2", "is the master", "starts"]
+    failing = Failing(Role.OPENING, "", is_healed=True, had_lost_its_end=True, loses_its_end=True)
+    assert asyncio.run(failing._broker._lead(2))
+    assert "leaves the set" not in failing.done
+
+
+@pytest.mark.parametrize("flaw", ["loses_its_end", "is_damaged", "is_cut"])
+def test_a_healed_store_that_is_opened_to_lead_and_lacks_more_than_before_does_not_lead(flaw: str) -> None:
+    failing = Failing(Role.OPENING, "", is_healed=True, **{flaw: True})
+    assert not asyncio.run(failing._broker._lead(2))
+    assert failing.done[-1].startswith("gives epoch 2 back: its log was opened again, and ")
 
 
 def test_a_store_that_opens_again_without_some_of_its_log_says_so_before_it_serves() -> None:

@@ -479,7 +479,12 @@ class Store:
 
         `epoch`: the epoch that the store was given; None: the next one. `waits_for_replicas`: unconfirmed bytes stay unreadable until
         `positions.note_replicated` confirms more. Raises StoreFailedError, StaleEpochError, OSError; then the store still follows.
+
+        A store that knows nothing of records that are in its log again might give their queue offsets to new messages. So it raises
+        StoreFailedError if `has_healed_skipped_parts`.
         """
+        if self.has_healed_skipped_parts:
+            raise StoreFailedError("a replica has healed parts of the log that its start had skipped: open the store again")
         self._leadership.lead(epoch)
         self.note_role_taken()
         self._repeated.end_partial()
@@ -607,6 +612,11 @@ class Store:
     def has_healed_what_was_skipped(self) -> bool:
         """Whether the next start finds all that this one has skipped."""
         return not set(self.skipped_ranges) & set(self.unhealed_ranges)
+
+    @property
+    def has_healed_skipped_parts(self) -> bool:
+        """Whether the next start finds something that this one has skipped."""
+        return self._upkeep.log_healer.has_healed_skipped()
 
     @property
     def healed_range_count(self) -> int:

@@ -11,7 +11,8 @@ import pytest
 
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.log_walk import walk_appends
-from protomq_broker.store.errors import HealingRefusedError
+from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store.errors import HealingRefusedError, StoreFailedError
 from protomq_broker.store.housekeeping import log_healing
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
@@ -22,7 +23,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
-from .test_following import disk_of, fill, log_of
+from .test_following import disk_of, fill, follow, log_of
 from .test_scrub import damage as damage_of
 from .test_scrub import filled_store, scrub
 
@@ -105,6 +106,37 @@ def test_what_a_start_has_skipped_comes_back_with_the_next_start(how: str) -> No
     assert read_all(healed)[-1] == (45, b"goes on")
     healed.close()
     assert verify("/s", disk=disk) == []
+
+
+@pytest.mark.parametrize("before_end_bytes", [SEAL_SIZE_BYTES, SEAL_SIZE_BYTES + 30, 2_000])
+def test_a_follower_does_not_lead_with_healed_parts_that_its_start_has_skipped(before_end_bytes: int) -> None:
+    """Its start may not know which queue offsets they have, and new messages would get the same ones."""
+    leader, follower = open_store(SimDisk()), open_store(SimDisk(), follows=True)
+    fill(leader, 20)
+    follow(leader, follower)
+    end, disk = follower.appended_position, disk_of(follower)
+    log = log_of(disk, 0, end)
+    follower.close()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (end - before_end_bytes))
+    open_store(disk, follows=True, corruption="quarantine").close()
+    for path in (*disk.files("/s/consumequeue"), "/s/config/queue_ends.json"):
+        disk.unlink(path)
+    follower = open_store(disk, follows=True, corruption="quarantine")
+    assert not follower.has_healed_skipped_parts
+    heal_all(follower, log)
+    assert follower.has_healed_skipped_parts
+    with pytest.raises(StoreFailedError, match="open the store again"):
+        follower.lead()
+    assert not follower.is_leading
+    follower.close()
+    follower = open_store(disk, follows=True, corruption="quarantine")
+    follower.lead()
+    for queue_id in (0, 1):
+        follower.append([make_request([b"goes on"], queue_id=queue_id)])
+    follower.close()
+    follower = open_store(disk)
+    for queue_id in (0, 1):
+        assert read_all(follower, queue_id=queue_id) == [*read_all(leader, queue_id=queue_id), (10, b"goes on")]
 
 
 def test_what_a_start_has_skipped_comes_back_with_the_next_start_though_damage_before_it_was_found_later() -> None:
