@@ -178,6 +178,9 @@ class PopPlanner:
 
     def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> bool:
         """Moves messages that failed too often to the dead letters, even if nobody pops. Returns whether there may be more of them."""
+        topic = self._store.topics.find(key.topic)
+        if topic is None or topic.incarnation != incarnation:
+            return False  # It is being deleted: no plan about it holds, and the next one would follow at once.
         with self._state.lock:
             known = self._state.find(key, incarnation)
             if known is None:

@@ -370,7 +370,9 @@ def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
     (record,) = RecordBatch.FromString(data).records
     assert record.body == b"0"
     assert (record.transit.origin_topic, record.transit.origin_queue_offset, record.transit.attempt) == ("topic", 0, 3)
-    assert broker.store.topics.find("%DLQ%group") is not None
+    dead_letters = broker.store.topics.find("%DLQ%group")
+    assert dead_letters is not None
+    assert (dead_letters.readable, dead_letters.writable) == (True, False)
     assert broker.store.popped.dead_count == 1
 
 
@@ -812,6 +814,19 @@ def test_many_dead_letters_are_made_in_slices_between_which_others_pop() -> None
     assert broker.store.queue_range("%DLQ%group", 0) == (0, 1_000)
 
 
+def test_dead_letters_of_a_topic_that_is_being_deleted_are_not_planned_without_end() -> None:
+    broker = filled(100)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    assert len(Group(broker).pop(record_count_max=100)) == 100
+    broker.clock.time_ms += HELD_MS
+    pop_lane, send_lane = broker.server.lanes["pop"], broker.server.lanes["send"]
+    pop_lane.advance(1_000)  # planned, and on its way to the send lane
+    broker.store.topics.delete("topic")  # What groups have popped of it goes in the next step.
+    steps = [send_lane.run() + pop_lane.run() for _ in range(5)]
+    assert steps[-1] == 0, "it is planned again and again"
+    assert broker.store.popped.dead_count == 0
+
+
 def test_large_dead_letters_do_not_wait_for_the_next_look_either() -> None:
     broker = FakeBroker()
     for _ in range(3):
@@ -1220,6 +1235,9 @@ def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
         segments += 2
         while broker.store.appended_position < segments << 20:
             broker.fill([bytes(1 << 19)], topic="other")
+    kept = broker.store.topics.find("%RETRY%group")
+    assert kept is not None
+    assert not kept.writable
     disk = broker.disk.killed()
     disk.remove("/s/config/popState.json")
     again = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
