@@ -401,6 +401,8 @@ def test_what_falls_due_goes_to_queues_that_the_topic_still_has(
     world.deliver(5_001)
     found = [[body for _, body in read_all(world.store, "topic", queue_id)] for queue_id in range(8)]
     assert found == [[b"0", b"4"], [b"1", b"5"], [b"2"], [b"3", b"7"], [], [], [], []]
+    world.store.flush()
+    assert verify("/s", disk=world.disk) == []
     world.restart(world.disk.killed())
     assert world.deliver(100_000) == [b"0", b"4"]
     assert world.store.pending.count == 0

@@ -222,8 +222,11 @@ class PopState:
     def queue_ids(self, group: str, topic: str) -> list[int]:
         """The queues of the topic that the group has popped."""
         with self.lock:
-            queue_count = self._queue_counts.get((group, topic), 0)
-            return [queue_id for queue_id in range(queue_count) if QueueOfGroup(group, topic, queue_id) in self._queues]
+            return self._queue_ids(group, topic)
+
+    def _queue_ids(self, group: str, topic: str) -> list[int]:
+        queue_count = self._queue_counts.get((group, topic), 0)
+        return [queue_id for queue_id in range(queue_count) if QueueOfGroup(group, topic, queue_id) in self._queues]
 
     def queues(self) -> Iterator[OpenMessages]:
         """All of them, as they are now; what is asked of each is asked under the lock."""
@@ -233,11 +236,16 @@ class PopState:
     def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
         """Forgets the queues of topics that are not there, or in another incarnation."""
         with self.lock:
-            for key, known in list(self._queues.items()):
-                if incarnation_of(key.topic) != known.incarnation:
-                    del self._queues[key]
-                    self._queue_counts.pop((key.group, key.topic), None)
-                    self._change_count += 1
+            gone = [key for key, known in self._queues.items() if incarnation_of(key.topic) != known.incarnation]
+            for key in gone:
+                del self._queues[key]
+                self._change_count += 1
+            for group, topic in {key[:2] for key in gone}:
+                queue_ids = self._queue_ids(group, topic)
+                if queue_ids:
+                    self._queue_counts[group, topic] = queue_ids[-1] + 1
+                else:
+                    del self._queue_counts[group, topic]
 
 
 def _check(record: PopRecord) -> None:
