@@ -401,7 +401,7 @@ def test_a_group_that_nobody_knows_has_no_members_and_no_info(cli: Cli, protomq_
     assert f"group '{group}' has no member 'somebody'" in cli("group", "info", group, "somebody", code=4).stderr
 
 
-def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str) -> None:
+def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_server: Broker, protomq_topic: str) -> None:
     group, other = f"{protomq_topic}-g", f"{protomq_topic}-h"
     cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
     assert "GROUP_NOT_FOUND" in cli("group", "lag", group, "-o", "json", code=4).stderr
@@ -411,8 +411,14 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str)
     (row,) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "4", "-q", "0", "--create", "-o", "jsonl"))
     assert (row["committed_offset"], row["lag"]) == (4, 6)
     assert row["delay_s"] != 0
-    (row,) = jsonl(cli("group", "clone", group, other, "-o", "jsonl"))
-    assert (row["group"], row["committed_offset"]) == (other, 4)
+    cloned = cli("group", "clone", group, other, "-o", "jsonl")
+    (row,) = jsonl(cloned)
+    assert (row["group"], row["committed_offset"], cloned.stderr) == (other, 4, "")
+    with PullConsumer(group, namesrv=protomq_server.remoting_address) as consumer:
+        consumer.subscribe(protomq_topic)
+        consumer.subscribe_retries()
+    said = cli("group", "clone", group, other).stderr
+    assert f"{other} does not get what {group} has sent back and not consumed again (0 in %RETRY%{group} now; more may wait" in said
     beyond = cli("group", "reset", group, protomq_topic, "--to", "99", "-o", "jsonl")
     assert {row["committed_offset"] for row in jsonl(beyond)} == {10, 0}
     assert "offset 99 is beyond the end of 8 queues, so the group goes on at their ends" in beyond.stderr
