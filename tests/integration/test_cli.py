@@ -153,6 +153,8 @@ def test_a_send_whose_stdout_is_full_says_that_the_message_was_sent(
 def test_version() -> None:
     assert re.fullmatch(r"protomq \d+\.\d+\.\d+\S*\n", run("version").stdout)
     assert run("--version").stdout == run("version").stdout
+    (row,) = jsonl(run("version", "-o", "jsonl"))
+    assert f"protomq {row['version']}\n" == run("version").stdout
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_settings_of_groups_are_changed_one_by_one(
     assert re.fullmatch("10s 30s 1m 2m .* 1h 2h", str(row["delays"]))
     cli("group", "set", "set-up", "--retries", "3", "--delays", "500ms,1m")
     (row,) = jsonl(cli("group", "set", "set-up", "--orderly", "--no-broadcast", "-o", "jsonl"))
-    assert (row["retries"], row["delays"], row["orderly"]) == (3, "500ms 1m", True)
+    assert (row["retries"], row["delays"], row["delays_ms"], row["orderly"]) == (3, "500ms 1m", [500, 60_000], True)
     assert (row["broadcast"], row["consume"]) == (False, True)
     (row,) = jsonl(cli("group", "set", "set-up", "--retries", "default", "--delays", "default", "-o", "jsonl"))
     assert row["retries"] == "without limit"

@@ -24,7 +24,7 @@ from protomq.wire.topics import POP_TOPIC
 
 from .pop_orders import PopAnswer, PopOrder
 from .pop_planner import Plan, PopPlanner
-from .store.state.topics import TopicConfig
+from .store.state.topics import topic_of_broker
 from .topic_access import check_incarnation, group_disabled, readable_topic
 
 if TYPE_CHECKING:
@@ -245,9 +245,7 @@ class PopPipeline:
 
     def _add_topics(self, plan: Plan) -> int:
         names = dict.fromkeys(copy.region.topic for copy in plan.copies)
-        missing = [
-            TopicConfig(name, 1, 1) for name in names if self._store.topics.find(name) is None
-        ]
+        missing = [topic_of_broker(name) for name in names if self._store.topics.find(name) is None]
         return self._store.topics.add(missing) if missing else 0
 
     # The pop lane again.

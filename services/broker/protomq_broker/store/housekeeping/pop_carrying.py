@@ -22,7 +22,7 @@ from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import OpenMessages, runs_of
-from protomq_broker.store.state.topics import TopicConfig, TopicTable
+from protomq_broker.store.state.topics import TopicTable, topic_of_broker
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class PopCarrier:
         record = PopRecord(time_ms=self._popped.time_ms, queues=[told])
         self._append_moved(copies, [(POP_TOPIC, [record.SerializeToString()])])
         if copies and self._topics.find(name) is None:
-            self._topics.add([TopicConfig(name, 1, 1)])
+            self._topics.add([topic_of_broker(name)])
 
     def _first(self, places: Sequence[_Place]) -> Sequence[_Place]:
         """Returns the first places whose records together fit into one append of copies; at least one."""
