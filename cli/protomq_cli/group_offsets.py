@@ -127,15 +127,37 @@ def clone(
     """Have a group go on where another one is.
 
     It is a reset of GROUP. If SOURCE pops, GROUP gets everything that SOURCE
-    has not acknowledged, and what lies behind the first such message.
+    has not acknowledged, and what lies behind the first such message. If it
+    pushes, its retries are not copied: GROUP does not get what SOURCE has
+    sent back.
     """
     missing = Missing()
     brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
         missing.take(lambda: admin.clone_offsets(source, group, topic, brokers=brokers))
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
+        told = _retries_told(admin, source, group, brokers)
     print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=_EXPENDABLE)
+    sys.stderr.write(told)
     missing.check()
+
+
+def _retries_told(admin: Admin, source: str, group: str, brokers: list[str] | None) -> str:
+    """What a clone has not: messages that the source has sent back. "" if it has no retries."""
+    from protomq.errors import PartialResultError, ProtomqError
+    from protomq.wire.topics import retry_topic
+
+    try:
+        lags = admin.group_lag(source, retry_topic(source), brokers=brokers)
+    except PartialResultError as error:
+        lags = error.result
+    except ProtomqError:
+        return ""
+    count = sum(one.lag for one in lags)
+    return (
+        f"protomq: retries are not copied: {group} does not get what {source} has sent back and not consumed again"
+        f" ({count:,} in {retry_topic(source)} now; more may wait for their delay)\n"
+    )
 
 
 def _is_known(admin: Admin, group: str, missing: Missing) -> bool:

@@ -155,6 +155,7 @@ def _row(settings: GroupSettings) -> dict[str, Any]:
         "orderly": settings.orderly,
         "retries": "without limit" if settings.retry_limit is None else settings.retry_limit,
         "delays": " ".join(map(_duration, settings.delays_ms)),
+        "delays_ms": list(settings.delays_ms),
         "consume": settings.consume_enabled,
         "broadcast": settings.broadcast_enabled,
         "version": settings.version,

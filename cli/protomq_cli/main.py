@@ -175,7 +175,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
     "backup": Command(backups.backup, TOOLS),
     "restore": Command(backups.restore, TOOLS),
     "completion": Command(completion.print_completion, TOOLS),
-    "version": Command(servers.print_version, TOOLS),
+    "version": Command(servers.version, TOOLS),
 }
 """In the order in which the help shows them."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +20,12 @@ TABLE_COLUMNS: Final = {
     "queue_id": 8, "queue_offset": 12, "store_time": 24, "keys": 12, "tag": 8, "body": 0,
 }  # fmt: skip
 """Columns of messages as a table, with their widths."""
+MOVED_COLUMNS: Final = {"attempt": 7, "origin": 20, "last_error": 24}
+"""More of them, where messages come again or have come from elsewhere: retries, dead letters, expired transactions."""
 
 TEMPLATE_HELP: Final = (
     "%t topic, %b broker, %q queue, %o offset, %k key, %g tag, %v body, %s its size, %d store time, "
-    "%i message id, %h properties, %% percent; \\n \\t as usual"
+    "%i message id, %h properties, %a attempt, %e last error, %O origin, %% percent; \\n \\t as usual"
 )
 
 
@@ -60,8 +62,41 @@ def message_row(message: Message) -> dict[str, Any]:
         "store_time": time_text(message.store_time_ms),
         "physical_offset": message.physical_offset,
         "size_bytes": len(body),
+        **_moved_fields(message),
         **body_fields(body),
     }
+
+
+def _moved_fields(message: Message) -> dict[str, Any]:
+    """What a message has that comes again or has come from elsewhere, as far as it has it."""
+    fields: dict[str, Any] = {}
+    if message.attempt:
+        fields["attempt"] = message.attempt
+    if message.last_error:
+        fields["last_error"] = message.last_error
+    origin = message.origin
+    if origin is not None:
+        fields |= origin_field(origin.topic, origin.queue_id, origin.queue_offset)
+    if message.replayed_group:
+        fields["replayed_group"] = message.replayed_group
+    return fields
+
+
+def origin_field(topic: str, queue_id: int, queue_offset: int | None) -> dict[str, Any]:
+    """Where a message stood before it was moved, as a field of its row. Without an offset if it was in no queue."""
+    place: dict[str, Any] = {"topic": topic, "queue_id": queue_id}
+    if queue_offset is not None:
+        place["queue_offset"] = queue_offset
+    return {"origin": place}
+
+
+def origin_text(row: Mapping[str, Any]) -> str:
+    """The origin that a row has, in short: topic/queue@offset; empty if it has none."""
+    place = row.get("origin")
+    if place is None:
+        return ""
+    at = f"@{place['queue_offset']}" if "queue_offset" in place else ""
+    return f"{place['topic']}/{place['queue_id']}{at}"
 
 
 _PARTS: Final[dict[str, Callable[[Message], bytes]]] = {
@@ -75,6 +110,9 @@ _PARTS: Final[dict[str, Callable[[Message], bytes]]] = {
     "s": lambda message: b"%d" % len(message.body),
     "d": lambda message: time_text(message.store_time_ms).encode(),
     "i": lambda message: message.message_id.encode(),
+    "a": lambda message: b"%d" % message.attempt,
+    "e": lambda message: message.last_error.encode(),
+    "O": lambda message: origin_text(_moved_fields(message)).encode(),
     "h": lambda message: json.dumps(dict(message.properties), ensure_ascii=False).encode(),
 }
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}

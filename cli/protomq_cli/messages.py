@@ -12,10 +12,12 @@ import typer
 from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import (
+    MOVED_COLUMNS,
     TABLE_COLUMNS,
     TEMPLATE_HELP,
     Template,
     message_row,
+    origin_text,
 )
 from protomq_cli.offsets import START, AtTime, FromEnd, FromStart, OffsetRange
 from protomq_cli.options import (
@@ -279,9 +281,8 @@ class MessagePrinter:
         if template is not None and output is not OutputFormat.JSONL:
             raise typer.BadParameter("--format writes messages by its template: leave --output out", param_hint="--format")
         self._template = template
-        self._stream = RowStream(
-            TABLE_COLUMNS, output, expendable=("keys", "store_time", "tag")
-        )
+        self._output = output
+        self._stream = _stream_of(TABLE_COLUMNS, output)
         self.count = 0
 
     def print(self, message: Message) -> None:
@@ -291,7 +292,14 @@ class MessagePrinter:
             with stdout_named():
                 sys.stdout.buffer.write(text)
         else:
-            self._stream.print(message_row(message))
+            row = message_row(message)
+            if self._output in (OutputFormat.TABLE, OutputFormat.WIDE):
+                if self.count == 0 and any(row.get(name) for name in MOVED_COLUMNS):
+                    # The first one tells for all: retries and dead letters have topics of their own.
+                    *columns, body = TABLE_COLUMNS.items()
+                    self._stream = _stream_of(dict([*columns, *MOVED_COLUMNS.items(), body]), self._output)
+                row["origin"] = origin_text(row)
+            self._stream.print(row)
         self.count += 1
 
     def flush(self) -> None:
@@ -309,6 +317,10 @@ class MessagePrinter:
     ) -> None:
         if self._template is None:
             self._stream.__exit__(kind, error, trace)
+
+
+def _stream_of(columns: dict[str, int], output: OutputFormat) -> RowStream:
+    return RowStream(columns, output, expendable=("keys", "store_time", "tag", "attempt", "last_error"))
 
 
 def _times(wanted: OffsetRange | None) -> tuple[datetime | None, datetime | None]:

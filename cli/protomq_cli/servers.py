@@ -19,6 +19,7 @@ import typer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.importing import uncollected
 from protomq_cli.options import folder_option
+from protomq_cli.output import ALL_DONE, OutputFormat, print_object, stdout_named
 
 DEFAULT_GRPC_PORT: Final = 8081
 DEFAULT_REMOTING_PORT: Final = 10911
@@ -167,14 +168,26 @@ def broker(
     raise typer.Exit(code)
 
 
-def print_version() -> None:
+def version(
+    output: Annotated[
+        OutputFormat | None,
+        typer.Option("--output", "-o", help="How to print.", show_default="a line of text", case_sensitive=False),
+    ] = None,
+) -> None:
     """Print the version."""
+    print_version(output)
+
+
+def print_version(output: OutputFormat | None = None) -> None:
+    """The version, as a line of text or as an object."""
     from importlib import metadata
 
-    from protomq_cli.output import ALL_DONE, stdout_named
-
+    number = metadata.version("protomq-cli")
+    if output is not None:
+        print_object({"version": number}, output)
+        return
     with stdout_named(ALL_DONE):
-        typer.echo(f"protomq {metadata.version('protomq-cli')}")
+        typer.echo(f"protomq {number}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 
 from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
-from protomq_cli.message_text import time_text
+from protomq_cli.message_text import origin_field, origin_text, time_text
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
@@ -18,9 +18,9 @@ from protomq_cli.partial import Missing
 if TYPE_CHECKING:
     from protomq import Admin, MessagePlace, MessageTrack
 
-_COLUMNS = ("kind", "topic", "broker", "queue", "offset", "store_time", "attempt", "groups", "last_error")
+_COLUMNS = ("kind", "topic", "broker", "queue", "offset", "store_time", "attempt", "groups", "origin", "last_error")
 _TRACE_COLUMNS = ("kind", "time", "duration_ms", "topic", "broker", "queue", "offset", "group", "client", "error")
-_EXPENDABLE = ("last_error", "attempt", "broker")
+_EXPENDABLE = ("last_error", "origin", "attempt", "broker")
 _MESSAGES_MAX = 10
 """With one key."""
 
@@ -63,6 +63,9 @@ def track(
             damaged_count += found.damaged_count
             unsearched_count = max(unsearched_count, found.unsearched_count)
     columns = _COLUMNS if len(ids) == 1 else ("message_id", *_COLUMNS)
+    if output in (OutputFormat.TABLE, OutputFormat.WIDE):
+        for row in rows:
+            row["origin"] = origin_text(row)
     print_rows(rows, columns, output, expendable=_EXPENDABLE)
     if unsearched_count:
         sys.stderr.write(
@@ -142,4 +145,5 @@ def _row(place: MessagePlace) -> dict[str, Any]:
         "groups": ", ".join(f"{group} {state}" for group, state in place.groups.items()),
         "group": place.group,
         "last_error": place.last_error,
+        **(origin_field(place.origin_topic, place.origin_queue_id, place.origin_offset) if place.origin_topic else {}),
     }

@@ -153,6 +153,8 @@ def test_a_send_whose_stdout_is_full_says_that_the_message_was_sent(
 def test_version() -> None:
     assert re.fullmatch(r"protomq \d+\.\d+\.\d+\S*\n", run("version").stdout)
     assert run("--version").stdout == run("version").stdout
+    (row,) = jsonl(run("version", "-o", "jsonl"))
+    assert f"protomq {row['version']}\n" == run("version").stdout
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_settings_of_groups_are_changed_one_by_one(
     assert re.fullmatch("10s 30s 1m 2m .* 1h 2h", str(row["delays"]))
     cli("group", "set", "set-up", "--retries", "3", "--delays", "500ms,1m")
     (row,) = jsonl(cli("group", "set", "set-up", "--orderly", "--no-broadcast", "-o", "jsonl"))
-    assert (row["retries"], row["delays"], row["orderly"]) == (3, "500ms 1m", True)
+    assert (row["retries"], row["delays"], row["delays_ms"], row["orderly"]) == (3, "500ms 1m", [500, 60_000], True)
     assert (row["broadcast"], row["consume"]) == (False, True)
     (row,) = jsonl(cli("group", "set", "set-up", "--retries", "default", "--delays", "default", "-o", "jsonl"))
     assert row["retries"] == "without limit"
@@ -403,7 +405,7 @@ def test_a_group_that_nobody_knows_has_no_members_and_no_info(cli: Cli, protomq_
     assert f"group '{group}' has no member 'somebody'" in cli("group", "info", group, "somebody", code=4).stderr
 
 
-def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str) -> None:
+def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_server: Broker, protomq_topic: str) -> None:
     group, other = f"{protomq_topic}-g", f"{protomq_topic}-h"
     cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
     assert "GROUP_NOT_FOUND" in cli("group", "lag", group, "-o", "json", code=4).stderr
@@ -413,8 +415,14 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str)
     (row,) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "4", "-q", "0", "--create", "-o", "jsonl"))
     assert (row["committed_offset"], row["lag"]) == (4, 6)
     assert row["delay_s"] != 0
-    (row,) = jsonl(cli("group", "clone", group, other, "-o", "jsonl"))
-    assert (row["group"], row["committed_offset"]) == (other, 4)
+    cloned = cli("group", "clone", group, other, "-o", "jsonl")
+    (row,) = jsonl(cloned)
+    assert (row["group"], row["committed_offset"], cloned.stderr) == (other, 4, "")
+    with PullConsumer(group, namesrv=protomq_server.remoting_address) as consumer:
+        consumer.subscribe(protomq_topic)
+        consumer.subscribe_retries()
+    said = cli("group", "clone", group, other).stderr
+    assert f"{other} does not get what {group} has sent back and not consumed again (0 in %RETRY%{group} now; more may wait" in said
     beyond = cli("group", "reset", group, protomq_topic, "--to", "99", "-o", "jsonl")
     assert {row["committed_offset"] for row in jsonl(beyond)} == {10, 0}
     assert "offset 99 is beyond the end of 8 queues, so the group goes on at their ends" in beyond.stderr

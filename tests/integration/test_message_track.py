@@ -90,6 +90,14 @@ def test_a_message_that_fails_is_followed_to_the_dead_letters_and_back(
         assert rows[0]["groups"] == f"{name} CONSUMED"
         by_key = run("message", "track", "--key", "k", "--topic", name, "-o", "jsonl", namesrv=protomq_server.namesrv)
         assert jsonl(by_key) == rows
+        origin = {"topic": name, "queue_id": 0, "queue_offset": 1}
+        assert [row.get("origin") for row in rows] == [None, origin, origin, origin]
+        (letter,) = jsonl(run("pull", dead, namesrv=protomq_server.namesrv))
+        assert [letter[field] for field in ("attempt", "last_error", "origin")] == [2, "ValueError: second", origin]
+        head, line = run("pull", dead, "-o", "table", namesrv=protomq_server.namesrv).stdout.splitlines()
+        assert head.split()[-4:] == ["ATTEMPT", "ORIGIN", "LAST-ERROR", "BODY"]
+        assert line.split()[-5:] == ["2", f"{name}/0@1", "ValueError:", "second", "poison"]
+        assert [row.get("replayed_group") for row in jsonl(run("pull", name, namesrv=protomq_server.namesrv))] == [None, None, name]
 
 
 def test_delays_and_transactions_show_where_the_message_came_from(
@@ -99,6 +107,8 @@ def test_delays_and_transactions_show_where_the_message_came_from(
     with Producer(namesrv=namesrv) as producer:
         delayed = producer.send(name, b"later", delay=timedelta(milliseconds=200))
         wait_for(lambda: kinds(protomq_server, delayed.message_id) == [("DELAYED", name)])
+        (place,) = places(protomq_server, delayed.message_id)
+        assert (place.origin_topic, place.origin_offset) == (name, None)
     with TransactionProducer(name, lambda _: TransactionDecision.UNKNOWN, namesrv=namesrv) as producer:
         transaction = producer.begin(name, b"half")
         (open_,) = places(protomq_server, transaction.message_id)

@@ -64,6 +64,9 @@ class MessagePlace:
         groups: what the groups that consume the topic have done with it.
         check_count: how often its producer was asked about its transaction, while that is open.
         due_time: when it comes there (UTC), while it waits for a delay or a retry; else None.
+        origin_topic: where it stood before the broker moved it for the first time; "" if it did not.
+        origin_queue_id: the queue there.
+        origin_offset: its offset there; None: it was in no queue, as a delayed message, or one of a transaction.
     """
 
     kind: PlaceKind
@@ -76,6 +79,9 @@ class MessagePlace:
     groups: Mapping[str, TrackState] = field(default_factory=dict)
     check_count: int = 0
     due_time: datetime | None = None
+    origin_topic: str = ""
+    origin_queue_id: int = 0
+    origin_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +132,7 @@ def _place(each: Any, broker_name: str) -> MessagePlace:
         {group.consumer_group: TrackState(group.state) for group in each.groups},
         each.check_count,
         datetime.fromtimestamp(each.due_time_ms / 1000, UTC) if each.due_time_ms else None,
+        each.origin_topic,
+        each.origin_queue_id,
+        each.origin_queue_offset if each.HasField("origin_queue_offset") else None,
     )

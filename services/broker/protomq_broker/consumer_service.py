@@ -23,6 +23,7 @@ from protomq.v1.consumer_service_pb2 import (
     SearchOffsetRequest,
     SearchOffsetResponse,
 )
+from protomq.wire.topics import retry_topic
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
@@ -263,6 +264,8 @@ class ConsumerService:
             topic = self._store.topics.find(name)
             if topic is None or request.topic not in ("", name):
                 continue
+            if not request.topic and name == retry_topic(request.source_group):
+                continue  # The other group would have a lag in a topic that it never consumes.
             committed = self._store.offsets.of_topic(request.source_group, name, topic.incarnation)
             for queue_id in range(topic.read_queues):
                 queue = QueueOfGroup(request.source_group, name, queue_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.track_service_pb2 import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 PLACES_MAX: Final = 256
+_IN_NO_QUEUE: Final = (1 << 64) - 1
 GROUPS_MAX: Final = 1_000
 """Most groups that the answer lists for one place."""
 
@@ -82,6 +83,7 @@ class TrackService:
                 last_error=record.transit.last_error,
                 consumer_group=group if group != record.topic else "",
                 due_time_ms=record.due_time_ms,
+                **_origin_fields(record),
             )
 
     def _place_of(self, record: Record, *, was_committed: bool) -> MessagePlace:
@@ -98,6 +100,7 @@ class TrackService:
             last_error=record.transit.last_error,
             consumer_group=origin.consumer_group,
             groups=islice(groups, GROUPS_MAX),
+            **_origin_fields(record),
         )
 
     def _kept_for(self, record: Record, group: str) -> Iterator[GroupTrack]:
@@ -141,3 +144,14 @@ class TrackService:
                 store_time_ms=known.half.store_time_ms,
                 check_count=known.check_count,
             )
+
+
+def _origin_fields(record: Record) -> dict[str, Any]:
+    """Fields of the place of a message that was moved."""
+    transit = record.transit
+    if not transit.origin_topic:
+        return {}
+    fields: dict[str, Any] = {"origin_topic": transit.origin_topic, "origin_queue_id": transit.origin_queue_id}
+    if transit.origin_queue_offset != _IN_NO_QUEUE:
+        fields["origin_queue_offset"] = transit.origin_queue_offset
+    return fields

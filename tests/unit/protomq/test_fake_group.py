@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry, Suspend
+from protomq import AsyncPushConsumer, DelayLevel, Message, PushConsumer, Reject, Retry, Suspend
+from protomq._selectors import sharded_index
 from protomq.allocation import Circle, Configured
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError, WrongTypeError
@@ -51,6 +53,28 @@ def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_
     assert dead.origin[:3] == ("orders", 0, 0)
     (good,) = group.done
     assert (good.key, good.tag, good.properties, good.queue_id) == ("k", "t", {"a": "b"}, 3)
+
+
+def test_a_level_beyond_the_last_of_the_broker_waits_for_the_last() -> None:
+    for make, due_s in ((FakeGroup, 7200), (partial(FakeGroup, delay_levels_s=[1, 60]), 60)):
+        consumer = PushConsumer("g")
+        consumer.subscribe("t", lambda _: Retry(DelayLevel(19)))
+        group = make(consumer)
+        group.send("t", b"x")
+        assert (group.deliver(), group.next_due_in_s) == (1, due_s)
+
+
+def test_a_sharding_key_chooses_the_queue_and_stays_with_the_message() -> None:
+    consumer = PushConsumer("g")
+    consumer.subscribe("t", lambda _: Retry())
+    group = FakeGroup(consumer)
+    sent = [group.send("t", b"x", sharding_key=key) for key in ("a", "b", "a")]
+    assert [message.queue_id for message in sent] == [sharded_index(key, 8) for key in ("a", "b", "a")]
+    assert sent[0].queue_id != sent[1].queue_id
+    assert group.send("t", b"x", sharding_key="a", queue_id=7).queue_id == 7
+    assert group.send("t", b"x").queue_id == 0
+    assert group.deliver() == 5
+    assert sorted(message.sharding_key for message in group.waiting) == ["", "a", "a", "a", "b"]
 
 
 def test_results_and_delays_and_tags() -> None:

@@ -23,7 +23,7 @@ from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.store.log.recovery import DamagedRange
-from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
 from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker
@@ -234,6 +234,15 @@ def test_a_held_pull_is_answered_when_its_group_is_reset(broker: FakeBroker) -> 
     assert told(held) == ("OFFSET_RESET", 3, committed(broker)[0][1])
     assert not unaware.answered
     assert not other.answered
+
+
+def test_a_clone_leaves_the_retries_to_their_group(broker: FakeBroker) -> None:
+    broker.store.topics.create(topic_of_broker("%RETRY%g"))
+    offset = QueueOffset(topic="%RETRY%g", queue_id=0, queue_offset=0)
+    assert broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset])).error is None
+    clone = CloneOffsetsRequest(source_group="g", consumer_group="h")
+    assert broker.call(CONSUMER + "CloneOffsets", clone).error is None
+    assert broker.store.offsets.groups()["h"] == ["topic"]
 
 
 def test_members_follow_a_clone_too(broker: FakeBroker) -> None:

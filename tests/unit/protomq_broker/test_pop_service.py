@@ -31,7 +31,7 @@ from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
-from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
@@ -373,6 +373,8 @@ def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
     dead_letters = broker.store.topics.find("%DLQ%group")
     assert dead_letters is not None
     assert (dead_letters.readable, dead_letters.writable) == (True, False)
+    # As if a push consumer had rejected it: no client may write there.
+    assert broker.store.topics.find("%DLQ%group") == topic_of_broker("%DLQ%group")
     assert broker.store.popped.dead_count == 1
 
 

@@ -8,8 +8,9 @@ import pytest
 from protomq._message import Message
 from protomq._types import MessageQueue
 from protomq.errors import CorruptMessageError
-from protomq.wire.record import RecordTemplate, encode_front
-from protomq_cli.message_text import Template, body_fields, message_row, time_text
+from protomq.v1.record_pb2 import Transit
+from protomq.wire.record import FLAG_KIND_COPY, FLAG_TRANSIT, RecordTemplate, encode_front
+from protomq_cli.message_text import Template, body_fields, message_row, origin_text, time_text
 
 QUEUE = MessageQueue("flights", "broker-a", 3)
 BORN_MS = 1_622_505_600_250
@@ -33,6 +34,37 @@ def test_a_row_has_all_that_there_is_to_know() -> None:
         "physical_offset": 0, "size_bytes": 7, "body": "größe",
     }  # fmt: skip
     json.dumps(row)
+
+
+def moved(**transit: object) -> Message:
+    queue = MessageQueue("%DLQ%g", "broker-a", 0)
+    record = RecordTemplate(queue.topic, 7, 0).encode(b"x", 1, 5, flags=FLAG_KIND_COPY | FLAG_TRANSIT)
+    octets = Transit(**transit).SerializeToString()  # type: ignore[arg-type]
+    at = record.index(b"\x3a\x06" + queue.topic.encode())
+    return Message.from_record(record[:at] + b"\x32" + bytes([len(octets)]) + octets + record[at:], queue, 1)
+
+
+def test_a_message_that_was_moved_says_where_it_came_from_and_why() -> None:
+    message = moved(origin_topic="orders", origin_queue_id=3, origin_queue_offset=17, attempt=2, last_error="no account")
+    row = message_row(message)
+    assert row["origin"] == {"topic": "orders", "queue_id": 3, "queue_offset": 17}
+    assert (row["attempt"], row["last_error"], origin_text(row)) == (2, "no account", "orders/3@17")
+    assert "replayed_group" not in row
+    assert Template("%O|%a|%e").write(message) == b"orders/3@17|2|no account"
+    assert message_row(moved(origin_topic="orders", replayed_group="g"))["replayed_group"] == "g"
+
+
+def test_of_a_message_that_was_in_no_queue_only_the_queue_is_said_where_it_was_to_come() -> None:
+    row = message_row(moved(origin_topic="orders", origin_queue_id=3, origin_queue_offset=(1 << 64) - 1))
+    assert row["origin"] == {"topic": "orders", "queue_id": 3}
+    assert origin_text(row) == "orders/3"
+    assert {"attempt", "last_error"}.isdisjoint(row)
+
+
+def test_a_message_that_was_not_moved_has_no_origin() -> None:
+    plain = message_of(b"x")
+    assert {"attempt", "last_error", "origin", "replayed_group"}.isdisjoint(message_row(plain))
+    assert Template("%O|%a|%e").write(plain) == b"|0|"
 
 
 def test_a_body_that_is_no_text_is_base64_under_another_name() -> None:

@@ -39,6 +39,7 @@ from protomq._push_results import Failure
 from protomq._push_state import Run, Work, judge_in_order
 from protomq._push_work import Worker
 from protomq._seldom import SaidSeldom
+from protomq._selectors import sharded_index
 from protomq._send_back import DELAY_MAX_S, error_text
 from protomq._send_core import SendCore
 from protomq._types import Body, MessageQueue
@@ -114,25 +115,21 @@ class FakeGroup:
         *,
         retry_count_max: int | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        delay_levels_s: Sequence[float] = DELAY_LEVELS_S,
         clock: FakeClock | None = None,
         queue_count: int = QUEUE_COUNT,
     ) -> None:
         """`consumer`: of the first member; `join` makes others. `queue_count`: of each topic.
 
         `retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`). None: not set. That means 16, and no limit
-        in order.
+        in order. `delay_levels_s`: those of the broker (`delay.levels`), for listeners that name one. Beyond the last, the last counts.
         """
         _check_consumer(consumer)
         check_count("queue_count", queue_count, 1, QUEUE_ID_MAX + 1)
         if retry_count_max is not None:
             check_count("retry_count_max", retry_count_max, 0, GROUP_RETRY_COUNT_MAX)
-        given: object = retry_delays_s
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise WrongTypeError(f"retry_delays_s is a list of seconds, not {retry_delays_s!r}")
-        if not retry_delays_s:
-            raise ConfigurationError("a group has one delay of a retry at least")
-        for delay_s in retry_delays_s:
-            _check_span("each of retry_delays_s", delay_s, DELAY_MAX_S)
+        _check_spans("retry_delays_s", retry_delays_s, "a group has one delay of a retry at least")
+        _check_spans("delay_levels_s", delay_levels_s, "a broker has one delay level at least")
         if clock is not None and not isinstance(clock, FakeClock):
             raise WrongTypeError(f"clock is a FakeClock, not {clock!r}")
         self.clock = clock or FakeClock()
@@ -147,6 +144,7 @@ class FakeGroup:
         """Checks what is sent, as a producer does."""
         self._retry_count_max = retry_count_max
         self._retry_delays_s = retry_delays_s
+        self._delay_levels_s = delay_levels_s
         self._sequence = itertools.count(1)
         self._offsets: dict[MessageQueue, itertools.count[int]] = {}
         self._waiting: list[_Waiting] = []
@@ -162,18 +160,25 @@ class FakeGroup:
         key: str = "",
         tag: str = "",
         properties: Mapping[str, str] | None = None,
-        queue_id: int = 0,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
         delay_s: float = 0.0,
     ) -> Message:
-        """A message that is to be delivered, at once or after a delay; as its listener gets it. Refuses what a producer or broker does."""
+        """A message that is to be delivered, at once or after a delay; as its listener gets it. Refuses what a producer or broker does.
+
+        Without `queue_id` it goes to the queue of its sharding key, as a producer would send it; without both, to queue 0.
+        """
         if why := why_no_topic(check_topic(topic)):
             raise ConfigurationError(why)
-        check_count("queue_id", queue_id, 0, QUEUE_ID_MAX)
+        if queue_id is not None:
+            check_count("queue_id", queue_id, 0, QUEUE_ID_MAX)
         _check_span("delay_s", delay_s, DELAY_MAX_S)
-        self._core.prepare(body, None if key == "" else key, (), tag, properties)
+        self._core.prepare(body, None if key == "" else key, (), tag, properties, sharding_key)
+        if queue_id is None:
+            queue_id = sharded_index(sharding_key, self._queue_count) if sharding_key else 0
         number = next(self._sequence)
         body, properties = encode_body(body, properties)
-        front = encode_front((key,) if key else (), tag, properties)
+        front = encode_front((key,) if key else (), tag, properties, sharding_key or "")
         record = RecordTemplate(topic, 1, 0).encode(
             body, number, self.clock.now_ms(), key=key, tag=tag, front=front
         )
@@ -411,7 +416,7 @@ class FakeGroup:
         if "delay_ms" in failure.fields:
             delay_s = failure.fields["delay_ms"] / 1000
         elif "delay_level" in failure.fields:
-            delay_s = DELAY_LEVELS_S[min(failure.fields["delay_level"], len(DELAY_LEVELS_S)) - 1]
+            delay_s = self._delay_levels_s[min(failure.fields["delay_level"], len(self._delay_levels_s)) - 1]
         self._wait(self._copy(message, attempt, failure.error), delay_s)
 
     def _copy(self, message: Message, attempt: int, error: str) -> Message:
@@ -429,7 +434,7 @@ class FakeGroup:
         ).SerializeToString()
         topic = retry_topic(self.members[0].consumer.group)
         before = Record.FromString(message.record)
-        front = encode_front(before.keys, before.tag, before.properties)
+        front = encode_front(before.keys, before.tag, before.properties, message.sharding_key)
         record = RecordTemplate(topic, message.producer_id, message.producer_epoch).encode(
             before.body, message.sequence, message.born_time_ms, key=message.key, tag=message.tag, front=front,
             flags=FLAG_KIND_COPY | FLAG_TRANSIT,
@@ -459,6 +464,15 @@ def _check_consumer(consumer: object) -> None:
         raise WrongTypeError(f"FakeGroup takes a PushConsumer or AsyncPushConsumer, not {consumer!r}{hint}")
     if consumer.is_running:
         raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
+
+
+def _check_spans(name: str, given: object, why_empty: str) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise WrongTypeError(f"{name} is a list of seconds, not {given!r}")
+    if not given:
+        raise ConfigurationError(why_empty)
+    for delay_s in given:
+        _check_span(f"each of {name}", delay_s, DELAY_MAX_S)
 
 
 def _check_span(name: str, value: object, most_s: float) -> None:

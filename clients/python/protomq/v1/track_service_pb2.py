@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/track_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\")\n\x13TrackMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\"q\n\x14TrackMessageResponse\x12(\n\x06places\x18\x01 \x03(\x0b\x32\x18.protomq.v1.MessagePlace\x12\x15\n\rdamaged_count\x18\x02 \x01(\x05\x12\x18\n\x10unsearched_count\x18\x03 \x01(\x03\"\x90\x02\n\x0cMessagePlace\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.protomq.v1.PlaceKind\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x03\x12\x15\n\rstore_time_ms\x18\x05 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\x12&\n\x06groups\x18\t \x03(\x0b\x32\x16.protomq.v1.GroupTrack\x12\x13\n\x0b\x63heck_count\x18\n \x01(\x05\x12\x13\n\x0b\x64ue_time_ms\x18\x0b \x01(\x03\"\\\n\nGroupTrack\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.protomq.v1.TrackState\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05*\x9f\x02\n\tPlaceKind\x12\x1a\n\x16PLACE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fPLACE_KIND_SENT\x10\x01\x12\x16\n\x12PLACE_KIND_DELAYED\x10\x02\x12\x18\n\x14PLACE_KIND_COMMITTED\x10\x03\x12\x14\n\x10PLACE_KIND_RETRY\x10\x04\x12\x1a\n\x16PLACE_KIND_DEAD_LETTER\x10\x05\x12\x17\n\x13PLACE_KIND_REPLAYED\x10\x06\x12\x16\n\x12PLACE_KIND_EXPIRED\x10\x07\x12\x1f\n\x1bPLACE_KIND_OPEN_TRANSACTION\x10\x08\x12\x16\n\x12PLACE_KIND_WAITING\x10\t\x12\x13\n\x0fPLACE_KIND_KEPT\x10\n*r\n\nTrackState\x12\x1b\n\x17TRACK_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRACK_STATE_CONSUMED\x10\x01\x12\x17\n\x13TRACK_STATE_NOT_YET\x10\x02\x12\x14\n\x10TRACK_STATE_HELD\x10\x03\x32p\n\x0cTrackService\x12Z\n\x0cTrackMessage\x12\x1f.protomq.v1.TrackMessageRequest\x1a .protomq.v1.TrackMessageResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x1c\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/track_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\")\n\x13TrackMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\"q\n\x14TrackMessageResponse\x12(\n\x06places\x18\x01 \x03(\x0b\x32\x18.protomq.v1.MessagePlace\x12\x15\n\rdamaged_count\x18\x02 \x01(\x05\x12\x18\n\x10unsearched_count\x18\x03 \x01(\x03\"\xf9\x02\n\x0cMessagePlace\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.protomq.v1.PlaceKind\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x03\x12\x15\n\rstore_time_ms\x18\x05 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\x12&\n\x06groups\x18\t \x03(\x0b\x32\x16.protomq.v1.GroupTrack\x12\x13\n\x0b\x63heck_count\x18\n \x01(\x05\x12\x13\n\x0b\x64ue_time_ms\x18\x0b \x01(\x03\x12\x14\n\x0corigin_topic\x18\x0c \x01(\t\x12\x17\n\x0forigin_queue_id\x18\r \x01(\x05\x12 \n\x13origin_queue_offset\x18\x0e \x01(\x03H\x00\x88\x01\x01\x42\x16\n\x14_origin_queue_offset\"\\\n\nGroupTrack\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.protomq.v1.TrackState\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05*\x9f\x02\n\tPlaceKind\x12\x1a\n\x16PLACE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fPLACE_KIND_SENT\x10\x01\x12\x16\n\x12PLACE_KIND_DELAYED\x10\x02\x12\x18\n\x14PLACE_KIND_COMMITTED\x10\x03\x12\x14\n\x10PLACE_KIND_RETRY\x10\x04\x12\x1a\n\x16PLACE_KIND_DEAD_LETTER\x10\x05\x12\x17\n\x13PLACE_KIND_REPLAYED\x10\x06\x12\x16\n\x12PLACE_KIND_EXPIRED\x10\x07\x12\x1f\n\x1bPLACE_KIND_OPEN_TRANSACTION\x10\x08\x12\x16\n\x12PLACE_KIND_WAITING\x10\t\x12\x13\n\x0fPLACE_KIND_KEPT\x10\n*r\n\nTrackState\x12\x1b\n\x17TRACK_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRACK_STATE_CONSUMED\x10\x01\x12\x17\n\x13TRACK_STATE_NOT_YET\x10\x02\x12\x14\n\x10TRACK_STATE_HELD\x10\x03\x32p\n\x0cTrackService\x12Z\n\x0cTrackMessage\x12\x1f.protomq.v1.TrackMessageRequest\x1a .protomq.v1.TrackMessageResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x1c\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,18 +37,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACKSERVICE']._serialized_options = b'\210\347\030\005'
   _globals['_TRACKSERVICE'].methods_by_name['TrackMessage']._loaded_options = None
   _globals['_TRACKSERVICE'].methods_by_name['TrackMessage']._serialized_options = b'\212\347\030\003\010\201\034'
-  _globals['_PLACEKIND']._serialized_start=600
-  _globals['_PLACEKIND']._serialized_end=887
-  _globals['_TRACKSTATE']._serialized_start=889
-  _globals['_TRACKSTATE']._serialized_end=1003
+  _globals['_PLACEKIND']._serialized_start=705
+  _globals['_PLACEKIND']._serialized_end=992
+  _globals['_TRACKSTATE']._serialized_start=994
+  _globals['_TRACKSTATE']._serialized_end=1108
   _globals['_TRACKMESSAGEREQUEST']._serialized_start=72
   _globals['_TRACKMESSAGEREQUEST']._serialized_end=113
   _globals['_TRACKMESSAGERESPONSE']._serialized_start=115
   _globals['_TRACKMESSAGERESPONSE']._serialized_end=228
   _globals['_MESSAGEPLACE']._serialized_start=231
-  _globals['_MESSAGEPLACE']._serialized_end=503
-  _globals['_GROUPTRACK']._serialized_start=505
-  _globals['_GROUPTRACK']._serialized_end=597
-  _globals['_TRACKSERVICE']._serialized_start=1005
-  _globals['_TRACKSERVICE']._serialized_end=1117
+  _globals['_MESSAGEPLACE']._serialized_end=608
+  _globals['_GROUPTRACK']._serialized_start=610
+  _globals['_GROUPTRACK']._serialized_end=702
+  _globals['_TRACKSERVICE']._serialized_start=1110
+  _globals['_TRACKSERVICE']._serialized_end=1222
 # @@protoc_insertion_point(module_scope)

@@ -174,6 +174,9 @@ class MessagePlace(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     CHECK_COUNT_FIELD_NUMBER: _builtins.int
     DUE_TIME_MS_FIELD_NUMBER: _builtins.int
+    ORIGIN_TOPIC_FIELD_NUMBER: _builtins.int
+    ORIGIN_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     kind: Global___PlaceKind.ValueType
     """How it came there."""
     topic: _builtins.str
@@ -194,6 +197,12 @@ class MessagePlace(_message.Message):
     """Times that the producer was asked about its transaction, while it is open."""
     due_time_ms: _builtins.int
     """When it comes there, while it waits: milliseconds since 1970-01-01 UTC, by the broker's log time. 0: it does not wait."""
+    origin_topic: _builtins.str
+    """Where it stood before the broker moved it for the first time; "" if it did not."""
+    origin_queue_id: _builtins.int
+    """The queue there, from 0."""
+    origin_queue_offset: _builtins.int
+    """The offset there; absent: it was in no queue, as a delayed message, or one of a transaction."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTrack]:
         """What the groups that consume the topic have done with it, by name; 1,000 at most."""
@@ -212,12 +221,17 @@ class MessagePlace(_message.Message):
         groups: _abc.Iterable[Global___GroupTrack] | None = ...,
         check_count: _builtins.int = ...,
         due_time_ms: _builtins.int = ...,
+        origin_topic: _builtins.str = ...,
+        origin_queue_id: _builtins.int = ...,
+        origin_queue_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_origin_queue_offset", b"_origin_queue_offset", "origin_queue_offset", b"origin_queue_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "check_count", b"check_count", "consumer_group", b"consumer_group", "due_time_ms", b"due_time_ms", "groups", b"groups", "kind", b"kind", "last_error", b"last_error", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "store_time_ms", b"store_time_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_origin_queue_offset", b"_origin_queue_offset", "attempt", b"attempt", "check_count", b"check_count", "consumer_group", b"consumer_group", "due_time_ms", b"due_time_ms", "groups", b"groups", "kind", b"kind", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "store_time_ms", b"store_time_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__origin_queue_offset: _TypeAlias = _typing.Literal["origin_queue_offset"]  # noqa: Y015
+    _WhichOneofArgType__origin_queue_offset: _TypeAlias = _typing.Literal["_origin_queue_offset", b"_origin_queue_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__origin_queue_offset) -> _WhichOneofReturnType__origin_queue_offset | None: ...
 
 Global___MessagePlace: _TypeAlias = MessagePlace  # noqa: Y015
 

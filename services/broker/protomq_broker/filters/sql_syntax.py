@@ -181,6 +181,11 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
             found = "this text has no closing quote"
         elif said := next((said for wrong, said in _HINTS.items() if text.startswith(wrong, position)), None):
             found = said
+        elif text[position].isalnum():
+            found = (
+                f"{text[position]!r} cannot stand in a name here, only A-Z a-z 0-9 _ $: "
+                f"CEL has any property, as properties['{text[position]}...'] == 'x'"
+            )
     elif not isinstance(error, UnexpectedEOF):
         position = 0
     expected = tuple(sorted({_READ_AS.get(name, name) for name in names - {"COMPARISON"}}))
