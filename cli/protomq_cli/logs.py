@@ -110,8 +110,8 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     if damage and (store / BACKUP_NAME).exists():
         advice = (
             "this is a backup: make another one in another folder, of the broker or a slave. If none has this log any more, "
-            f"`protomq restore {store} NEW --position {damage[0].start_position}` gives what stands before the damage. `protomq log repair` of a copy of"
-            " the folder takes the damage out, and the rest can be restored"
+            f"`protomq restore {store} NEW --position {damage[0].start_position}` gives what stands before the damage. "
+            "`protomq log repair` of a copy of the folder takes the damage out, and the rest can be restored"
         )
     elif damage:
         advice = f"damage of the log is taken out by `protomq log repair {store} --keep DIR`"
