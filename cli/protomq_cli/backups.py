@@ -25,6 +25,7 @@ from protomq_cli.options import (
     times_option,
 )
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.places import refuse_ahead
 
 if TYPE_CHECKING:
     from protomq_broker.log_client import LogClient
@@ -130,6 +131,7 @@ def backup(
     With --store and without --broker the broker has to be stopped.
     """
     with import_tools():
+        from protomq_broker.failed_opens import full_disk_named
         from protomq_broker.store.tools.backup import FolderSource, LinkingSource, back_up
     if broker is None:
         if store is None:
@@ -138,10 +140,10 @@ def backup(
                 "USAGE",
                 "name the broker with --broker, or a store whose broker is stopped with --store",
             )
-        with offline_store(store):
+        with offline_store(store), full_disk_named(folder):
             report = back_up(FolderSource(store), folder)
     else:
-        with _client(broker, namesrv, timeout) as client:
+        with _client(broker, namesrv, timeout) as client, full_disk_named(folder):
             report = back_up(client if store is None else LinkingSource(client, store), folder)
     _print(report, output)
 
@@ -164,8 +166,9 @@ def restore(
     With --slave it is a replica of a broker that lives.
     """
     with import_tools():
+        from protomq_broker.failed_opens import full_disk_named
         from protomq_broker.store.errors import CutError
-        from protomq_broker.store.tools.backup import Cut
+        from protomq_broker.store.tools.backup import Cut, read_manifest
         from protomq_broker.store.tools.backup import restore as restore_store
     cut = Cut()
     if time is not None:
@@ -173,15 +176,21 @@ def restore(
             raise CliError(
                 ExitCode.USAGE, "USAGE", "--time takes a time, such as @-1h or @2026-08-01T12:00"
             )
+        refuse_ahead(time.begin, "--time", "so all would be restored; if that is wanted, leave --time out")
         cut = cut._replace(time_ms=time.begin.time_ms)
     if position is not None:
         cut = cut._replace(position=position)
     try:
-        report = restore_store(backup_folder, folder, cut, is_slave=slave)
+        with full_disk_named(folder):
+            report = restore_store(backup_folder, folder, cut, is_slave=slave)
     except CutError as error:
         text = re.sub(r"(\d+) ms since 1970", lambda found: time_text(int(found[1])), str(error))
         raise CliError(ExitCode.USAGE, "CUT", text) from error
     _print(report, output)
+    kept = read_manifest(backup_folder)
+    if time is not None and kept is not None and kept.end_time_ms < cut.time_ms:
+        told = f"the backup ends with what was stored at {time_text(kept.end_time_ms)}, before --time: all of it is restored"
+        sys.stderr.write(f"{folder}: {told}\n")
     who = "a slave, or an elected member whose master runs," if slave else "a broker"
     sys.stderr.write(f"{folder}: start {who} with this as its data_dir\n")
 

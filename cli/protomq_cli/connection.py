@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     )
     from protomq.calls import Calls
 
+_DISK_FULL_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT)
+
 SILENCE_S: Final = 60.0
 """A broker that did not answer is not waited for again by the same command; one that runs for longer tries again."""
 
@@ -160,6 +162,8 @@ def translate(error: BaseException) -> CliError | None:
             "PORT_IN_USE",
             f"{message}; stop what listens there, or choose another port",
         )
+    if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+        return CliError(ExitCode.REFUSED, "DISK_FULL", f"{_os_message(error)}; free space on this disk, and run it again")
     if isinstance(error, OSError) and error.errno is not None:
         return CliError(ExitCode.FAILURE, "OS_ERROR", _os_message(error))
     return None

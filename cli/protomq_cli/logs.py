@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from protomq.v1.record_pb2 import Record
     from protomq.wire.log_walk import Seal
     from protomq_broker.store.tools.offline import LogItem
-    from protomq_broker.store.tools.verify import Finding
+    from protomq_broker.store.tools.verify import Finding, FindingKind
 
 _COLUMNS = {
     "position": 12, "size_bytes": 10, "kind": 6, "topic": 12, "queue_id": 8, "queue_offset": 12, "keys": 12,
@@ -29,6 +30,8 @@ _COLUMNS = {
 _KINDS = {0: "plain", 0x100: "half", 0x200: "copy", 0x300: "state"}
 """By the bits 8 to 10 of `flags`."""
 _FINDING_COLUMNS = ("kind", "start_position", "end_position", "lost", "explanation", "path")
+FINDINGS_SHOWN: Final = 10
+"""Rows of one kind in a table of `log verify`."""
 _EPOCH_COLUMNS = ("epoch", "start_position", "end_position", "led")
 _REPAIR_COLUMNS = ("start_position", "end_position", "explanation", "kept")
 
@@ -91,15 +94,26 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     taken out.
     """
     with offline_store(store):
+        from protomq_broker.store.config import BACKUP_NAME
         from protomq_broker.store.tools.verify import FindingKind
         from protomq_broker.store.tools.verify import verify as verify_store
 
         findings = verify_store(store)
-    rows = [_finding_row(finding) for finding in findings]
-    if rows or not output.is_table:
-        print_rows(rows, _FINDING_COLUMNS, output)
+    shown = _first_of_each_kind(findings) if output.is_table else findings
+    if shown or not output.is_table:
+        print_rows([_finding_row(finding) for finding in shown], _FINDING_COLUMNS, output)
+    for kind, count in Counter(finding.kind for finding in findings).items():
+        if (left := count - FINDINGS_SHOWN) > 0 and output.is_table:
+            sys.stderr.write(f"{left} more of {kind.value}; `-o jsonl` shows all\n")
     kinds = {finding.kind for finding in findings}
-    if kinds & {FindingKind.CORRUPTION, FindingKind.QUARANTINE}:
+    damage = [finding for finding in findings if finding.kind in (FindingKind.CORRUPTION, FindingKind.QUARANTINE)]
+    if damage and (store / BACKUP_NAME).exists():
+        advice = (
+            "this is a backup: make another one in another folder, of the broker or a slave. If none has this log any more, "
+            f"`protomq restore {store} NEW --position {damage[0].start_position}` gives what stands before the damage. "
+            "`protomq log repair` of a copy of the folder takes the damage out, and the rest can be restored"
+        )
+    elif damage:
         advice = f"damage of the log is taken out by `protomq log repair {store} --keep DIR`"
     elif kinds & {FindingKind.WRONG_STAMP, FindingKind.WRONG_ENTRY}:
         advice = "the log holds; what is derived from it does not agree, see above"
@@ -266,6 +280,17 @@ def _seal_row(seal: Seal) -> dict[str, Any]:
         "crc32c": f"{seal.crc32c:08x}",
         "note": f"closes {seal.record_count} records, {seal.size_bytes} B from {seal.start_position}",
     }
+
+
+def _first_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
+    """One cause may be found in each append behind it."""
+    seen: Counter[FindingKind] = Counter()
+    shown = []
+    for finding in findings:
+        seen[finding.kind] += 1
+        if seen[finding.kind] <= FINDINGS_SHOWN:
+            shown.append(finding)
+    return shown
 
 
 def _finding_row(finding: Finding) -> dict[str, Any]:

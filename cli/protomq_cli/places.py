@@ -18,12 +18,13 @@ AHEAD_MAX_MS: Final = 60_000
 """By so much clocks may differ."""
 
 
-def refuse_ahead(place: Place, option: str) -> None:
-    """Raises BadParameter for a time at which nothing can be stored yet: a mistyped year would skip all."""
+def refuse_ahead(
+    place: Place, option: str, why: str = "so all that is stored would be skipped; if that is wanted, write end"
+) -> None:
+    """Raises BadParameter for a time at which nothing can be stored yet: a mistyped year would skip all. `why`: what would happen."""
     if isinstance(place, AtTime) and place.time_ms > time.time() * 1000 + AHEAD_MAX_MS:
         when = datetime.fromtimestamp(place.time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-        text = f"{when} lies ahead, so all that is stored would be skipped; if that is wanted, write end"
-        raise typer.BadParameter(text, param_hint=option)
+        raise typer.BadParameter(f"{when} lies ahead, {why}", param_hint=option)
 
 
 def resolve_in_queue(

@@ -218,6 +218,45 @@ def test_a_backup_of_links_outlives_a_log_that_is_cut(tmp_path: Path) -> None:
         assert restored.log_bytes(end) == log
 
 
+def test_damage_of_a_backup_and_times_behind_its_end_are_told(tmp_path: Path) -> None:
+    broker = HaBroker(tmp_path / "store", "ASYNC_MASTER", 0)
+    with running(broker):
+        for number in range(20):
+            broker.send_ok(b"%d" % number * 1_000)
+        wait_for(lambda: broker.status().flushed_position == broker.status().end_position)
+        done("backup", tmp_path / "kept", "--broker", broker.address.remoting_address)
+        broker.stop()
+    kept = tmp_path / "kept"
+    done("backup", kept, "--store", tmp_path / "store")
+
+    def ended(*arguments: object) -> tuple[int, str]:
+        process = protomq(*arguments)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, err
+
+    code, err = ended("restore", kept, tmp_path / "ahead", "--time", "@2099-01-01")
+    assert (code, "lies ahead, so all would be restored" in err, (tmp_path / "ahead").exists()) == (2, True, False)
+    code, err = ended("restore", kept, tmp_path / "now", "--time", "@-0s")
+    assert code == 0, err
+    assert re.search(r"the backup ends with what was stored at 20\S+Z, before --time: all of it is restored", err)
+    (segment,) = (kept / "commitlog").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(10_000)
+        byte = file.read(1)
+        file.seek(10_000)
+        file.write(bytes([byte[0] ^ 1]))
+    code, err = ended("log", "verify", kept)
+    assert code == 1
+    place = re.search(rf"this is a backup: make another one.* `protomq restore {kept} NEW --position (\d+)` gives", err)
+    assert place is not None, err
+    done("restore", kept, tmp_path / "before", "--position", place[1])
+    code, err = ended("restore", kept, tmp_path / "whole")
+    assert code == 1, err
+    before = HaBroker(tmp_path / "before", "ASYNC_MASTER", 0)
+    with running(before):
+        assert 0 < len(bodies(before)) < 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,17 @@ log = logging.getLogger("protomq.broker")
 
 TRIES_PER_LINE: Final = 60
 """A store is tried about each second; the log need not have all of that."""
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Around what writes into a folder: the error of a write does not say where its disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL_ERRNOS or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 class FailedOpens:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from protomq_broker.failed_opens import TRIES_PER_LINE, FailedOpens
+from protomq_broker.failed_opens import TRIES_PER_LINE, FailedOpens, full_disk_named
+from protomq_cli.connection import translate
+from protomq_cli.exits import ExitCode
 
 
 def failure(number: int) -> OSError:
@@ -38,3 +40,21 @@ def test_the_same_is_said_once_a_minute_and_news_at_once(caplog: pytest.LogCaptu
     assert len(caplog.records) == 2
     opens.say(failure(errno.EIO))
     assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("path", [None, "/data/b/lock"])
+def test_a_command_whose_disk_is_full_names_the_folder_and_says_what_to_do(number: int, path: str | None) -> None:
+    with pytest.raises(OSError, match=os.strerror(number)) as caught, full_disk_named(Path("/data/b")):
+        raise OSError(number, os.strerror(number), path)
+    told = translate(caught.value)
+    assert told is not None
+    assert (told.exit_code, told.reason) == (ExitCode.REFUSED, "DISK_FULL")
+    assert str(told) == f"{path or '/data/b'}: {os.strerror(number)}; free space on this disk, and run it again"
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    error = failure(errno.EIO)
+    with pytest.raises(OSError, match="output error") as caught, full_disk_named(Path("/data/b")):
+        raise error
+    assert caught.value is error

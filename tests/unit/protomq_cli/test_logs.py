@@ -6,7 +6,8 @@ import pytest
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import FLAG_KIND_COPY, FLAG_KIND_HALF, NO_QUEUE_OFFSET
-from protomq_cli.logs import _record_row
+from protomq_broker.store.tools.verify import Finding, FindingKind
+from protomq_cli.logs import FINDINGS_SHOWN, _first_of_each_kind, _record_row
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_a_record_says_its_kind_and_has_no_offset_where_it_is_in_no_queue(
     row = _record_row(record)
     assert (row["record_kind"], row["queue_offset"], row["note"]) == (kind, offset, note)
     assert ("due_time" in row) == record.HasField("due_time_ms")
+
+
+def test_of_many_findings_of_a_kind_the_first_are_shown() -> None:
+    stamps = [Finding(FindingKind.WRONG_STAMP, "/b", at, at, (), "an append of epoch 1, behind one of epoch 2") for at in range(3_263)]
+    damage = [Finding(FindingKind.CORRUPTION, "/b", at, at + 1, (), "does not hold") for at in range(2)]
+    assert _first_of_each_kind([*damage, *stamps]) == [*damage, *stamps[:FINDINGS_SHOWN]]
+    assert _first_of_each_kind([]) == []

@@ -32,7 +32,8 @@ from protomq_broker.store.tools.backup import (
     restore,
 )
 from protomq_broker.store.tools.offline import open_offline
-from protomq_broker.store.tools.verify import verify
+from protomq_broker.store.tools.repair import repair
+from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
@@ -274,6 +275,31 @@ def test_a_stopped_broker_with_another_log_does_not_go_on_with_a_backup(extra: i
     with pytest.raises(BackupError, match=r"another past|lost a part"):
         back_up(source, "/b", disk=disk)
     assert (log_in(disk, "/b"), read_manifest("/b", disk=disk)) == before
+
+
+def test_damage_of_a_backup_is_no_torn_tail_and_what_is_around_it_can_be_restored() -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    disk.flip_bit("/b/commitlog/" + "0" * 20, 8 * 3_000)
+    (found,) = verify("/b", disk=disk)
+    assert found.kind is FindingKind.CORRUPTION, "all that backup.json lists was proved and synced"
+    with pytest.raises(BackupError, match="does not hold"):
+        restore("/b", "/all", disk=disk)
+    for place in (found.start_position, found.start_position + 1):
+        report = restore("/b", f"/before{place}", Cut(position=place), disk=disk)
+        assert report.manifest.end.position == found.start_position
+        before = open_at(disk, f"/before{place}")
+        bodies = [read_all(before, queue_id=queue_id) for queue_id in (0, 1)]
+        assert bodies == [each[: len(got)] for each, got in zip(expected, bodies, strict=True)]
+        assert all(bodies)
+    repair("/b", "/keep", disk=disk)
+    assert [each.kind for each in verify("/b", disk=disk)] == [FindingKind.REPAIRED]
+    restore("/b", "/rest", disk=disk)
+    rest = open_at(disk, "/rest")
+    lost = [len(each) - len(read_all(rest, queue_id=queue_id)) for queue_id, each in enumerate(expected)]
+    assert sorted(lost) == [0, 1]
 
 
 @pytest.mark.parametrize("by", ["position", "time"])

@@ -436,7 +436,7 @@ class _Copy:
     def _run(self, source: LogSource, cut: Cut) -> None:
         run, size = b"", self.manifest.segment_size_bytes
         position = self._tail.position or self.manifest.first_position
-        while position < self._end_position:
+        while position < min(self._end_position, cut.position):
             is_whole = position % size == 0 and position + size <= self._end_position
             if (
                 is_whole
@@ -447,7 +447,11 @@ class _Copy:
                 position = self._tail.position
                 continue
             read_at = position + len(run)
-            data = source.read(read_at, min(PART_SIZE_BYTES, self._end_position - read_at))
+            if read_at >= cut.position:
+                return  # it lies within an append
+            # What is behind the cut may be damaged.
+            left_bytes = min(self._end_position, cut.position) - read_at
+            data = source.read(read_at, min(PART_SIZE_BYTES, left_bytes))
             if not data:
                 raise _GoneError
             run += data

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.log_walk import Seal
-from protomq_broker.store.config import check_format
+from protomq_broker.store.config import BACKUP_NAME, check_format
 from protomq_broker.store.errors import StoreSettingsError
 from protomq_broker.store.files.disk import Disk, read_json
 from protomq_broker.store.files.lock import is_locked, previous_cache_id
@@ -137,9 +137,19 @@ def open_offline(
             checkpoint.flushed_position if checkpoint else 0,
             derived_position(disk, root),
             epochs.synced_position,
+            _backed_up_position(disk, root),
         ),
         written_position(disk, root) if may_ask_queues else 0,
     )
+
+
+def _backed_up_position(disk: Disk, root: str) -> int:
+    """Up to where a backup has the log, which was synced there; 0 if the folder is none, or does not tell."""
+    try:
+        content = read_json_file(disk, f"{root}/{BACKUP_NAME}")
+        return int(content["end"][0]) if content is not None else 0
+    except (SideFileDamagedError, LookupError, TypeError, ValueError):
+        return 0
 
 
 def epochs_of(root: Path | str, *, disk: Disk | None = None) -> list[dict[str, int | bool]]:
