@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import pytest
+
 from protomq_broker.config import BrokerConfig
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.replication import Replication
@@ -86,3 +88,17 @@ def test_what_fewer_had_confirmed_is_not_on_all_once_they_are_all_again_however_
     master.note(ALL._replace(confirmed_position=later))
     master.run_send_lane()
     assert master.says_all_copies(later) is True
+
+
+def test_the_log_says_what_becomes_of_sends_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    master = Master()
+    caplog.clear()
+    for verdict in (FEWER, FEWER, FEWER._replace(in_sync_count=0, refuses=True), FEWER, ALL):
+        master.note(verdict)
+        master.run_send_lane()
+    assert [record.message for record in caplog.records if "sends are" in record.message] == [
+        "2 of 2 copies are in sync: sends are answered SLAVE_NOT_AVAILABLE",
+        "0 of 2 copies are in sync: sends are refused, since min_in_sync_replicas is 1",
+        "2 of 2 copies are in sync: sends are answered SLAVE_NOT_AVAILABLE",
+        "3 of 2 copies are in sync: sends are answered SEND_OK again",
+    ]
