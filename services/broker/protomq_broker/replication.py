@@ -75,6 +75,9 @@ class Replication:
                 leadership,
                 log_time,
             )
+        elif config.ha.master:
+            # Not refused: who changes the roles of two brokers may leave it in both files.
+            log.warning("ha.master is not used: broker_role is %s, and only a SLAVE follows", config.role.value)
         follower = self.follower
         self.service = HaService(
             store,
