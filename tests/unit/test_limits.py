@@ -66,7 +66,8 @@ OF_A_REQUEST: Final = {
         pull_requests.GRPC_SIZE_MAX_BYTES,
         None,
     ),
-    "`hold_ms` (`hold_max_ms`)": (CONFIG.hold_max_ms, None),
+    "`hold_ms`": (pull_requests.HOLD_MAX_MS, None),
+    "the hold itself (`hold_max_ms`)": (CONFIG.hold_max_ms, None),
     "`tags`": (pull_service.TAGS_MAX, None),
     "`member`, characters": (group_members.MEMBER_SIZE_MAX, None),
     "`invisible_ms` (`pop_invisible_max_ms`), 10,000 (`pop_invisible_min_ms`) at least": (
@@ -92,7 +93,7 @@ BY_REQUEST: Final = {
         pop_requests.RECORD_COUNT_MAX,
         pull_answer.RECORD_COUNT_DEFAULT,
     ),
-    ("`WaitForReplies`", "`hold_ms` (`hold_max_ms`)"): (CONFIG.hold_max_ms, None),
+    ("`WaitForReplies`", "`hold_ms`"): (pull_requests.HOLD_MAX_MS, None),
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
     ("`ListTopicNames`", "`page_size`"): (
         request_checks.PAGE_SIZE_MAX,

@@ -618,7 +618,7 @@ class Broker:
         return counts.retried, counts.dead, counts.repeated, self._dead_letters.replayed_count
 
     def _write_refusal(self) -> str:
-        refusal = self._send.refusal
+        refusal = self._send.refusal or self._send.shortage
         return refusal.message if refusal is not None else self.store.write_refusal
 
     def _announce(self) -> None:

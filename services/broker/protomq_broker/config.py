@@ -160,7 +160,7 @@ class BrokerConfig:
         default_queues: number of queues of a topic whose creator names no number (RocketMQ: 8).
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s). A commit of
             offsets waits as long, and then is answered DEADLINE_EXCEEDED.
-        hold_max_ms: longest hold that a pull may ask for. A quiet one (`quiet_hold_ms`) lasts twice as long at most.
+        hold_max_ms: longest hold of a call; who asks for more gets that. A quiet pull (`quiet_hold_ms`) lasts twice as long at most.
         delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
         pop_invisible_min_ms: shortest time for which a popped message may be invisible (RocketMQ's proxy: 10 s).
         pop_invisible_max_ms: longest such time (RocketMQ's proxy: 12 h).

@@ -421,6 +421,8 @@ class HaFollower:
         # A log of which nothing holds is no copy, and the head that all logs have is no message.
         if kept <= max(position, SEAL_SIZE_BYTES) or not _has_sound_part(store):
             return
+        if store.appended_position <= first_position:
+            raise OtherPastError(self._front_is_gone(first_position, address))
         what = f"has {kept} bytes, and was a master's" if is_led else f"had {kept} bytes confirmed"
         # Any log may have had at its beginning what is here.
         begins = f" begins at position {first_position}, and" if first_position else ""
@@ -448,10 +450,20 @@ class HaFollower:
         confirmed = own.kept_for(target, shares_past=shares_past)
         if not _sound_bytes(store, shared, confirmed):
             return
+        if not shares_past and own.end <= first_position and own.epoch < target.epoch:
+            raise OtherPastError(self._front_is_gone(first_position, address))
         raise OtherPastError(
             f"the master at {address} has this log up to position {shared} only, and what was confirmed here ends at {confirmed}: nothing"
             " is dropped. Has etcd lost its data, or was it restored from a copy? If this store has the right messages, stop that master,"
             " and order the unclean promotion of this one. Else give this broker an empty folder"
+        )
+
+    def _front_is_gone(self, first_position: int, address: Address) -> str:
+        """Says that the master has deleted everything by which one could see that both logs are one."""
+        return (
+            f"the log of the master at {address} begins at position {first_position}, and this one ends at {self._store.appended_position}:"
+            " the master has deleted what stood before, as it does when its disk is full. So nothing shows that both logs are one, and"
+            " nothing is dropped. The master has the newer messages: give this broker an empty folder, and it fetches what the master has"
         )
 
     def _may_retention_have_deleted(self, first_position: int) -> bool:

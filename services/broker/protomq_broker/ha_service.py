@@ -299,7 +299,7 @@ class HaService:
             if master.heard_ms is not None:
                 response.master_silence_ms = now_ms - master.heard_ms
             return response
-        response.problem = self._store.write_refusal
+        response.problem = "; ".join(filter(None, [self._store.write_refusal, self._shortage()]))
         response.in_sync_count = self.verdict.in_sync_count
         if self._role is BrokerRole.SYNC_MASTER:
             response.in_sync_replicas = self._config.in_sync_replicas
@@ -317,6 +317,13 @@ class HaService:
             for each in self._table.views(positions.appended, now_ms)
         )
         return response
+
+    def _shortage(self) -> str:
+        """Says why sends are refused, if too few copies are in sync."""
+        if not self.verdict.refuses:
+            return ""
+        count, wanted = self.verdict.in_sync_count, self._config.min_in_sync_replicas
+        return f"{count} copies are in sync, and min_in_sync_replicas is {wanted}: no messages are taken until slaves are back"
 
     @tells_store_errors
     def order_lead(

@@ -17,7 +17,7 @@ from .filter_searches import key_of
 from .pop_orders import PopTerms
 from .pop_receipts import Receipt, check_receipt, decode_receipt
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
-from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter
+from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter, shortened_hold_ms
 from .pull_service import SIZE_MAX_BYTES, TAGS_MAX
 from .store.state.group_settings import retry_delays_of
 from .store.state.popped_queue import OPEN_MAX, count_in
@@ -96,10 +96,10 @@ class PopRequests:
         for field, largest in (
             ("record_count_max", RECORD_COUNT_MAX),
             ("size_max_bytes", SIZE_MAX_BYTES),
-            ("hold_ms", config.hold_max_ms),
         ):
             if not 0 <= getattr(request, field) <= largest:
                 raise invalid_argument(field, f"must be 0 to {largest}")
+        request.hold_ms = shortened_hold_ms(request.hold_ms, config.hold_max_ms)
         request.record_count_max = request.record_count_max or RECORD_COUNT_DEFAULT
         request.size_max_bytes = request.size_max_bytes or SIZE_DEFAULT_BYTES
         if call.transport == "grpc":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
@@ -21,6 +21,18 @@ GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
 """Most bytes of messages in an answer over gRPC. With the index of up to 32,768 messages it fits into the 4 MiB that a gRPC client accepts
 by default. An answer also stays in memory until the client reads it. One message is always given, even if the answer exceeds 4 MiB.
 """
+
+HOLD_MAX_MS: Final = 86_400_000
+"""A day: whoever asks for a longer hold has mistaken the unit."""
+
+
+def shortened_hold_ms(hold_ms: int, hold_max_ms: int) -> int:
+    """Returns how long to hold a call that asks for `hold_ms`: `hold_max_ms` at most, since brokers may have other settings than a client
+    knows. Raises ServiceError.
+    """
+    if not 0 <= hold_ms <= HOLD_MAX_MS:
+        raise invalid_argument("hold_ms", f"must be 0 to {HOLD_MAX_MS}")
+    return min(hold_ms, hold_max_ms)
 
 
 def parse_request(call: Call) -> PullRequest:

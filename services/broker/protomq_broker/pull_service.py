@@ -38,7 +38,7 @@ from .pull_answer import (
     end_position,
     nothing_yet,
 )
-from .pull_requests import complete, parse_request
+from .pull_requests import complete, parse_request, shortened_hold_ms
 from .pull_resets import reset_answer
 from .slave_gate import check_not_behind, not_master
 from .store.errors import StoreError
@@ -268,8 +268,7 @@ class PullService:
             raise invalid_argument(
                 "size_max_bytes", f"must be 0 (for {SIZE_DEFAULT_BYTES}) to {SIZE_MAX_BYTES}"
             )
-        if not 0 <= request.hold_ms <= self._config.hold_max_ms:
-            raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
+        request.hold_ms = shortened_hold_ms(request.hold_ms, self._config.hold_max_ms)
         if len(request.member) > MEMBER_SIZE_MAX:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
         complete(call, request)

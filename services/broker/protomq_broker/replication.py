@@ -35,6 +35,7 @@ log = logging.getLogger("protomq.broker")
 
 RETRY_DELAY_MS = 1_000
 CHANGING_DELAY_MS = 100
+_WELL = "answered SEND_OK again"
 
 
 class Replication:
@@ -74,6 +75,9 @@ class Replication:
                 leadership,
                 log_time,
             )
+        elif config.ha.master:
+            # Not refused: who changes the roles of two brokers may leave it in both files.
+            log.warning("ha.master is not used: broker_role is %s, and only a SLAVE follows", config.role.value)
         follower = self.follower
         self.service = HaService(
             store,
@@ -92,6 +96,7 @@ class Replication:
         """Of a master that was elected."""
         self._confirmed_position = 0
         """The confirmed position after all verdicts so far. The ha lane."""
+        self._outcome_said = _WELL
         self._send: SendService | None = None
         self._waiting: WaitingAnswers | None = None
         self._writer: SystemWriter | None = None
@@ -171,7 +176,6 @@ class Replication:
             return
         positions = self._store.positions
         send = self._send
-        was_short = send.confirmation.is_short
         send.confirmation.change(verdict, confirmed_before)
         if positions.waits_for_replicas is not verdict.waits:
             positions.wait_for_replicas(verdict.waits)
@@ -179,17 +183,20 @@ class Replication:
             # First the send lane must know that fewer copies have the log: otherwise it answers SEND_OK in between.
             positions.note_replicated(verdict.confirmed_position)
             self.service.signal(verdict.confirmed_position)
-        if verdict.is_short is not was_short:
-            log.warning(
-                "%d of %d copies are in sync: sends are answered %s",
-                verdict.in_sync_count,
-                self._config.ha.in_sync_replicas,
-                "SLAVE_NOT_AVAILABLE" if verdict.is_short else "SEND_OK again",
-            )
+        outcome = self._outcome(verdict)
+        if outcome != self._outcome_said:
+            self._outcome_said = outcome
+            log.warning("%d of %d copies are in sync: sends are %s", verdict.in_sync_count, self._config.ha.in_sync_replicas, outcome)
         send.shortage = self._shortage(verdict) if verdict.refuses else None
         if self._leadership is not None and not self.service.standing.takes_sends:
             send.shortage = changing_hands(self._broker_name)
         self._waiting.resolve()
+
+    def _outcome(self, verdict: Verdict) -> str:
+        """Says what becomes of sends."""
+        if verdict.refuses:
+            return f"refused, since min_in_sync_replicas is {self._config.ha.min_in_sync_replicas}"
+        return "answered SLAVE_NOT_AVAILABLE" if verdict.is_short else _WELL
 
     def _shortage(self, verdict: Verdict) -> ServiceError:
         wanted = self._config.ha.min_in_sync_replicas

@@ -24,6 +24,7 @@ from protomq_runtime.errors import (
     unparsable,
 )
 
+from .pull_requests import shortened_hold_ms
 from .reply_calls import (
     GRACE_MS,
     Delivered,
@@ -84,7 +85,7 @@ class ReplyService:
             call.fail(to_service_error(error))
             return
         caller_id = request.caller_id
-        hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
+        hold_ms = call.hold_time_ms(request.hold_ms)
         is_held = hold_ms > 0 and not request.leaves and not self._is_stopping
         if is_held:
             # Hold the call before another lane can find it. A reply's answer is posted to this lane, so it comes after this function.
@@ -147,8 +148,7 @@ class ReplyService:
         except DecodeError:
             raise unparsable("protomq.v1.WaitForRepliesRequest") from None
         _check_id("caller_id", request.caller_id)
-        if not 0 <= request.hold_ms <= self._hold_max_ms:
-            raise invalid_argument("hold_ms", f"must be 0 to {self._hold_max_ms}")
+        request.hold_ms = shortened_hold_ms(request.hold_ms, self._hold_max_ms)
         for name in ("received_reply_ids", "unwanted_reply_ids"):
             if len(getattr(request, name)) > REPLY_IDS_MAX:
                 raise invalid_argument(name, f"at most {REPLY_IDS_MAX} at once")

@@ -50,7 +50,8 @@ class HaConfig:
             of two machines, and old reads push the newest messages out of the master's.
         slave_read_memory_ratio: messages further behind the end of the log than this part of the memory are read from a slave (RocketMQ:
             accessMessageInMemoryMaxRatio, 40 %). 0 to 100. With 0 these are all but the newest of a queue.
-        master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.
+        master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers. A master
+            does not use it.
     """
 
     in_sync_replicas: int = 2

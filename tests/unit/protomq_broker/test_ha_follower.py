@@ -207,6 +207,23 @@ def test_an_elected_master_whose_front_is_gone_is_followed_if_nothing_here_would
     assert drops_its_log_for(master, slave, elected=elected._replace(unclean_epoch=slave.epoch + 1))
 
 
+@pytest.mark.parametrize("epoch", [None, 9, 1])
+def test_a_slave_behind_whose_end_the_master_has_deleted_all_is_given_an_empty_folder(epoch: int | None) -> None:
+    """A full disk makes a master delete. To let this slave lead would lose what the master has."""
+    slave = slave_of(elected_with_messages(20))
+    master = without_its_front(of_another_past(60, 1_000))
+    follower = follower_of(slave, leadership=SimpleNamespace() if epoch else None)
+    follower._target = Follow("m", "m:1", epoch) if epoch else None
+    with pytest.raises(OtherPastError) as told:
+        follower._truncate(_Line(master))  # type: ignore[arg-type]
+    # As where etcd was restored from a copy: it gives an epoch again that this log has from another master.
+    is_etcd_older = epoch == slave.epoch
+    assert ("unclean promotion" in str(told.value)) is is_etcd_older
+    if not is_etcd_older:
+        assert f"begins at position {master.min_position}, and this one ends at {slave.appended_position}" in str(told.value)
+        assert "give this broker an empty folder" in str(told.value)
+
+
 def test_a_young_cluster_loses_its_master_before_it_has_acknowledged_anything() -> None:
     """Its members share the head of the log, and nothing else. The master and one slave have a message that was not acknowledged."""
     master = elected_with_messages(0)

@@ -95,6 +95,20 @@ def test_no_fetch_waits_for_etcd() -> None:
     assert lanes["Fetch"] == lanes["Acknowledge"] == "ha"
 
 
+@pytest.mark.parametrize(
+    ("copies_min", "problem"),
+    [
+        (1, ""),
+        (3, "1 copies are in sync, and min_in_sync_replicas is 3: no messages are taken until slaves are back"),
+    ],
+)
+def test_the_status_says_that_too_few_copies_are_in_sync_for_sends(copies_min: int, problem: str) -> None:
+    copies = HaConfig(in_sync_replicas=3, min_in_sync_replicas=copies_min)
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER", ha=copies)
+    service = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+    assert service.get_ha_status(ha.GetHaStatusRequest(), None).problem == problem  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("kind", "followers"), [(FakeCall, 0), (FakeGrpcCall, 1)])
 def test_a_slave_whose_connection_breaks_while_no_fetch_is_held_has_gone(
     kind: type[FakeCall], followers: int

@@ -925,6 +925,15 @@ def test_a_queue_has_at_most_10_000_open_messages_of_a_group() -> None:
     assert {message.body[:1] for message in group.pop()} == {b"a", b"b"}
 
 
+def test_a_longer_hold_than_the_broker_gives_ends_with_the_brokers_time() -> None:
+    broker = FakeBroker(hold_max_ms=5_000)
+    call = Group(broker).begin(hold_ms=86_400_000)
+    broker.advance(4_999)
+    assert call.is_held
+    broker.advance(1)
+    assert messages_of(call) == []
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -934,7 +943,8 @@ def test_a_queue_has_at_most_10_000_open_messages_of_a_group() -> None:
         ({"invisible_ms": 9_999}, "INVALID_ARGUMENT"),
         ({"invisible_ms": 43_200_001}, "INVALID_ARGUMENT"),
         ({"record_count_max": 1_025}, "INVALID_ARGUMENT"),
-        ({"hold_ms": 60_001}, "INVALID_ARGUMENT"),
+        ({"hold_ms": 86_400_001}, "INVALID_ARGUMENT"),
+        ({"hold_ms": -1}, "INVALID_ARGUMENT"),
         ({"size_max_bytes": -1}, "INVALID_ARGUMENT"),
         ({"start": 5}, "INVALID_ARGUMENT"),
         ({"tags": ["a|b"]}, "INVALID_ARGUMENT"),

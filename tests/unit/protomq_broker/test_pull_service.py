@@ -148,6 +148,16 @@ def test_a_hold_ends_with_its_time() -> None:
     assert len(broker.server.lanes["pull"].timers) == 0
 
 
+@pytest.mark.parametrize("hold_ms", [15_000, 60_001, 86_400_000])
+def test_a_longer_hold_than_the_broker_gives_ends_with_the_brokers_time(hold_ms: int) -> None:
+    broker = FakeBroker(hold_max_ms=5_000)
+    call = hold(broker, hold_ms=hold_ms)
+    broker.advance(4_999)
+    assert call.is_held
+    broker.advance(1)
+    assert response_of(call).status == NO_NEW_MSG
+
+
 @pytest.mark.parametrize(
     ("fields", "role", "ends_ms"),
     [
@@ -351,7 +361,7 @@ INVALID: tuple[str, str, dict[str, str]] = ("INVALID_ARGUMENT", "INVALID_ARGUMEN
         ({"size_max_bytes": -1}, INVALID),
         ({"size_max_bytes": (16 << 20) + 1}, INVALID),
         ({"hold_ms": -1}, INVALID),
-        ({"hold_ms": 60_001}, INVALID),
+        ({"hold_ms": 86_400_001}, INVALID),
         ({"member": "m" * 256}, INVALID),
         ({"tags": ["t"] * 257}, INVALID),
         ({"tags": ["a||b"]}, INVALID),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from protomq_broker.config import BrokerConfig
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.replication import Replication
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.replicas import Confirmation, Verdict
+from protomq_ha.roles import HaConfig
 from protomq_runtime.testing import FakeLane
 
 from .store.log_helpers import ManualClock, make_request
@@ -22,12 +26,12 @@ FEWER = ALL._replace(in_sync_count=2, is_short=True)
 class Master:
     """A store that leads, and what its send lane has not come to yet. A send answers what is readable, by `confirmation`."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         clock = ManualClock()
         self.store = open_store(SimDisk(), clock=clock)
         self.send = SimpleNamespace(confirmation=Confirmation(), shortage=None)
         self.posted: list[Callable[[], None]] = []
-        config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+        config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER", **settings)
         self.replication = Replication(
             self.store, config, "b", clock, lambda: 1, FollowerWriter(), lambda: None
         )
@@ -86,3 +90,24 @@ def test_what_fewer_had_confirmed_is_not_on_all_once_they_are_all_again_however_
     master.note(ALL._replace(confirmed_position=later))
     master.run_send_lane()
     assert master.says_all_copies(later) is True
+
+
+def test_the_log_says_what_becomes_of_sends_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    master = Master()
+    caplog.clear()
+    for verdict in (FEWER, FEWER, FEWER._replace(in_sync_count=0, refuses=True), FEWER, ALL):
+        master.note(verdict)
+        master.run_send_lane()
+    assert [record.message for record in caplog.records if "sends are" in record.message] == [
+        "2 of 2 copies are in sync: sends are answered SLAVE_NOT_AVAILABLE",
+        "0 of 2 copies are in sync: sends are refused, since min_in_sync_replicas is 1",
+        "2 of 2 copies are in sync: sends are answered SLAVE_NOT_AVAILABLE",
+        "3 of 2 copies are in sync: sends are answered SEND_OK again",
+    ]
+
+
+@pytest.mark.parametrize("master", ["", "127.0.0.1:9999"])
+def test_a_master_that_is_given_a_master_says_that_it_follows_nobody(master: str, caplog: pytest.LogCaptureFixture) -> None:
+    Master(ha=HaConfig(master=master))
+    said = "ha.master is not used: broker_role is SYNC_MASTER, and only a SLAVE follows" in caplog.messages
+    assert said is bool(master)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protomq.v1.reply_service_pb2 import ReplyRequest, WaitForRepliesRequest
+from protomq_broker.config import BrokerConfig
 from protomq_broker.reply_calls import GRACE_MS, SETTLE_MS
 from protomq_broker.reply_service import REPLY_SIZE_MAX_BYTES
 from protomq_runtime.errors import Code, ServiceError
@@ -72,6 +73,14 @@ def test_a_hold_ends_with_nothing(broker: FakeBroker) -> None:
     assert given(wait(broker, hold_ms=0)) == []
 
 
+def test_a_longer_hold_than_the_broker_gives_ends_with_the_brokers_time(broker: FakeBroker) -> None:
+    held = wait(broker, hold_ms=86_400_000)
+    broker.advance(BrokerConfig().hold_max_ms - 1)
+    assert held.is_held
+    broker.advance(1)
+    assert given(held) == []
+
+
 def test_a_reply_waits_for_its_caller_for_a_while(broker: FakeBroker) -> None:
     held = wait(broker)
     held.hang_up()
@@ -128,7 +137,7 @@ def test_callers_that_wait_are_answered_when_the_broker_stops(broker: FakeBroker
         ("WaitForReplies", WaitForRepliesRequest(), "caller_id"),
         ("WaitForReplies", WaitForRepliesRequest(caller_id="c" * 256), "caller_id"),
         ("WaitForReplies", WaitForRepliesRequest(caller_id="c", hold_ms=-1), "hold_ms"),
-        ("WaitForReplies", WaitForRepliesRequest(caller_id="c", hold_ms=60_001), "hold_ms"),
+        ("WaitForReplies", WaitForRepliesRequest(caller_id="c", hold_ms=86_400_001), "hold_ms"),
         ("WaitForReplies", WaitForRepliesRequest(caller_id="c", received_reply_ids=range(2_001)), "received_reply_ids"),
         ("Reply", ReplyRequest(call_id="call"), "caller_id"),
         ("Reply", ReplyRequest(caller_id="c"), "call_id"),

@@ -95,7 +95,7 @@ class PopRequest(_message.Message):
     size_max_bytes: _builtins.int
     """Maximum size of the messages in bytes, though the answer has at least one; absent or 0: 4 MiB; 16 MiB at most, over gRPC 3.5 MiB."""
     hold_ms: _builtins.int
-    """How long to be held if there is nothing, in milliseconds; 0: answer at once; at most 60,000."""
+    """How long to be held if there is nothing, in milliseconds; 0: answer at once. Limits as PullRequest.hold_ms."""
     invisible_ms: _builtins.int
     """For how long nobody else gets the messages, in milliseconds: 10,000 to 43,200,000 (12 h); 60,000 where absent or 0."""
     filter_type: _pull_service_pb2.FilterType.ValueType

@@ -138,8 +138,8 @@ class PullRequest(_message.Message):
     larger limit (grpc.max_receive_message_length; 8 MiB is enough) or the remoting port.
     """
     hold_ms: _builtins.int
-    """How long the broker holds the pull if there is no message, in milliseconds; 0: it answers at once; at most 60,000. RocketMQ's clients ask
-    for 15,000.
+    """How long the broker holds the pull if there is no message, in milliseconds; 0: it answers at once. Above the broker's hold_max_ms, which
+    is 60,000 by default, it counts as that; at most 86,400,000. RocketMQ's clients ask for 15,000.
     """
     consumer_group: _builtins.str
     """Consumer group on whose behalf, for statistics and the commit."""

@@ -32,7 +32,9 @@ class WaitForRepliesRequest(_message.Message):
     caller_id: _builtins.str
     """Chosen at random by the caller, 1 to 255 bytes: no two have the same."""
     hold_ms: _builtins.int
-    """How long the broker holds the call if there is no reply, in milliseconds; 0: it answers at once."""
+    """How long the broker holds the call if there is no reply, in milliseconds; 0: it answers at once. Limits as
+    PullRequest.hold_ms.
+    """
     leaves: _builtins.bool
     """The caller goes, and waits for nothing any more: replies that are waiting are refused at once. The answer is empty."""
     @_builtins.property

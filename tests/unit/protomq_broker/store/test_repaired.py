@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from protomq.v1.record_pb2 import RecordBatch
+from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq_broker.store import following
 from protomq_broker.store.errors import CorruptLogError, HealingRefusedError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.queue_ends import QueueEnd
 from protomq_broker.store.queues.repaired import encode_note
+from protomq_broker.store.state.machine import replay_states
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools import repair as repair_tool
@@ -282,3 +285,15 @@ def test_a_note_is_cut_to_its_room() -> None:
     assert encode_note(damage, ends, len(full) - 6) == full.replace(b" words", b"")
     assert encode_note(damage, ends, 40) == b'PMQREP01[1000,2000,[],""]\x00'
     assert encode_note(damage, ends, 20) == b""
+
+
+def test_a_state_takes_no_record_of_another_topic_for_one_that_the_log_has_lost() -> None:
+    """The entry of a lost record has the position behind the record before it, where a record of the same append may stand."""
+    taken: list[tuple[bytes, int]] = []
+    machine: Any = SimpleNamespace(topic="system", replay_from=0, apply=lambda body, position: taken.append((body, position)))
+    entries = [(100, 50, 0), (150, 0, -1), (400, 50, 0)]
+    queue = SimpleNamespace(known_min_offset=0, end_offset=3, first_at_or_beyond=lambda _: 0, entry=entries.__getitem__)
+    queues: Any = SimpleNamespace(queues_of=lambda _: {0: queue})
+    reader: Any = SimpleNamespace(record_at=lambda position: Record(body=b"at %d" % position).SerializeToString())
+    replay_states([machine], queues, reader)
+    assert taken == [(b"at 100", 100), (b"at 400", 400)]

@@ -130,7 +130,8 @@ def positions_of(request: AppendRequest) -> list[int]:
 def replay_states(
     machines: Sequence[StateMachine], queues: ConsumeQueueTable, reader: LogReader
 ) -> None:
-    """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are skipped.
+    """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are skipped,
+    and those that the log has lost: another record may stand at the position of their entries.
 
     Raises ConsumeQueueDamagedError.
     """
@@ -138,7 +139,7 @@ def replay_states(
         for queue in queues.queues_of(machine.topic).values():
             first = max(queue.known_min_offset, queue.first_at_or_beyond(machine.replay_from))
             for queue_offset in range(first, queue.end_offset):
-                position = queue.entry(queue_offset)[0]
-                record = reader.record_at(position)
+                position, size, _ = queue.entry(queue_offset)
+                record = reader.record_at(position) if size else None
                 if record is not None:
                     machine.apply(Record.FromString(record).body, position)
