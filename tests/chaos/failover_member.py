@@ -1,7 +1,7 @@
 """A member of the simulated cluster of `failover_world`: one process at a time, on a simulated disk.
 
 Real are Store, HaService with the table of replicas, Replication, SendService, LeadershipDriver with its Leadership, HaFollower with its
-FollowSession, ReplicaHealing, and the files of the tail and of the confirmed position. They need no thread here:
+FollowSession, ReplicaHealing, LogTime, and the files of the tail, the confirmed position and log time. They need no thread here:
 
     LeadershipDriver    `SimDriver` ticks it, and carries its requests to the etcd of the world
     HaFollower          `Following` does in steps what its thread does in a loop (`_run`, `_follow_once`, `_fetch`), by its own methods
@@ -48,6 +48,7 @@ from protomq_broker.half_sends import HalfSends
 from protomq_broker.leadership_driver import LeadershipDriver
 from protomq_broker.log_service import LogService
 from protomq_broker.log_time import LogTime
+from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.recalls import Recalls
 from protomq_broker.replica_healing import ReplicaHealing
 from protomq_broker.replication import Replication
@@ -122,13 +123,17 @@ Reply = bytes | ServiceError
 
 
 class MemberClock:
-    """The clocks of a machine: the wall clock is stepped, the monotonic one stands still in a suspend, that since the boot does neither."""
+    """The clocks of a machine: the wall clock is stepped, the monotonic one stands still in a suspend, that since the boot does neither.
+
+    Half of the clusters have wall clocks that differ.
+    """
 
     def __init__(self, world: FailoverWorld) -> None:
         rng = world.rng
         self._world = world
         self.rate, self.boot_offset_ms = rng.uniform(0.97, 1.03), rng.uniform(0, 1e6)
-        self.wall_offset_ms = self.asleep_ms = 0.0
+        self.wall_offset_ms = world.clock_rng.uniform(-1, 1) * world.clocks_apart_ms
+        self.asleep_ms = 0.0
 
     def boot_ms(self) -> int:
         return int(self.boot_offset_ms + self._world.now_ms * self.rate)
@@ -399,13 +404,18 @@ class Following:
             self.session = session
             follower = self.follower
             follower._complaint = ""
-            follower._note(session)
+            self._note(session)
             follower._heard(session)
             self._fetch()
         elif response.status == ha.FETCH_STATUS_DIVERGED:
             self.follower._truncate(_MasterClient(connection, address))  # type: ignore[arg-type]
         else:
             self._ended(None)
+
+    def _note(self, session: FollowSession) -> None:
+        self.follower._note(session)
+        assert self.connection is not None
+        self.member.line = self.connection.master.line
 
     def _fetch(self) -> None:
         """See HaFollower._fetch."""
@@ -427,7 +437,7 @@ class Following:
             return
         follower = self.follower
         follower._heard(session)
-        follower._note(session)
+        self._note(session)
         self.world.check_slave(self.member)
         self._fetch()
 
@@ -484,6 +494,8 @@ class Member:
             broker_name=NAME, broker_role="SLAVE", broker_id=self.broker_id, ha=world.ha, store=world.store_config,
             etcd=EtcdConfig(member_timeout_ms=LEASE_MS),
         )  # fmt: skip
+        self.line = self.kept_line = 0
+        """The line of log time that it has begun, or has heard of; that of the file of log time. 0: its own clock."""
         self.server: FakeServer | None = None
         self.open_sends: dict[int, Callable[[Reply], None]] = {}
 
@@ -555,6 +567,7 @@ class Member:
         self.disk.plan = None
         if kind == "power":
             self.boots += 1
+            self.kept_line = 0
             self.is_doubtful = self.is_doubtful or not world.sync_flush
             self.disk = self.disk.crash(world.rng)
         else:
@@ -575,6 +588,7 @@ class Member:
 
     def _tick(self) -> None:
         self.world.check_alone(self)
+        self.world.check_log_time(self)
         self.at(self.driver.tick(), self._tick)
 
     # Etcd.
@@ -608,11 +622,24 @@ class Member:
         server.lanes = {name: MemberLane(self, name) for name in server.lanes}
         return server
 
+    def _begin_log_time(self) -> LogTime:
+        """See Broker."""
+        file = LogTimeFile(self.disk, ROOT, f"boot {self.boots}", self.clock.boot_ms)
+        self.line = self.kept_line if file.load() is not None else 0
+        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms, file)
+        self.keep_log_time()
+        return self.log_time
+
+    def keep_log_time(self) -> None:
+        """See Broker."""
+        self.log_time.save()
+        self.kept_line = self.line
+
     def _serve_as_slave(self) -> None:
         store = self.store
         store.on_writer = _call
         self.replication = replication = Replication(
-            store, self.config, NAME, self.clock, self.world.draw, FollowerWriter(), lambda: None, self.driver
+            store, self.config, NAME, self.clock, self.world.draw, FollowerWriter(), lambda: None, self.driver, self._begin_log_time()
         )
         follower = replication.follower
         assert follower is not None
@@ -632,14 +659,14 @@ class Member:
         permit = WritePermit()
         writer = SystemWriter(permit)
         self.replication = replication = Replication(
-            store, config, NAME, clock, world.draw, FollowerWriter(), lambda: None, self.driver
+            store, config, NAME, clock, world.draw, FollowerWriter(), lambda: None, self.driver, self._begin_log_time()
         )
         file = replication._confirmed_file = ConfirmedFile(self.disk, ROOT)
         replication._notes = SimpleNamespace(  # type: ignore[assignment]
             start=lambda: self.at(NOTE_MS, self._note_confirmed, file, store), close=lambda: file.write(store.positions.confirmed)
         )
         self.waiting_answers = waiting = WaitingAnswers(store, clock)
-        log_time = LogTime(clock, store.pending.log_time_ms)
+        log_time = self.log_time
         delays = Delays(log_time, config.delay_levels_ms, store.pending, count_max=100, size_max_bytes=1 << 20)
         recalls = Recalls(store, config, NAME, writer, waiting, log_time)
         handles = Handles(NAME)
@@ -682,6 +709,7 @@ class Member:
             replication._notes.close()
         for lane in server.lanes.values() if server is not None else ():
             lane.close()  # type: ignore[attr-defined]
+        self.keep_log_time()
         if keeps_store:
             self.store.forget_listeners()
         else:
@@ -744,6 +772,7 @@ class Member:
         """What the upkeep does: what is not synced for its sake is so some time later; checkpoints."""
         rng, store = self.world.rng, self.store
         if not self.is_changing:
+            self.keep_log_time()
             store.flush()
             if rng.random() < 0.15 and not store.log_failure:
                 try:
@@ -978,6 +1007,7 @@ class Member:
         self.disk = SimDisk()
         self.boots += 1
         self.is_doubtful = self.is_damaged = self.is_damaged_at_end = self.is_cut = False
+        self.kept_line = 0
         self.is_replaced = True
 
 

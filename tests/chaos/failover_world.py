@@ -15,6 +15,7 @@ slaves, members and links that flap, all members down, planned switches.
     L4     nobody from outside the in-sync set is elected
     L5     when all faults are over, somebody leads, all members are in sync, and sends are answered SEND_OK
     R2     a slave serves nothing that no master has confirmed
+    F      the log times of masters are one line, which is about as fast as time
 
 Where stores do not sync, the machine of a member must not lose power while no other good copy is in the in-sync set: that is not promised.
 The same holds for damage, and for members that are replaced. Of a flip in the last appends a start believes that it is a torn tail.
@@ -32,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.replication import changing_hands
@@ -40,6 +41,7 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.store.timer.log_time import HEARD_FOR_MS, SLEW_RATIO
 from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
 from protomq_ha.cluster_state import ORDER, SWITCH, Put, Transaction, encode_order
 from protomq_ha.leadership_values import Role
@@ -71,6 +73,14 @@ FAULTY_MS: Final = 5_000
 QUIET_MAX_MS: Final = 9_000
 QUIET_STEP_MS: Final = 100
 LAST_APPENDS_BYTES: Final = 400
+MONOTONIC_MAX: Final = 1.03
+LOG_TIME_MAX: Final = MONOTONIC_MAX * (1 + SLEW_RATIO)
+LOG_TIME_MIN: Final = 0.97 * (1 - SLEW_RATIO)
+EARLY_MAX_MS: Final = 2 * HEARD_FOR_MS * (MONOTONIC_MAX - LOG_TIME_MIN)
+"""What a master has said counts so long, while its log time may be slower than the slave's clock."""
+LATE_MAX_MS: Final = 500
+"""An answer comes late by slow links and disks. A slave may have had one answer only."""
+ROUNDING_MS: Final = 3
 RESEND_MS: Final = 200
 """What the network loses comes so much later."""
 REASONS: Final = ALLOWED_REASONS | {"NOT_MASTER", "NOT_ENOUGH_REPLICAS"}
@@ -81,6 +91,15 @@ KINDS: Final = (
     "empty slave", "flapping", "flapping link", "all down", "switch", "switch",
 )  # fmt: skip
 """Faults, as often as they come."""
+
+
+class LinePoint(NamedTuple):
+    """A master's log time, as it was read at a time of the world. `line`: see Member. `leads`: whose, in which epoch."""
+
+    at_ms: float
+    log_time_ms: int
+    line: int
+    leads: tuple[str, int, int]
 
 
 class FailoverWorld:
@@ -99,6 +118,8 @@ class FailoverWorld:
         self.sync_flush = rng.random() < 0.5
         self.etcd_timeout_ms = rng.choice((250, 500))
         self.delay_max_ms = rng.choice((3, 8, 20))
+        self.clock_rng = Random(f"clocks {seed}")
+        self.clocks_apart_ms = self.clock_rng.choice((0, 60_000))
         self.kinds = KINDS if rng.random() < 0.5 else tuple(rng.sample(KINDS, rng.randint(2, 5)))
         count = rng.choice((2, 2, 3))
         self.ha = HaConfig(
@@ -127,6 +148,9 @@ class FailoverWorld:
         self._route_epoch = 0
         self.epochs: dict[int, tuple[str, int]] = {}
         self.writers: dict[int, tuple[str, int]] = {}
+        self.line: LinePoint | None = None
+        self._line_count, self._idle_ms = 0, 0.0
+        """How many lines of log time were begun; how long processes have been paused, or machines suspended, together."""
         self.confirmed = 0
         """The furthest position that a master has confirmed."""
         self.connections: list[Connection] = []
@@ -267,6 +291,28 @@ class FailoverWorld:
             if machine.may_acknowledge(member.lease_clock_ms()):
                 self.say("L3", f"{member.name} may acknowledge in epoch {machine.epoch}, and {max(self.epochs)} has begun")
 
+    def check_log_time(self, member: Member) -> None:
+        """F. What has a time is neither early nor late by more than a slave may be mistaken of its master's log time, and has slept."""
+        if member.driver.role is not Role.LEADING or not member.store.is_leading or member.driver.machine.epoch != max(self.epochs):
+            return
+        before, leads = self.line, (member.name, member.life, member.driver.machine.epoch)
+        line = before.line if before is not None else 0
+        if not member.line or member.line != line:
+            # It has lost power, or heard nothing of one that had lost power and then led.
+            self.fired["log time began anew"] += before is not None
+            self._line_count += 1
+            member.line, before = self._line_count, None
+        now = self.line = LinePoint(self.now_ms, member.log_time.now_ms(), member.line, leads)
+        if before is None:
+            return
+        passed_ms, gained_ms = now.at_ms - before.at_ms, now.log_time_ms - before.log_time_ms
+        is_same = now.leads == before.leads
+        self.fired["log time went on at the next master"] += not is_same
+        early_ms, late_ms = gained_ms - passed_ms * LOG_TIME_MAX, passed_ms * LOG_TIME_MIN - gained_ms
+        for what, apart_ms, max_ms in (("early", early_ms, EARLY_MAX_MS), ("late", late_ms, LATE_MAX_MS)):
+            if apart_ms > (ROUNDING_MS if is_same else max_ms) + self._idle_ms:
+                self.say("F", f"log time of {member.name} is {apart_ms:.0f} ms {what}, {passed_ms:.0f} ms after that of {before.leads}")
+
     def check_slave(self, member: Member) -> None:
         """R2. After each answer of its master."""
         for master in self.members:
@@ -335,6 +381,7 @@ class FailoverWorld:
         elif kind in ("pause", "suspend"):
             if not member.is_up:
                 return False
+            self._idle_ms += length_ms * MONOTONIC_MAX
             member.paused_until_ms = max(member.paused_until_ms, self.now_ms + length_ms)
             self.at(length_ms, self._wake, member)
             if kind == "suspend":

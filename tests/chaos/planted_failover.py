@@ -11,6 +11,7 @@ from unittest import mock
 from protomq_broker import ha_follower
 from protomq_broker.ha_service import HaService
 from protomq_broker.leadership_driver import Standing
+from protomq_broker.log_time import LogTime
 from protomq_broker.store.log.agreement import START, LogPoint, LogView
 from protomq_broker.store.start import derived_recovery
 from protomq_broker.store.store import Store
@@ -110,6 +111,11 @@ def leads_in_any_state() -> Any:
     return mock.patch.object(Leadership, "_may_run", may_run)
 
 
+def begins_at_its_own_clock() -> Any:
+    """Who leads goes by the wall clock of its machine, whatever log time its master had."""
+    return mock.patch.object(LogTime, "follow")
+
+
 BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: acknowledges before it writes", counts_what_was_sent),
     ("fail-over: truncates by length", truncates_by_length),
@@ -126,6 +132,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: takes a cut log for whole", takes_a_cut_log_for_whole),
     ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut),
     ("fail-over: anybody leads", leads_in_any_state),
+    ("fail-over: log time of its own clock", begins_at_its_own_clock),
 )  # fmt: skip
 
 

@@ -196,6 +196,8 @@ class HaFollower:
         self._clock = clock
         self._writer = writer
         self._log_time = log_time
+        self._timed_session: FollowSession | None = None
+        """That in which the master has said its log time last."""
         self._confirmed_file = confirmed_file
         self._confirmed_due_ms = self._confirmed_noted = 0
         self._on_truncated = on_truncated
@@ -547,7 +549,8 @@ class HaFollower:
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
         if self._log_time is not None and session.log_time_ms:
-            self._log_time.follow(session.log_time_ms)
+            self._log_time.follow(session.log_time_ms, is_first=session is not self._timed_session)
+            self._timed_session = session
         confirmed = self._store.positions.confirmed
         # The first ones are written at once, that of the head and that of the first append behind it: a slave that knows of none drops
         # its log for any master.

@@ -59,9 +59,13 @@ class LogTime:
         with self._lock:
             return self._own_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
 
-    def follow(self, log_time_ms: int) -> None:
-        """Notes what the master that is followed has said."""
+    def follow(self, log_time_ms: int, *, is_first: bool = False) -> None:
+        """Notes what the master that is followed has said. `is_first`: in a session. What was said before counts no more then: a master
+        that was started on another boot may have set log time back.
+        """
         with self._lock:
+            if is_first:
+                self._heard = HeardTime()
             wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
             now_ms = self._heard.heard(log_time_ms, monotonic_ms)
             self._log_clock.go_on_from(now_ms, wall_ms, monotonic_ms)

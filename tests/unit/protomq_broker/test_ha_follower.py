@@ -522,6 +522,12 @@ def test_a_slave_takes_the_log_time_that_its_master_says() -> None:
         session.log_time_ms = log_time_ms
         follower._note(session)
         assert follower._log_time.now_ms() == now_ms
+    # A master that has lost power has set its log time back. What it said before counts no more.
+    session = FollowSession(slave, lambda function: function())
+    for late_ms in (50, 20, 70):
+        session.log_time_ms = NOW_MS - 2 * HOUR_MS - late_ms
+        follower._note(session)
+        assert follower._log_time.now_ms() == NOW_MS - 2 * HOUR_MS - (50 if late_ms == 50 else 20)
 
 
 def test_a_slave_whose_disk_has_no_room_to_note_where_its_log_ends_keeps_it_and_says_so() -> None:

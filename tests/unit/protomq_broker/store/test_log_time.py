@@ -115,6 +115,36 @@ def test_a_master_whose_log_time_is_slower_is_followed_all_the_same() -> None:
         assert 0 <= apart_ms <= 2 * HEARD_FOR_MS * SLEW_RATIO
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 700)), min_size=1, max_size=30),
+    st.lists(st.integers(-HOUR_MS, HOUR_MS), min_size=2, max_size=2),
+    st.integers(0, 20_000),
+)
+def test_what_is_heard_is_never_before_what_was_said_and_late_by_its_way_only(
+    said: list[tuple[int, int]], walls_ms: list[int], leads_ms: int
+) -> None:
+    """`said`: (pause before the master says it, time on its way). `walls_ms`: how far the wall clocks of both are off."""
+    right_ms, step_max_ms = 1_700_000_000_000, 3_700
+    begins_ms, (master_wall_ms, slave_wall_ms) = right_ms + 5, walls_ms
+    master = LogClock(begins_ms, 0)
+    slave, heard = LogClock(right_ms + slave_wall_ms, 0), HeardTime()
+    now_ms = apart_ms = 0
+    for pause_ms, way_ms in said:
+        now_ms += pause_ms
+        told_ms = master.now_ms(right_ms + now_ms + master_wall_ms, now_ms)
+        now_ms += way_ms
+        slave.go_on_from(heard.heard(told_ms, now_ms), right_ms + now_ms + slave_wall_ms, now_ms)
+        known_ms = slave.now_ms(right_ms + now_ms + slave_wall_ms, now_ms)
+        apart_ms = known_ms - master.now_ms(right_ms + now_ms + master_wall_ms, now_ms)
+        assert known_ms >= told_ms
+        assert -way_ms * (1 + SLEW_RATIO) - 2 <= apart_ms <= (2 * HEARD_FOR_MS + step_max_ms) * SLEW_RATIO + 2
+    # It leads from here on. The master before it would have gone on by its own clock.
+    now_ms += leads_ms
+    led_ms = slave.now_ms(right_ms + now_ms + slave_wall_ms, now_ms)
+    would_be_ms = master.now_ms(right_ms + now_ms + master_wall_ms, now_ms)
+    assert abs(led_ms - would_be_ms - apart_ms) <= 2 * SLEW_RATIO * leads_ms + 3
+
+
 class Machine:
     """A broker's disk and clocks. `wall_ms` is how far its wall clock is off."""
 
