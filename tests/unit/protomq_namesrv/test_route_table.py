@@ -977,3 +977,32 @@ def test_who_had_the_name_does_not_get_it_back_from_another_election_that_has_it
     table = with_a_cluster()
     with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
         table.register(elected(9, 8, broker_id=3), LIVENESS.newcomer_ms, is_returning=True)
+
+
+@pytest.mark.parametrize(("broker_id", "epoch"), [(0, 5), (3, 0)])
+def test_a_master_with_a_fixed_role_shares_its_name_with_no_election(broker_id: int, epoch: int) -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(store_id=1), 0)
+    table.open_hold(A, 100, 0, store_id=1)
+    table.register(registration(store_id=2, broker_id=1), 0)
+    with pytest.raises(ServiceError, match=r"master with a fixed role.* \(id 0\) is at a:8081, and is alive\. Either all") as error:
+        table.register(elected(9, 8, broker_id=broker_id, epoch=epoch), LIVENESS.newcomer_ms)
+    assert reason_of(error) == "NAME_TAKEN"
+    assert stores_of(table) == {0: 1, 1: 2}
+
+
+def test_a_master_with_a_fixed_role_does_not_get_the_name_of_an_election_that_has_no_master_now() -> None:
+    table = with_a_cluster()
+    table.unregister(A, 100, 10, store_id=1)
+    with pytest.raises(ServiceError, match=r"elect their master in etcd, and this one has a fixed role\. One of them \(id 2\)"):
+        table.register(registration(store_id=9), 20)
+    table.register(elected(3, 7, epoch=2), 30)
+    assert stores_of(table) == {0: 3, 2: 2}
+
+
+def test_a_store_that_had_a_fixed_role_may_come_back_with_an_election() -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(store_id=1), 0)
+    table.register(elected(1, 7, broker_id=1, incarnation=101), 10)
+    table.register(elected(1, 7, epoch=3, incarnation=102), 20)
+    assert stores_of(table) == {0: 1, 1: 1}
