@@ -87,6 +87,7 @@ CLOCKS: Final = {
 CLOCK_MODULES: Final = ("time", "datetime")
 RANDOMNESS: Final = {
     "protomq_broker.broker": "the store's id and incarnations, handed in to the store",
+    "protomq_broker.elected_broker": "the number of an election that has none",
     "protomq_broker.send_service": "the id of the broker as a producer",
     "protomq_broker.testing.simdisk": "what a power cut leaves, by a seed that is handed in",
 }

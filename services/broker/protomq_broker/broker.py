@@ -385,6 +385,7 @@ class Broker:
         positions.on_arrival.append(self._pop.signal)
         positions.on_flushed.append(lambda position: send_lane.post(self._waiting.resolve))
         ha_lane = server.pools[HA_LANE].lanes[0]
+        self._replication.service.name_problem = self._name_problem
         self._replication.begin(ha_lane, self._send, self._waiting, self._writer)
 
     def register(self) -> None:
@@ -457,6 +458,7 @@ class Broker:
                 incarnation=self._log_time.own_ms(),
                 store_id=self.store.id,
                 epoch=(self._election.epoch or 0) if self._election is not None else 0,
+                election_id=self._election.leadership.election if self._election is not None else 0,
                 permission=Permission.PERMISSION_READ_WRITE,
                 auto_create_queues=self.config.default_queues
                 if self.config.auto_create_topics and not self._is_slave
@@ -478,6 +480,13 @@ class Broker:
             registration, self._registration = self._registration, None
         if registration is not None:
             registration.stop()
+
+    def tell_election(self, election_id: int) -> None:
+        """Tells the name servers by which election this broker leads, or follows."""
+        with self._registering:
+            registration = self._registration
+        if registration is not None:
+            registration.tell_election(election_id)
 
     def go_on_following(self) -> None:
         """Follows another master. Used where the master is elected."""
@@ -609,9 +618,14 @@ class Broker:
         if refusal is not None and self._is_starting:
             return  # `register` raises it: it is said once.
         if refusal is not None:
-            log.error("no sends are taken until the name is free: %s", refusal.message)
+            effect = "no client finds this slave" if self._is_slave else "no sends are taken"
+            log.error("%s until the name is free: %s", effect, refusal.message)
         else:
-            log.warning("the name %s is this broker's again: sends are taken", self.name)
+            log.warning("the name %s is this broker's again%s", self.name, "" if self._is_slave else ": sends are taken")
+
+    def _name_problem(self) -> str:
+        refusal = self._send.refusal
+        return refusal.message if refusal is not None else ""
 
     def _retry_counts(self) -> tuple[int, int, int, int]:
         counts = self._send_backs.counts

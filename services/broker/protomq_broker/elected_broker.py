@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +37,7 @@ from protomq_ha.leadership import may_forget_cut, may_forget_doubt
 from protomq_ha.leadership_values import (
     CutSettled,
     Effect,
+    ElectionKnown,
     Follow,
     Lead,
     Role,
@@ -139,6 +141,8 @@ class ElectedBroker:
     async def start(self) -> None:
         """Serves as a slave, and takes part in the election."""
         self._loop = asyncio.get_running_loop()
+        new_election = secrets.randbits(63) or 1
+        await asyncio.to_thread(self.leadership.find_election, new_election)
         await self.process.start()
         self._config = with_ports_of(self.process, self._config)
         broker, etcd = self.process.broker, self._settings
@@ -158,6 +162,7 @@ class ElectedBroker:
                 hand_over_timeout_ms=etcd.hand_over_timeout_ms,
                 new_name_wait_ms=new_name_wait_ms(etcd),
                 broker_id=self._config.broker_id,
+                new_election=new_election,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
@@ -320,6 +325,8 @@ class ElectedBroker:
         elif isinstance(item, Follow):
             log.info("member %s leads in epoch %d: it is followed at %s", *item[:1], item.epoch, item.address)
             process.broker.go_on_following()
+        elif isinstance(item, ElectionKnown):
+            process.broker.tell_election(item.number)
         elif isinstance(item, StopFollowing):
             await asyncio.to_thread(process.broker.stop_following)
             leadership.following_stopped(process.broker.store.epochs.highest_epoch)

@@ -40,7 +40,7 @@ from .leadership_driver import (
     OrderUncertainError,
     UnknownMemberError,
 )
-from .slave_gate import not_master
+from .slave_gate import master_is_elected, not_master
 from .store.errors import CorruptLogError
 from .store.log.agreement import LogPoint
 from .store_errors import tells_store_errors, to_service_error
@@ -140,6 +140,8 @@ class HaService:
         master is elected, says what is confirmed. `log_time`: of a master, which its slaves go on with; None: they are not told.
         """
         self._leadership = leadership
+        self.name_problem: Callable[[], str] = lambda: ""
+        """Returns why name servers refuse the broker its name, "" if they do not. Set by the broker."""
         self.standing = NO_STANDING
         """The last standing that the leadership gave."""
         self._store = store
@@ -294,12 +296,13 @@ class HaService:
             response.leadership.MergeFrom(ha.Leadership(**{**view._asdict(), "known": known}))
         if self._master_view is not None:
             master = self._master_view()
-            response.master_address, response.problem = master.address, master.problem
+            response.master_address = master.address
+            response.problem = "; ".join(filter(None, (self.name_problem(), master.problem)))
             response.master_end_position = master.end_position
             if master.heard_ms is not None:
                 response.master_silence_ms = now_ms - master.heard_ms
             return response
-        response.problem = "; ".join(filter(None, [self._store.write_refusal, self._shortage()]))
+        response.problem = "; ".join(filter(None, [self.name_problem(), self._store.write_refusal, self._shortage()]))
         response.in_sync_count = self.verdict.in_sync_count
         if self._role is BrokerRole.SYNC_MASTER:
             response.in_sync_replicas = self._config.in_sync_replicas
@@ -407,6 +410,8 @@ class HaService:
 
     def _begin_session(self, call: Call, request: ha.FetchRequest) -> None:
         self._check_name(request.broker_name, request.cluster)
+        if self._leadership is not None and not request.epoch:
+            raise master_is_elected(self._broker_name, self._broker_id)
         if self._leadership is not None and request.epoch != self._store.epoch:
             raise not_master(self._broker_name, self._broker_id)
         if request.broker_id <= 0:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq_ha.cluster_state import (
+    ELECTION,
     IN_SYNC,
     NAME_PREFIX,
     ORDER,
@@ -29,6 +30,7 @@ from protomq_ha.cluster_state import (
     MemberName,
     Put,
     Transaction,
+    encode_election,
     encode_order,
 )
 from protomq_ha.leadership import Leadership
@@ -135,6 +137,7 @@ class LeadershipDriver:
         self._machine: Leadership | None = None
         self._target: Follow | None = None
         self._confirmed_position = 0
+        self._found_election = 0
         self._closing = threading.Event()
         self._askers = ThreadPoolExecutor(ASKERS, "protomq-etcd")
         self._thread = threading.Thread(target=self._run, name="protomq-leadership", daemon=True)
@@ -142,6 +145,23 @@ class LeadershipDriver:
         """Called on any thread when `report` may return something else. Set by the broker that leads."""
         self.on_fork: Callable[[LogPoint], None] = lambda point: None
         """Called on the follower's thread if a damaged log is to end at this point. Set by the elected broker."""
+
+    def find_election(self, new: int) -> None:
+        """Looks up the number of the election before the broker registers, and writes this new one where etcd has none. Takes some seconds
+        at worst. If etcd does not answer, `ElectionKnown` comes later.
+        """
+        view = self._etcd.ask(ReadCluster())
+        if isinstance(view, ClusterView) and not view.key_revision(ELECTION):
+            self._etcd.ask(Transaction((Compare(ELECTION, 0),), (Put(ELECTION, encode_election(new)),)))
+            view = self._etcd.ask(ReadCluster())
+        if isinstance(view, ClusterView):
+            self._found_election = view.election
+
+    @property
+    def election(self) -> int:
+        """The number of the election; 0: etcd has none, as far as this broker knows."""
+        view = self._machine.view if self._machine is not None else None
+        return view.election if view is not None else self._found_election
 
     def begin(
         self,

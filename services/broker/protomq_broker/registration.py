@@ -55,6 +55,9 @@ RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
 """Longest pause between two tries. RocketMQ's 30 s would be too long: a restarted name server knows nothing until its brokers are back."""
 
+NAME_PAUSE_S: Final = 0.1
+"""Shortest pause before a name is asked for that is due to be free. A name server frees it when it looks (`scan_interval_ms`)."""
+
 
 class BrokerTopics(NamedTuple):
     """The topics of a broker at one moment. Equal versions mean equal topics."""
@@ -124,7 +127,7 @@ class BrokerRegistration:
         self._on_name_refusal = on_name_refusal
         self._told_refusal: ServiceError | None = None
         self._is_stopped = False
-        config = _SessionConfig(
+        self._config = config = _SessionConfig(
             broker=broker,
             topics=topics,
             clock=clock,
@@ -145,6 +148,17 @@ class BrokerRegistration:
 
     def notify_changed(self) -> None:
         """Tells every name server that the topics have changed. Returns at once."""
+        for session in self._sessions:
+            session.wake()
+
+    def tell_election(self, election_id: int) -> None:
+        """Has every name server know by which election the broker leads, or follows. Returns at once."""
+        if election_id == self._config.broker.election_id:
+            return
+        broker = Broker()
+        broker.CopyFrom(self._config.broker)
+        broker.election_id = election_id
+        self._config.broker = broker
         for session in self._sessions:
             session.wake()
 
@@ -230,15 +244,27 @@ class BrokerRegistration:
         return all(each is None or each.counter >= version.counter for each in known)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SessionConfig:
     broker: Broker
+    """Replaced by another one when the election is known."""
     topics: Callable[[], BrokerTopics]
     clock: Clock
     heartbeat_interval_ms: int
     client_id: str
     on_verdict: Callable[[], None]
     on_routes_changed: Callable[[Collection[str] | None], None]
+
+
+def _retry_pause_s(retry: tenacity.RetryCallState) -> float:
+    """Returns the pause before the next try to register. It is random and grows, but a name that is about to be free is asked for in time.
+    The start of a broker waits for that, and not for long (`wait_for_name`).
+    """
+    pause_s = tenacity.wait_random_exponential(multiplier=RETRY_PAUSE_S, max=RETRY_PAUSE_MAX_S)(retry)
+    error = retry.outcome.exception() if retry.outcome is not None else None
+    if isinstance(error, ServiceError) and error.reason == "NAME_TAKEN" and error.retry_delay_ms is not None:
+        return min(pause_s, max(error.retry_delay_ms / 1_000, NAME_PAUSE_S))
+    return pause_s
 
 
 class _Session(threading.Thread):
@@ -256,6 +282,8 @@ class _Session(threading.Thread):
         """True: the name server has accepted the broker under its name. An error: it refuses the name. False: it has said neither."""
         self.tells_routes = False
         """Whether the name server says when routes change."""
+        self._accepted: Broker | None = None
+        """The broker as the name server accepted it last."""
         self._config = config
         self._server = server
         self._announced = announced
@@ -303,7 +331,7 @@ class _Session(threading.Thread):
         """Connects, registers the broker, and returns the connection. Raises RetryError when stopped."""
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((OSError, ServiceError)),
-            wait=tenacity.wait_random_exponential(multiplier=RETRY_PAUSE_S, max=RETRY_PAUSE_MAX_S),
+            wait=_retry_pause_s,
             stop=tenacity.stop_when_event_set(self._stopping),
             sleep=tenacity.sleep_using_event(self._stopping),
             before_sleep=lambda retry: self._complain(
@@ -332,6 +360,8 @@ class _Session(threading.Thread):
 
     def _keep(self, connection: NameServerConnection, state: SessionState) -> None:
         while not self._stopping.is_set():
+            if self._accepted is not self._config.broker:
+                state.registered_version = None
             step, wait_ms = next_step(state, self._config.topics().version, self._now_ms())
             if step is Step.REGISTER:
                 self._register(connection, state)
@@ -345,13 +375,17 @@ class _Session(threading.Thread):
     def _register(self, connection: NameServerConnection, state: SessionState) -> None:
         started_ms = self._now_ms()
         version, topics = self._config.topics()
+        broker, accepted = self._config.broker, self._accepted
+        # What was accepted before it named its election is no sign that this election has the name.
+        has_its_name = accepted is not None and (accepted.election_id != 0 or broker.election_id == 0)
         request = RegisterBrokerRequest(
-            broker=self._config.broker,
+            broker=broker,
             data_version=version,
             topics=topics,
-            returning=self.verdict is True,
+            returning=self.verdict is True and has_its_name,
         )
         self.tells_routes = connection.register_broker(request).tells_routes
+        self._accepted = broker
         if not state.holding:
             # Before anybody hears that the broker is registered: one that is killed without a hold keeps its name until it expires.
             self._hold(connection, state)

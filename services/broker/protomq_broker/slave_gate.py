@@ -64,6 +64,17 @@ def not_master(broker_name: str, broker_id: int) -> ServiceError:
     )
 
 
+def master_is_elected(broker_name: str, broker_id: int) -> ServiceError:
+    """FAILED_PRECONDITION: a slave with a fixed role has asked to follow a broker whose name elects its master."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "NOT_MASTER",
+        f"the brokers of {broker_name} elect their master, and the slave that asks has no etcd setting: its role is fixed. Give it the same"
+        " etcd setting as the others, and broker_role SYNC_MASTER",
+        metadata={"broker_name": broker_name, "broker_id": str(broker_id)},
+    )
+
+
 def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> None:
     """Raises ServiceError for an offset that this slave, or a master that has just begun, may not serve yet. Such an offset is not illegal.
     """

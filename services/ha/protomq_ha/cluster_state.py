@@ -3,6 +3,8 @@
     <prefix>/master     who leads: member, epoch, address; bound to a lease, so it goes away with its holder
     <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
+    <prefix>/election   a random number that tells this election from any other; the first member writes it, and nobody changes it. Name
+                        servers compare epochs of one election only
     <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
     <prefix>/full/<member>  the disk of a member is full; bound to the member's lease
     <prefix>/name/<member>  the broker of a store that is a member of the in-sync set, or was: its id, and where it runs. For people: bound
@@ -22,7 +24,8 @@ from typing import Any, Final, NamedTuple
 MASTER: Final = "master"
 IN_SYNC: Final = "in_sync"
 ORDER: Final = "order"
-KEYS: Final = (MASTER, IN_SYNC, ORDER)
+ELECTION: Final = "election"
+KEYS: Final = (MASTER, IN_SYNC, ORDER, ELECTION)
 END_PREFIX: Final = "end/"
 FULL_PREFIX: Final = "full/"
 NAME_PREFIX: Final = "name/"
@@ -126,6 +129,8 @@ class ClusterView:
         self.master = _master(self.rows.get(MASTER))
         self.in_sync = _in_sync(self.rows.get(IN_SYNC))
         self.order = _order(self.rows.get(ORDER))
+        self.election = _election(self.rows.get(ELECTION))
+        """The number of this election; 0: there is none, or nobody can read it."""
         ends = {
             key.removeprefix(END_PREFIX): _end(row, key)
             for key, row in self.rows.items()
@@ -184,6 +189,11 @@ def encode_in_sync(
 def encode_end(end: LogEnd) -> bytes:
     """The value of a key below END_PREFIX."""
     return _encode(epoch=end.epoch, position=end.position, is_cut=end.is_cut)
+
+
+def encode_election(number: int) -> bytes:
+    """The value of the key."""
+    return _encode(number=number)
 
 
 def encode_full() -> bytes:
@@ -267,6 +277,14 @@ def _name(row: Row, key: str) -> MemberName | None:
     except ValueError:
         return None
     return MemberName(fields["broker_id"], fields["address"])
+
+
+def _election(row: Row | None) -> int:
+    """0 for a value that nobody can read: it must not keep anybody from leading."""
+    try:
+        return int(_decode(row, ELECTION, number=int)["number"]) if row is not None else 0
+    except ValueError:
+        return 0
 
 
 def _order(row: Row | None) -> Order | None:

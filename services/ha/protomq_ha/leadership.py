@@ -40,6 +40,8 @@ Rules
 - A member of the set writes its broker's id and address while somebody leads (`name`). That stays when it leaves the set, so others can
   say who is away. It takes away what other stores of the same broker wrote that are no more members: its folder was replaced. An operator
   may take it away, too. It is for people: nothing depends on it.
+- The election has a number in etcd, drawn by whoever finds none. Name servers tell by it whose epochs are comparable. Nothing here depends
+  on it, so no election waits for it.
 
 Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
 """
@@ -50,6 +52,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from .cluster_state import (
+    ELECTION,
     END_PREFIX,
     FULL_PREFIX,
     IN_SYNC,
@@ -66,6 +69,7 @@ from .cluster_state import (
     Order,
     Put,
     Transaction,
+    encode_election,
     encode_end,
     encode_full,
     encode_in_sync,
@@ -79,6 +83,7 @@ from .leadership_values import (
     Committed,
     CutSettled,
     Effect,
+    ElectionKnown,
     Follow,
     GrantLease,
     Lead,
@@ -192,6 +197,8 @@ class Leadership:
         self._next_full_ms = self._next_give_away_ms = self._next_name_ms = now_ms
         """When etcd may next be told whether the disk is full, when a switch away from it may next be ordered, and when etcd may next be
         told whose store this is."""
+        self._told_election, self._next_election_ms = 0, now_ms
+        """The number of the election that the broker was told last, and when etcd may next be given one."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._absent_from_ms: int | None = None
@@ -530,6 +537,9 @@ class Leadership:
 
     def _advance(self, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
+        if self.view is not None and self.view.election not in (0, self._told_election):
+            self._told_election = self.view.election
+            effects.append(ElectionKnown(self._told_election))
         if now_ms >= self._next_renewal_ms and not self._is_pending(GrantLease, RenewLease):
             self._next_renewal_ms = now_ms + self.settings.renew_interval_ms
             renewal = RenewLease(self._lease) if self._lease else None
@@ -560,6 +570,7 @@ class Leadership:
         if self.role in (Role.FOLLOWING, Role.LEADING):
             self._tell_room(effects, view, now_ms)
             self._tell_name(effects, view, now_ms)
+            self._begin_election(effects, view, now_ms)
         return effects
 
     def _read_interval_ms(self, now_ms: int) -> int:
@@ -661,6 +672,16 @@ class Leadership:
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
             put = Put(f"{NAME_PREFIX}{own}", encode_name(name))
             self._ask(effects, Transaction(compares, (put,), tuple(f"{NAME_PREFIX}{each}" for each in sorted(replaced))), now_ms)
+
+    def _begin_election(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Gives the election its number, where it has none. No election waits for that: somebody leads, or nobody could."""
+        is_quiet = view.master is not None or view.in_sync is None or not view.in_sync.members
+        if not self.settings.new_election or view.key_revision(ELECTION) or not is_quiet or now_ms < self._next_election_ms:
+            return
+        if self._is_fresh and not self._is_pending(Transaction):
+            self._next_election_ms = now_ms + self.settings.lease_ttl_ms
+            put = Put(ELECTION, encode_election(self.settings.new_election))
+            self._ask(effects, Transaction((Compare(ELECTION, 0),), (put,)), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""

@@ -19,6 +19,7 @@ class Settings:
         that is not back.
     hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
     new_name_wait_ms: how long an empty member waits for members with messages where etcd has no in-sync set.
+    new_election: the random number that this member writes as that of the election, where etcd has none; 0: it writes none.
     """
 
     member: str
@@ -31,6 +32,7 @@ class Settings:
     hand_over_timeout_ms: int = 3_000
     new_name_wait_ms: int = 3_000
     broker_id: int = 0
+    new_election: int = 0
 
     @property
     def trusted_ms(self) -> int:
@@ -144,7 +146,13 @@ class CutSettled(NamedTuple):
     """The store has caught up, or leads, so the driver may forget that a start has cut the end of its log."""
 
 
-Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled | CutSettled
+class ElectionKnown(NamedTuple):
+    """This is the number of the election: name servers are to be told."""
+
+    number: int
+
+
+Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled | CutSettled | ElectionKnown
 
 
 class Role(Enum):

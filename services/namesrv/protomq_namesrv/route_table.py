@@ -15,7 +15,11 @@ Rules
 - A broker is removed when it says so, or when `expiry_ms` pass without a register or heartbeat. It is also removed when its
   hold ended and it did not hold again within a grace. The grace is `broken_grace_ms` after a broken connection,
   `renewal_grace_ms` after an answer. One that never held (any generated client may register) is not asked to.
-- Masters that were elected have an epoch: the name goes to a higher one at once, and never back to a lower one.
+- Masters that were elected have an epoch. Within one election the name goes to a higher one at once, and never back to a lower one.
+- A name belongs to one election. A broker of another one (another etcd, or prefix) is refused with NAME_TAKEN while others have the name,
+  whatever its id and epoch. An exception: the etcd of brokers that have the name lost its data, so they bring another number, one by one.
+  A broker that had its name before sends newcomers of another election away. Brokers of earlier versions name no election. A master with a
+  fixed role counts as an election of its own: it has no epoch.
 - What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store, at the same address, stays out. After an
   unregister the same incarnation stays out too, since a late register of a stopped process must not bring it back. Not for ever: a clock
   that was set back between two starts would lock the broker out.
@@ -150,10 +154,11 @@ class RouteTable:
         key = registration.key
         incarnation, store_id = registration.broker.incarnation, registration.broker.store_id
         with self._lock:
-            liveness = self._liveness.get(key)
             known = self._registrations.get(key)
             if not is_returning and (known is None or known.broker.cluster != registration.broker.cluster):
                 self._check_cluster(registration.broker, now_ms)
+            self._check_election(registration.broker, now_ms, doubts, is_returning=is_returning)
+            liveness, known = self._liveness.get(key), self._registrations.get(key)
             is_other = liveness is not None and liveness.store_id != store_id
             may_be_copy = (
                 liveness is not None
@@ -351,6 +356,48 @@ class RouteTable:
                 retry_delay_ms=_gone_ms(holder, now_ms),
             )
 
+    def _check_election(self, broker: Broker, now_ms: int, doubts: list[BrokerKey], *, is_returning: bool) -> None:
+        """Raises NAME_TAKEN if other stores have the name, by another election. Newcomers among them give way to who had it before."""
+        own = self._liveness.get(BrokerKey(broker.broker_name, broker.broker_id))
+        if own is not None and (own.store_id, own.incarnation) == (broker.store_id, broker.incarnation):
+            known = self._registrations[BrokerKey(broker.broker_name, broker.broker_id)].broker
+            if _election_of(known) is not None:
+                return  # it has the name
+            is_returning = False  # nobody knew its election then
+        strays = {
+            key: self._liveness[key]
+            for key, other in self._registrations.items()
+            if key.broker_name == broker.broker_name
+            and None is not _election_of(other.broker) != _election_of(broker) is not None
+            and not self._liveness[key].store_id == broker.store_id != 0
+        }
+        if is_returning and all(now_ms < each.newcomer_until_ms for each in strays.values()):
+            for key, stray in strays.items():
+                self._remove(key, stray.incarnation, now_ms)
+                doubts.append(key)
+            return
+        if not strays:
+            return
+        # The one that lasts longest decides how long to wait; None, so one that is there, lasts longest of all.
+        gone_ms = {key: _gone_ms(stray, now_ms) for key, stray in strays.items()}
+        key = min(gone_ms, key=lambda each: (gone_ms[each] is not None, -(gone_ms[each] or 0), each))
+        other, left_ms = self._registrations[key].broker, gone_ms[key]
+        address = other.grpc_address
+        is_there = "is alive" if left_ms is None else f"is given up in {left_ms} ms unless it is heard of"
+        raise ServiceError(
+            Code.FAILED_PRECONDITION,
+            "NAME_TAKEN",
+            f"the name {key.broker_name} belongs to {_whose(other, broker)} (id {key.broker_id}) is at {address}, and {is_there}."
+            f" {_MISTAKE if other.election_id and broker.election_id else _MIXTURE} If this is another cluster, give it another"
+            " broker_name, or name servers of its own",
+            metadata={
+                "broker_name": key.broker_name,
+                "broker_id": str(key.broker_id),
+                "grpc_address": address,
+            },
+            retry_delay_ms=left_ms,
+        )
+
     def _check_copy(
         self, key: BrokerKey, holder: _Liveness, incarnation: int, now_ms: int, doubts: list[BrokerKey]
     ) -> None:
@@ -419,9 +466,10 @@ class RouteTable:
         self, registration: Registration, holder: _Liveness, now_ms: int, *, is_returning: bool
     ) -> bool:
         """Whether a broker gets the name that another store has."""
-        epoch = registration.broker.epoch
-        known_epoch = self._registrations[registration.key].broker.epoch
-        if epoch and known_epoch and epoch != known_epoch:
+        broker, known = registration.broker, self._registrations[registration.key].broker
+        epoch, known_epoch = broker.epoch, known.epoch
+        is_one_election = broker.election_id == known.election_id or not (broker.election_id and known.election_id)
+        if is_one_election and epoch and known_epoch and epoch != known_epoch:
             return epoch > known_epoch
         return is_returning and now_ms < holder.newcomer_until_ms
 
@@ -538,6 +586,26 @@ class RouteTable:
         for key in tuple(self._changed_topics):
             for listener in tuple(self.on_changed_topics):
                 listener(key)
+
+
+_MISTAKE: Final = "Is etcd.endpoints or etcd.prefix wrong, here or there? Brokers of one name need the same."
+_MIXTURE: Final = "Either all brokers of a name have the etcd setting, or none."
+
+
+def _whose(other: Broker, broker: Broker) -> str:
+    """Whose a name is that a broker of another election wants; ends with the one that is named."""
+    if not other.election_id:
+        return "a master with a fixed role, and this broker elects its master in etcd. That one"
+    if not broker.election_id:
+        return "brokers that elect their master in etcd, and this one has a fixed role. One of them"
+    return "brokers that elect their master in another part of etcd, or in another etcd. One of them"
+
+
+def _election_of(broker: Broker) -> int | None:
+    """The number of its election; 0: its role is fixed. None: nobody knows, as of a slave that names none, or one of an earlier version."""
+    if broker.election_id or (broker.broker_id == MASTER_ID and not broker.epoch):
+        return broker.election_id
+    return None
 
 
 def _addresses(registration: Registration) -> tuple[str, str]:

@@ -483,3 +483,26 @@ def test_what_was_not_sent_to_the_caller_moves_nothing(method: str, why: str, ch
         assert call.error.reason == "INVALID_ARGUMENT"
     elif method == "Fetch":
         assert call.response().status == ha.FETCH_STATUS_SESSION_ENDED
+
+
+def test_a_broker_whose_name_is_another_one_s_says_so() -> None:
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    service = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None)
+    service.name_problem = lambda: "the name b is taken"
+    assert service.get_ha_status(ha.GetHaStatusRequest(), None).problem == "the name b is taken"  # type: ignore[arg-type]
+    view = SimpleNamespace(address="m:1", problem="nobody leads", end_position=0, heard_ms=None)
+    slave = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None, lambda: view)  # type: ignore[arg-type, return-value]
+    slave.name_problem = service.name_problem
+    assert slave.get_ha_status(ha.GetHaStatusRequest(), None).problem == "the name b is taken; nobody leads"  # type: ignore[arg-type]
+
+
+def test_a_slave_with_a_fixed_role_is_told_that_the_name_elects_its_master() -> None:
+    service = service_whose_orders_end_with(None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    call = FakeCall(FakeLane(), bound, ha.FetchRequest(broker_name="b", broker_id=1, store_id=9))
+    service.fetch(call)
+    assert call.error is not None
+    assert call.error.reason == "NOT_MASTER"
+    assert "the slave that asks has no etcd setting" in call.error.message

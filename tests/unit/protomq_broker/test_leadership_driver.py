@@ -278,3 +278,19 @@ def test_ticks_go_on_behind_one_that_failed(etcd: FakeEtcd, caplog: pytest.LogCa
     finally:
         driver.close()
     assert [each.getMessage() for each in caplog.records] == ["a tick of the leadership failed"]
+
+
+def test_the_number_of_the_election_is_found_or_written_before_the_broker_registers(etcd: FakeEtcd) -> None:
+    def driver() -> LeadershipDriver:
+        return LeadershipDriver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport), lambda: 0, lambda effect: None)
+
+    first, second, late = driver(), driver(), driver()
+    etcd.is_up = False
+    late.find_election(13)
+    assert late.election == 0
+    etcd.is_up = True
+    first.find_election(11)
+    second.find_election(12)
+    assert (first.election, second.election) == (11, 11)
+    for each in (first, second, late):
+        each.close()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
+import tenacity
 
 from protomq.v1.route_service_pb2 import (
     Broker,
@@ -87,6 +90,7 @@ class FakeNameServer:
         self.taken: ServiceError | None = None
         """What every registration is refused with."""
         self.returning: list[bool] = []
+        self.elections: list[int] = []
         self.on_hold: Callable[[], None] = lambda: None
         self.tells_routes = False
 
@@ -133,6 +137,7 @@ class FakeConnection:
         if self._server.taken is not None:
             raise self._server.taken
         self._server.returning.append(request.returning)
+        self._server.elections.append(request.broker.election_id)
         return RegisterBrokerResponse(tells_routes=self._server.tells_routes)
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
@@ -470,3 +475,40 @@ def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
     with registering() as subject:
         assert subject.wait_registered(0)
         assert subject.wait_announced(0)
+
+
+def test_an_election_that_becomes_known_is_told_as_a_name_that_nobody_has_had_yet() -> None:
+    server = FakeNameServer()
+
+    def told(election_id: int) -> bool:
+        return server.elections[-1] == election_id
+
+    with registering(server) as subject:
+        server.wait_for("hold")
+        for election_id in (7, 7, 8):
+            subject.tell_election(election_id)
+            wait_for(partial(told, election_id), PATIENCE_S)
+        server.connections[-1].end_hold(ConnectionResetError("restarted"))
+        server.wait_for("hold")
+    assert server.elections == [0, 7, 8, 8]
+    # With another number it has its name still: its etcd has lost its data.
+    assert server.returning == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("retry_delay_ms", "pause_s"),
+    [(0, registration.NAME_PAUSE_S), (1_500, 1.5), (None, 3.0), (100_000, 3.0)],
+)
+def test_a_name_that_is_about_to_be_free_is_asked_for_in_time(
+    monkeypatch: pytest.MonkeyPatch, retry_delay_ms: int | None, pause_s: float
+) -> None:
+    """The start of a broker waits 5 s for it. The longest pause between two tries was 3 s whatever the name server had said."""
+    monkeypatch.setattr(registration, "RETRY_PAUSE_S", 0.25)
+    monkeypatch.setattr(registration, "RETRY_PAUSE_MAX_S", 3.0)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    error = name_taken()
+    error.retry_delay_ms = retry_delay_ms
+    retry = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    retry.attempt_number = 20
+    retry.set_exception((ServiceError, error, None))
+    assert registration._retry_pause_s(retry) == pause_s

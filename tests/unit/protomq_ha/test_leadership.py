@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from protomq_ha.cluster_state import (
+    ELECTION,
     IN_SYNC,
     MASTER,
     ORDER,
@@ -18,6 +19,7 @@ from protomq_ha.cluster_state import (
     MemberName,
     Put,
     Transaction,
+    encode_election,
     encode_end,
     encode_in_sync,
     encode_master,
@@ -29,6 +31,7 @@ from protomq_ha.leadership_values import (
     Ask,
     CutSettled,
     Effect,
+    ElectionKnown,
     Follow,
     Lead,
     ReadCluster,
@@ -48,15 +51,15 @@ class Member:
 
     def __init__(
         self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0,
-        cut_end: LogEnd | None = None, broker_id: int = 7,
+        cut_end: LogEnd | None = None, broker_id: int = 7, new_election: int = 0,
     ) -> None:
         self.etcd, self.answers = etcd, True
         self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
         self.machine = Leadership(
-            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id), epoch, now_ms, log_is_empty=empty,
-            tail_may_be_lost=lost, cut_end=cut_end,
+            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id, new_election=new_election), epoch, now_ms,
+            log_is_empty=empty, tail_may_be_lost=lost, cut_end=cut_end,
         )  # fmt: skip
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
@@ -1229,3 +1232,52 @@ def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None
 
 def test_settings_trust_nine_tenths() -> None:
     assert replace(Settings("m", "a"), lease_ttl_ms=5_000).trusted_ms == 4_500
+
+
+def test_an_election_gets_one_number_which_all_members_are_told_once(etcd: SimEtcd) -> None:
+    first, second = Member(etcd, "a", wait_ms=2_000, new_election=11), Member(etcd, "b", wait_ms=2_000, new_election=12)
+    assert first.tick(0) == [ElectionKnown(11)]
+    assert second.tick(0) == [ElectionKnown(11)]
+    assert (first.tick(300), second.tick(300), etcd.view.election) == ([], [], 11)
+
+
+def test_two_members_that_find_no_number_agree_on_one(etcd: SimEtcd) -> None:
+    first, second = Member(etcd, "a", wait_ms=2_000, new_election=11), Member(etcd, "b", wait_ms=2_000, new_election=12)
+    first.answers = False
+    first.tick(0)
+    late = [ask for ask in first.asks if isinstance(ask.request, ReadCluster)]
+    view = etcd.do(late[0].request, 0)  # before the other one writes
+    assert second.tick(0) == [ElectionKnown(12)]
+    first.answers = True
+    first.run(first.machine.answered(late[0].number, view, 0), 0)
+    assert (first.tick(300), etcd.view.election) == ([ElectionKnown(12)], 12)
+
+
+def test_an_etcd_that_has_lost_its_data_gets_another_number(etcd: SimEtcd) -> None:
+    master = Member(etcd, "m", new_election=11)
+    master.lead(0)
+    master.tick(300)
+    assert etcd.view.election == 11
+    etcd.forget()
+    other = Member(etcd, "s", 600, epoch=1, empty=False, new_election=12)
+    assert other.tick(600) == [ElectionKnown(12)]
+    assert master.tick(600) == [ElectionKnown(12), StopLeading()]
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "s")),)))
+    assert other.lead(5_000) == 2
+    assert etcd.view.election == 12
+
+
+def test_a_running_election_of_the_version_before_gets_a_number_while_somebody_leads(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    assert etcd.view.election == 0
+    slave = Member(etcd, "s", epoch=1, empty=False, new_election=12)
+    assert ElectionKnown(12) in slave.tick(0)
+
+
+def test_a_number_that_nobody_can_read_stays_and_keeps_nobody_from_leading(etcd: SimEtcd) -> None:
+    etcd.commit(Transaction((), (Put(ELECTION, b"nonsense"),)))
+    assert etcd.view.election == 0
+    assert Member(etcd, "m", new_election=11).lead(0) == 1
+    assert etcd.view.election == 0
+    etcd.commit(Transaction((), (Put(ELECTION, encode_election(5)),)))
+    assert etcd.view.election == 5

@@ -41,6 +41,7 @@ def registration(
     topic_permission: Permission.ValueType = READ_WRITE,
     auto_create_queues: int = 0,
     epoch: int = 0,
+    election_id: int = 0,
     port: int = 8081,
     cluster: str = "c",
 ) -> Registration:
@@ -54,6 +55,7 @@ def registration(
         permission=permission,
         auto_create_queues=auto_create_queues,
         epoch=epoch,
+        election_id=election_id,
     )
     shares = {
         topic: TopicShare(queues, queues, topic_permission)
@@ -923,3 +925,136 @@ def test_a_master_without_an_epoch_loses_its_name_to_no_epoch() -> None:
     table.register(registration(store_id=1), 0)
     with pytest.raises(ServiceError):
         table.register(registration(store_id=2, epoch=9), 10)
+
+
+def elected(store_id: int, election_id: int, *, broker_id: int = 0, epoch: int = 0, incarnation: int = 100) -> Registration:
+    return registration(store_id=store_id, election_id=election_id, broker_id=broker_id, epoch=epoch, incarnation=incarnation)
+
+
+def with_a_cluster() -> RouteTable:
+    """Election 7 has led a in epoch 1: its master holds, its slave has the id 2."""
+    table = RouteTable(LIVENESS)
+    table.register(elected(1, 7, epoch=1), 0)
+    table.open_hold(A, 100, 0, store_id=1)
+    table.register(elected(2, 7, broker_id=2), 0)
+    return table
+
+
+def stores_of(table: RouteTable) -> dict[int, int]:
+    return {key.broker_id: each.broker.store_id for key, each in table.snapshot.registrations.items()}
+
+
+@pytest.mark.parametrize(("broker_id", "epoch"), [(0, 5), (2, 0), (3, 0)])
+@pytest.mark.parametrize("now_ms", [10, LIVENESS.newcomer_ms + 10])
+def test_epochs_of_two_elections_have_nothing_to_do_with_each_other(broker_id: int, epoch: int, now_ms: int) -> None:
+    table = with_a_cluster()
+    stray = elected(9, 8, broker_id=broker_id, epoch=epoch)
+    with pytest.raises(ServiceError, match=r"is at a:8081, and is alive\. Is etcd\.endpoints or etcd\.prefix wrong") as error:
+        table.register(stray, now_ms)
+    assert (reason_of(error), error.value.retry_delay_ms) == ("NAME_TAKEN", None)
+    assert stores_of(table) == {0: 1, 2: 2}
+
+
+def test_epochs_of_one_election_decide_who_has_the_name() -> None:
+    table = with_a_cluster()
+    assert table.register(elected(3, 7, epoch=2), 10)
+    assert stores_of(table) == {0: 3, 2: 2}
+
+
+@pytest.mark.parametrize(("known", "new"), [(0, 8), (7, 0)])
+def test_a_broker_that_names_no_election_is_compared_by_its_epoch(known: int, new: int) -> None:
+    """It is one of an earlier version."""
+    table = RouteTable(LIVENESS)
+    table.register(elected(1, known, epoch=1), 0)
+    assert table.register(elected(2, new, epoch=2), 10)
+
+
+def test_a_broker_that_names_its_election_late_is_refused_all_the_same() -> None:
+    """It could not ask etcd before."""
+    table = with_a_cluster()
+    table.register(elected(9, 0, broker_id=3), 10)
+    with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
+        table.register(elected(9, 8, broker_id=3), 20, is_returning=True)
+
+
+def test_another_election_gets_the_name_of_one_that_is_gone() -> None:
+    table = with_a_cluster()
+    table.unregister(BrokerKey("a", 2), 100, 10, store_id=2)
+    hold = table.open_hold(A, 100, 10, store_id=1)
+    table.end_hold(A, hold, 20, broken=True)
+    table.end_hold(A, hold - 1, 20, broken=True)
+    with pytest.raises(ServiceError, match="is given up in 2990 ms") as error:
+        table.register(elected(9, 8, epoch=1), 30)
+    assert error.value.retry_delay_ms == 2_990
+    scan_until(table, 30, 3_020)
+    table.register(elected(9, 8, epoch=1), 3_030)
+    assert stores_of(table) == {0: 9}
+
+
+def test_members_whose_etcd_has_lost_its_data_keep_their_name_one_by_one() -> None:
+    """Its master ends its lead then, and one of its slaves leads by an order."""
+    table = with_a_cluster()
+    table.register(elected(4, 7, broker_id=4), 0)
+    table.unregister(A, 100, 10, store_id=1)
+    table.register(elected(2, 8, broker_id=2), 20, is_returning=True)
+    master = elected(2, 8, epoch=2, incarnation=102)
+    with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
+        table.register(master, 30)  # it leads already, and one has not read etcd yet
+    table.register(elected(4, 8, broker_id=4), 40, is_returning=True)
+    table.register(master, 50)
+    assert stores_of(table) == {0: 2, 2: 2, 4: 4}
+
+
+def test_a_restart_in_another_election_is_no_move_of_its_etcd() -> None:
+    table = with_a_cluster()
+    with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
+        table.register(elected(2, 8, broker_id=2, incarnation=101), 10)
+
+
+def test_who_had_the_name_sends_newcomers_of_another_election_away() -> None:
+    """The name server was started again, and a broker that it has refused before asks first."""
+    table, doubts = RouteTable(LIVENESS), list[BrokerKey]()
+    table.on_doubt = doubts.append
+    table.register(elected(9, 8, broker_id=3), 0)
+    table.register(elected(8, 8, epoch=5), 0)
+    table.register(elected(1, 7, epoch=1), 10, is_returning=True)
+    table.register(elected(2, 7, broker_id=2), 20, is_returning=True)
+    assert stores_of(table) == {0: 1, 2: 2}
+    assert set(doubts) == {A, BrokerKey("a", 3)}
+    with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
+        table.register(elected(9, 8, broker_id=3), 30)
+
+
+def test_who_had_the_name_does_not_get_it_back_from_another_election_that_has_it_since_long() -> None:
+    table = with_a_cluster()
+    with pytest.raises(ServiceError, match=r"etcd\.prefix wrong"):
+        table.register(elected(9, 8, broker_id=3), LIVENESS.newcomer_ms, is_returning=True)
+
+
+@pytest.mark.parametrize(("broker_id", "epoch"), [(0, 5), (3, 0)])
+def test_a_master_with_a_fixed_role_shares_its_name_with_no_election(broker_id: int, epoch: int) -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(store_id=1), 0)
+    table.open_hold(A, 100, 0, store_id=1)
+    table.register(registration(store_id=2, broker_id=1), 0)
+    with pytest.raises(ServiceError, match=r"master with a fixed role.* \(id 0\) is at a:8081, and is alive\. Either all") as error:
+        table.register(elected(9, 8, broker_id=broker_id, epoch=epoch), LIVENESS.newcomer_ms)
+    assert reason_of(error) == "NAME_TAKEN"
+    assert stores_of(table) == {0: 1, 1: 2}
+
+
+def test_a_master_with_a_fixed_role_does_not_get_the_name_of_an_election_that_has_no_master_now() -> None:
+    table = with_a_cluster()
+    table.unregister(A, 100, 10, store_id=1)
+    with pytest.raises(ServiceError, match=r"elect their master in etcd, and this one has a fixed role\. One of them \(id 2\)"):
+        table.register(registration(store_id=9), 20)
+    table.register(elected(3, 7, epoch=2), 30)
+    assert stores_of(table) == {0: 3, 2: 2}
+
+
+def test_a_store_that_had_a_fixed_role_may_come_back_with_an_election() -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(store_id=1), 0)
+    table.register(elected(1, 7, broker_id=1, incarnation=101), 10)
+    table.register(elected(1, 7, epoch=3, incarnation=102), 20)
+    assert stores_of(table) == {0: 1, 1: 1}

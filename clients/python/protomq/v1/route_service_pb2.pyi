@@ -37,6 +37,7 @@ class Broker(_message.Message):
     AUTO_CREATE_QUEUES_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    ELECTION_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster to which it belongs."""
     broker_name: _builtins.str
@@ -60,7 +61,13 @@ class Broker(_message.Message):
     store_id: _builtins.int
     """Random number of the broker's store, the same at each of its starts. A name belongs to one store at a time (NAME_TAKEN)."""
     epoch: _builtins.int
-    """Of a master that was elected in etcd: its epoch. The name goes to the higher one, however alive the other is. 0: the role is fixed."""
+    """Of a master that was elected in etcd: its epoch. The name goes to the higher one of one election, however alive the other is. 0: the role
+    is fixed.
+    """
+    election_id: _builtins.int
+    """Where the master is elected: the random number of that election, which stands in etcd beside its other keys. Epochs of two elections have
+    nothing to do with each other: while brokers of one have the name, those of another are refused (NAME_TAKEN). 0: not known, or fixed roles.
+    """
     def __init__(
         self,
         *,
@@ -75,10 +82,11 @@ class Broker(_message.Message):
         auto_create_queues: _builtins.int = ...,
         store_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        election_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "epoch", b"epoch", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "election_id", b"election_id", "epoch", b"epoch", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
