@@ -124,7 +124,7 @@ class SimBroker:
         self.cut_log()
         disk = self.disk
         self.machine = Leadership(
-            Settings(self.disk.member, self.name, broker_id=self.broker_id),
+            Settings(self.disk.member, self.name, broker_id=self.broker_id, new_election=1_000 * self.broker_id + self.life),
             self.disk.own_epoch,
             self.clock_ms(),
             log_is_empty=not self.disk.log,

@@ -12,6 +12,7 @@ Rules (the letters are those of docs/reliability.md)
     L5  when all faults are over, somebody leads within 12 s, takes sends, and all logs become equal
     L6  nobody drops what was acknowledged, but for orders
     L7  where no disk takes messages, the lead stays somewhere
+    L8  an election keeps its number as long as etcd has its data
 
 Where etcd has lost its data, two members may go on from two pasts. So only L6 holds then, and whoever does not follow has to say why.
 """
@@ -177,8 +178,10 @@ class LeadershipWorld:
             return
         self.etcd.expire(self.now_ms)
         self.note_before()
-        revision = self.etcd.revision
+        revision, election = self.etcd.revision, self.etcd.view.election
         result = self.etcd.do(ask.request, self.now_ms)
+        if election and self.etcd.view.election != election:
+            self.say("L8", f"{broker.disk.member} gives the election {election} the number {self.etcd.view.election}")
         if isinstance(ask.request, Transaction) and self.etcd.revision != revision:
             self.check_transaction(broker, life)
             in_sync = self.etcd.view.in_sync

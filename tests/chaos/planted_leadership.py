@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
@@ -11,7 +12,7 @@ from protomq_ha import leadership
 from protomq_ha.cluster_state import IN_SYNC, ClusterView, InSync, LogEnd, Transaction
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 from protomq_ha.leadership import Leadership
-from protomq_ha.leadership_values import Follow, Lease, OwnLog, Role
+from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Role
 
 from .checker import Violation
 from .leadership_broker import Disk, SimBroker
@@ -295,6 +296,22 @@ def drill(seed: int) -> list[Violation]:
     return _lives(seed, None)
 
 
+def members_write_their_own_numbers() -> Any:
+    """Whoever has not seen the number of the election writes one, though another one has done so meanwhile."""
+    real = Leadership._begin_election
+
+    def begin(self: Leadership, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        count = len(effects)
+        real(self, effects, view, now_ms)
+        if len(effects) > count:
+            ask = effects.pop()
+            assert isinstance(ask, Ask)
+            assert isinstance(ask.request, Transaction)
+            effects.append(Ask(ask.number, replace(ask.request, compares=())))
+
+    return mock.patch.object(Leadership, "_begin_election", begin)
+
+
 def stores_that_come_back_poorer(seed: int) -> list[Violation]:
     """Lives in which little else happens."""
     return _lives(seed, Mood(("replace", "replace", "kill", "cut"), 0.0, 0.1))
@@ -330,6 +347,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("lets an epoch have two writers", an_epoch_may_have_two_writers, etcds_of_a_copy),
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
     ("believes at once that a disk has room again", believes_a_disk_at_once, disks_with_quotas),
+    ("gives an election a second number", members_write_their_own_numbers, drill),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
 """(name, what plants it, where it shows, within how many seeds where that is not the default)."""
