@@ -233,11 +233,12 @@ class PopState:
     def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
         """Forgets the queues of topics that are not there, or in another incarnation."""
         with self.lock:
-            for key, known in list(self._queues.items()):
-                if incarnation_of(key.topic) != known.incarnation:
-                    del self._queues[key]
-                    self._queue_counts.pop((key.group, key.topic), None)
-                    self._change_count += 1
+            queues, self._queues = self._queues, {}
+            self._queue_counts.clear()
+            for known in queues.values():
+                if incarnation_of(known.key.topic) == known.incarnation:
+                    self._add(known)
+            self._change_count += len(queues) - len(self._queues)
 
 
 def _check(record: PopRecord) -> None:
