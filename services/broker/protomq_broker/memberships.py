@@ -142,7 +142,7 @@ class Memberships:
         self._counted: dict[str, int] = {}
         """Queues of each topic that is consumed, by which free queues are counted: as many as it had at the last `topics_changed`."""
         self._route_changes: Counter[str] = Counter()
-        """How often the route of each topic has changed, as far as name servers told, since it was consumed first."""
+        """How often the route of each consumed topic has changed, as far as name servers told; begins at any number."""
         self._last_owners: dict[tuple[str, Queue], MemberKey] = {}
         """Who was the last to have each free queue of each group; the newest stands last."""
         self._departed: dict[tuple[str, MemberKey], _Departed] = {}
@@ -300,7 +300,7 @@ class Memberships:
         return changed
 
     def route_changes(self, topic: str) -> int:
-        """Returns how often the route of a topic has changed since it was consumed first."""
+        """Returns a number that is another one each time that the route of a consumed topic has changed, or may have."""
         return self._route_changes[topic]
 
     def beside_changed(self, texts: Mapping[str, str]) -> list[str]:
@@ -460,6 +460,8 @@ class Memberships:
         groups = self._consuming.setdefault(topic, [])
         if not groups:
             self._counted[topic] = self.queue_count(topic)
+            # Another number than it had before: nobody has counted meanwhile.
+            self._route_changes[topic] = next(self._versions)
         groups.append(name)
 
     def _end_consuming(self, name: str, topic: str) -> None:

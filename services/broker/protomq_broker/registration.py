@@ -353,8 +353,6 @@ class _Session(threading.Thread):
             raise
         self._connection = connection  # From here on it may be woken; the loop looks at everything before it waits.
         logger.info("registered with name server %s", self._server.label)
-        # What has changed before, nobody has told.
-        self._config.on_routes_changed(None)
         self._last_complaint = ""
         return connection
 
@@ -392,10 +390,14 @@ class _Session(threading.Thread):
         self._judge(True)
         now_ms = self._now_ms()
         pause_ms = max(REGISTER_PAUSE_MIN_MS, REGISTER_PAUSE_FACTOR * (now_ms - started_ms))
+        is_new_there = state.registered_version is None
         state.registered_version = version
         state.register_from_ms = now_ms + pause_ms
         state.heartbeat_due_ms = now_ms + self._config.heartbeat_interval_ms
         self._publish(version)
+        if is_new_there:
+            # What has changed before, nobody has told.
+            self._config.on_routes_changed(None)
 
     def _hold(self, connection: NameServerConnection, state: SessionState) -> None:
         connection.open_hold(HoldRegistrationRequest(**self._identity()))

@@ -376,14 +376,25 @@ def test_groups_that_consume_a_topic_hear_of_its_route_and_others_do_not() -> No
         known.seen(topic, member("m", topic=topic), "peer", 0, rejoins=False)
     groups = dict(known.groups())
     before = {name: group.version for name, group in groups.items()}
+    counts = [known.route_changes(topic) for topic in "TU"]
     assert known.routes_changed(["T", "of somebody else"]) == ["T"]
     assert groups["T"].version > before["T"]
     assert groups["U"].version == before["U"]
     assert known.routes_changed(None) == ["T", "U"]
-    assert [known.route_changes(topic) for topic in "TU"] == [2, 1]
+    assert [known.route_changes(topic) for topic in "TU"] == [counts[0] + 2, counts[1] + 1]
     known.left("T", ("m", 1), 0)
     assert known.routes_changed(None) == ["U"]
-    assert known.route_changes("T") == 0
+
+
+def test_who_comes_back_after_nobody_has_consumed_a_topic_hears_that_its_route_may_be_another_one() -> None:
+    known = made()
+    numbers = set()
+    for _ in range(3):
+        known.seen("T", member("m", topic="T"), "peer", 0, rejoins=False)
+        numbers.add(known.route_changes("T"))
+        known.left("T", ("m", 1), 0)
+        known.routes_changed(["T"])
+    assert len(numbers) == 3
 
 
 class Owners(dict[tuple[str, int], int]):

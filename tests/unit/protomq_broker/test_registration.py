@@ -271,8 +271,10 @@ def test_routes_that_change_are_told_and_any_may_have_changed_while_nobody_could
         server.connections[0].end_hold(changed_topics=["t"])
         assert told.get(timeout=PATIENCE_S) == ["t"]
         server.wait_for("hold")
-        server.connections[0].end_hold(ConnectionResetError("gone"))
-        assert told.get(timeout=PATIENCE_S) is None
+        forgotten = ServiceError(Code.NOT_FOUND, "BROKER_NOT_FOUND", "register first")
+        for error in (forgotten, ConnectionResetError("gone")):
+            server.connections[-1].end_hold(error)
+            assert told.get(timeout=PATIENCE_S) is None
 
 
 @pytest.mark.parametrize("tells", [(True, True), (True, False), (False, False)])

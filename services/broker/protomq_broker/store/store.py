@@ -718,9 +718,9 @@ class Store:
         """Topics are about to get queues: their groups begin there with the first message. The writer thread."""
         for growth in growths:
             known = (state.groups_of(growth.topic, growth.incarnation) for state in (self.offsets, self.popped))
-            bodies = begin_at_first(growth, *known)
-            if bodies:
-                self.append_state(self.offsets.topic, bodies)
+            # Each by itself, for all of them may be more than an append takes. After a crash in between the next growth tells the rest.
+            for body in begin_at_first(growth, *known):
+                self.append_state(self.offsets.topic, [body])
 
     def _restore_topics(self) -> None:
         """Restores topics that have messages but no record, and forgets offsets of deleted topics."""

@@ -10,6 +10,7 @@ from protomq.v1.consumer_service_pb2 import (
 )
 from protomq.v1.pop_service_pb2 import PopRequest, PopStart
 from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.topics import OFFSETS_TOPIC, QUEUES_MAX
 from protomq_broker.store.state.new_queues import OFFSETS_IN_RECORD, Growth, begin_at_first
 from protomq_broker.store.state.topics import TopicConfig
 from tests.unit.protomq_broker.fake_broker import CONSUMER, POP, FakeBroker
@@ -40,15 +41,21 @@ def test_without_groups_nothing_is_said() -> None:
 
 
 def test_many_groups_make_several_records() -> None:
-    bodies = begin_at_first(grown(1, 101), {f"g{number}": {0} for number in range(60)})
+    bodies = begin_at_first(grown(1, 101), {f"g{number}": {0} for number in range(12)})
     sizes = [len(starts([body])) for body in bodies]
-    assert sizes == [OFFSETS_IN_RECORD, 6_000 - OFFSETS_IN_RECORD]
+    assert sizes == [OFFSETS_IN_RECORD, 1_200 - OFFSETS_IN_RECORD]
 
 
 def committed(broker: FakeBroker, group: str) -> dict[int, int]:
     call = broker.call(CONSUMER + "GetOffsets", GetOffsetsRequest(consumer_group=group, topic="topic"))
     assert call.error is None
     return {offset.queue_id: offset.queue_offset for offset in GetOffsetsResponse.FromString(call.answer_payload or b"").offsets}
+
+
+def incarnation_of(broker: FakeBroker) -> int:
+    topic = broker.store.topics.find("topic")
+    assert topic is not None
+    return topic.incarnation
 
 
 def grow(broker: FakeBroker, queues: int) -> None:
@@ -86,3 +93,16 @@ def test_a_queue_that_comes_back_keeps_what_was_committed_there() -> None:
     grow(broker, 4)
     assert committed(broker, "g") == {2: 0, 3: 0}
     assert broker.store.appended_position > before
+
+
+def test_a_topic_of_many_groups_gets_queues_though_their_starts_take_more_than_one_append() -> None:
+    broker = FakeBroker()
+    commits = [
+        CommitOffsetsRequest(consumer_group=f"g{number}", offsets=[QueueOffset(topic="topic", topic_incarnation=incarnation_of(broker))])
+        for number in range(60)
+    ]
+    broker.store.append_state(OFFSETS_TOPIC, [OffsetsRecord(commits=commits).SerializeToString()])
+    before = broker.store.appended_position
+    grow(broker, QUEUES_MAX)
+    assert broker.store.appended_position - before > broker.store.append_size_max_bytes
+    assert committed(broker, "g59") == dict.fromkeys(range(2, QUEUES_MAX), 0) | {0: 0}

@@ -129,6 +129,19 @@ def test_what_is_kept_of_a_topic_that_was_made_again_is_found_by_its_queues() ->
     assert state.queue_ids("g", "t") == state.open_queues_from("g", "t", 8, 0) == [1]
 
 
+def test_what_goes_with_an_earlier_topic_does_not_hide_queues_of_the_one_of_that_name() -> None:
+    state = machine()
+    for incarnation, queue_ids in ((7, (0, 5, 6)), (8, (5,))):
+        record = PopRecord()
+        for queue_id in queue_ids:
+            told = record.queues.add(consumer_group="g", topic="t", queue_id=queue_id, topic_incarnation=incarnation, next_offset=1)
+            told.hand_outs.append(HandOut(number=1, time_ms=1, deadline_ms=50, attempt=1, runs=[0, 1]))
+        state.apply(record.SerializeToString(), incarnation)
+    state.keep(lambda name: 8)
+    assert state.queue_ids("g", "t") == [5]
+    assert state.open_queues_from("g", "t", 8, 4) == [5]
+
+
 def test_another_incarnation_of_the_topic_begins_anew() -> None:
     state = machine()
     state.apply(hand_out(1, 0, 5), 0)

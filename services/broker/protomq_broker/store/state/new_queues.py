@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 
-OFFSETS_IN_RECORD: Final = 5_000
+OFFSETS_IN_RECORD: Final = 1_000
+"""With the longest names that is 300 KB."""
 
 
 class Growth(NamedTuple):
