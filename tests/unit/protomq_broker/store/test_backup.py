@@ -304,11 +304,12 @@ def test_damage_of_a_backup_is_no_torn_tail_and_what_is_around_it_can_be_restore
         try:
             assert read_all(rest, queue_id=queue_id) == each
         except CorruptLogError as error:
-            assert error.lost is not None
             told.append(error.lost)
-            following = error.lost.next_offset
-            assert read_all(rest, queue_id=queue_id, offset=following) == [message for message in each if message[0] >= following]
-    assert [each.next_offset - each.queue_offset for each in told] == [1]
+    (lost,) = told
+    assert lost is not None
+    assert lost.next_offset == lost.queue_offset + 1
+    behind = [message for message in expected[lost.queue_id] if message[0] >= lost.next_offset]
+    assert read_all(rest, queue_id=lost.queue_id, offset=lost.next_offset) == behind
 
 
 @pytest.mark.parametrize("by", ["position", "time"])
