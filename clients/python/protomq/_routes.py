@@ -80,6 +80,8 @@ class _Entry:
     is_denied: bool = False
     """A broker has said that it does not have the topic."""
     refreshing: bool = False
+    is_doubted_again: bool = False
+    """It was invalidated while it was looked up: the answer may be from before that."""
     missing_since_s: float | None = None
     lacking_since_s: float | None = None
     """Since when name servers have not known all of its brokers."""
@@ -126,7 +128,7 @@ class RouteCache:
         entry = self._entries.get(topic)
         if entry is None or entry.refreshing:
             return False
-        entry.refreshing = True
+        entry.refreshing, entry.is_doubted_again = True, False
         return True
 
     def end_refresh(self, topic: str) -> None:
@@ -148,6 +150,8 @@ class RouteCache:
         if route.is_partly_closed and self._sends:
             is_long = now_s - same_since_s >= CLOSED_LONG_S
             fresh_s = min(fresh_s, CLOSED_LONG_FRESH_S if is_long else CLOSED_FRESH_S)
+        if old is not None and old.refreshing and old.is_doubted_again:
+            fresh_s = 0.0
         self._away.pop(route.topic, None)
         self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s, same_since_s)
         return route
@@ -188,6 +192,7 @@ class RouteCache:
             entry.is_denied = entry.is_denied or is_denied
             entry.invalid = entry.invalid or not may_be_old
             entry.fresh_until_s = 0.0
+            entry.is_doubted_again = entry.refreshing
 
     def forget_unmade(self, topic: str) -> None:
         """The route was only looked at: if the topic does not exist yet, it is looked up again before anything is sent by it."""

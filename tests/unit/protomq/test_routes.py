@@ -258,6 +258,19 @@ def test_an_invalid_route_is_looked_up_but_not_five_times_in_a_row() -> None:
     assert cache.known("t", 0.2) is None
 
 
+def test_who_doubts_a_route_while_it_is_looked_up_has_it_looked_up_once_more() -> None:
+    cache = RouteCache()
+    old = cache.store(route(), 0.0)
+    cache.invalidate("t", may_be_old=True)
+    assert cache.begin_refresh("t")
+    cache.invalidate("t", may_be_old=True)
+    assert cache.store(route(), 1.0) is old
+    assert cache.fresh("t", 1.0) is None, "the name server may have answered before the change"
+    assert cache.begin_refresh("t")
+    cache.store(route(queues=2), 2.0)
+    assert cache.fresh("t", 2.0) == route(queues=2)
+
+
 def test_the_last_known_route_is_used_while_no_name_server_answers() -> None:
     cache = RouteCache()
     stored = cache.store(route(), 0.0)
