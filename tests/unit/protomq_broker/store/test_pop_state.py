@@ -118,6 +118,21 @@ def test_queues_with_open_messages_are_known_beyond_those_that_a_topic_has() -> 
         assert each.open_queues_from("h", "t", 7, 4) == []
 
 
+def test_open_queues_of_a_topic_made_again_stay_known_when_those_before_it_are_forgotten() -> None:
+    state = machine()
+    for position, (incarnation, queue_ids) in enumerate(((7, (0, 1, 2)), (8, (1,)))):
+        record = PopRecord(time_ms=1)
+        for queue_id in queue_ids:
+            told = record.queues.add(
+                consumer_group="g", topic="t", topic_incarnation=incarnation, queue_id=queue_id, next_offset=1
+            )
+            told.hand_outs.append(HandOut(number=1, time_ms=1, deadline_ms=50, attempt=1, runs=[0, 1]))
+        state.apply(record.SerializeToString(), position * 10)
+    state.keep(lambda topic: 8)
+    assert state.open_queues_from("g", "t", 8, 0) == [1]
+    assert state.queue_ids("g", "t") == [1]
+
+
 def test_another_incarnation_of_the_topic_begins_anew() -> None:
     state = machine()
     state.apply(hand_out(1, 0, 5), 0)

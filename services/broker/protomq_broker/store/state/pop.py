@@ -233,11 +233,12 @@ class PopState:
     def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
         """Forgets the queues of topics that are not there, or in another incarnation."""
         with self.lock:
-            for key, known in list(self._queues.items()):
-                if incarnation_of(key.topic) != known.incarnation:
-                    del self._queues[key]
-                    self._queue_counts.pop((key.group, key.topic), None)
-                    self._change_count += 1
+            kept = [known for key, known in self._queues.items() if incarnation_of(key.topic) == known.incarnation]
+            self._change_count += len(self._queues) - len(kept)
+            self._queues.clear()
+            self._queue_counts.clear()
+            for known in kept:
+                self._add(known)
 
 
 def _check(record: PopRecord) -> None:
