@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from .store.timer.log_time import HeardTime, LogClock
+from .store.timer.log_time import OFF_MIN_MS, HeardTime, LogClock
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
@@ -62,13 +62,19 @@ class LogTime:
     def follow(self, log_time_ms: int, *, is_first: bool = False) -> None:
         """Notes what the master that is followed has said. `is_first`: in a session. What was said before counts no more then: a master
         that was started on another boot may have set log time back.
+
+        If log time is another one by that, the next start goes on with it, too: the store may be opened again, to lead, before it is kept
+        the next time.
         """
         with self._lock:
             if is_first:
                 self._heard = HeardTime()
             wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+            before_ms = self._log_clock.now_ms(wall_ms, monotonic_ms)
             now_ms = self._heard.heard(log_time_ms, monotonic_ms)
             self._log_clock.go_on_from(now_ms, wall_ms, monotonic_ms)
+        if abs(now_ms - before_ms) >= OFF_MIN_MS:
+            self.save()
 
     def save(self) -> None:
         """Keeps log time for the next start. If the disk does not take it, an older note leads to the same time or an earlier one."""

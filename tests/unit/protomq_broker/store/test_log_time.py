@@ -145,6 +145,13 @@ def test_what_is_heard_is_never_before_what_was_said_and_late_by_its_way_only(
     assert abs(led_ms - would_be_ms - apart_ms) <= 2 * SLEW_RATIO * leads_ms + 3
 
 
+def test_what_a_master_said_before_a_long_silence_does_not_count() -> None:
+    heard = HeardTime()
+    heard.heard(1_000_000, 0)
+    behind_ms = int(HOUR_MS * SLEW_RATIO)
+    assert heard.heard(1_000_000 + HOUR_MS - behind_ms, HOUR_MS) == 1_000_000 + HOUR_MS - behind_ms
+
+
 class Machine:
     """A broker's disk and clocks. `wall_ms` is how far its wall clock is off."""
 
@@ -173,6 +180,16 @@ def test_who_leads_goes_on_with_the_log_time_of_the_master_that_it_has_followed(
     assert master.now_ms() == machine.right_ms
     # Name servers take no start that is earlier than the one before.
     assert master.own_ms() == slave.own_ms() == machine.right_ms + wall_ms
+
+
+@pytest.mark.parametrize("wall_ms", [-HOUR_MS, HOUR_MS])
+def test_who_is_opened_again_soon_after_it_has_begun_to_follow_goes_on_with_what_it_has_heard(wall_ms: int) -> None:
+    machine = Machine(wall_ms)
+    slave = machine.start()
+    slave.save()
+    slave.follow(machine.right_ms)
+    master = machine.start()
+    assert master.now_ms() == machine.right_ms
 
 
 def test_a_file_of_an_earlier_version_has_log_time_alone() -> None:

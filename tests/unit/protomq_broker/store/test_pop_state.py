@@ -118,17 +118,6 @@ def test_queues_with_open_messages_are_known_beyond_those_that_a_topic_has() -> 
         assert each.open_queues_from("h", "t", 7, 4) == []
 
 
-def test_what_is_kept_of_a_topic_that_was_made_again_is_found_by_its_queues() -> None:
-    state = machine()
-    record = PopRecord(time_ms=1)
-    for queue_id, incarnation in ((3, 7), (1, 8)):
-        told = record.queues.add(consumer_group="g", topic="t", topic_incarnation=incarnation, queue_id=queue_id, next_offset=1)
-        told.hand_outs.append(HandOut(number=1, time_ms=1, deadline_ms=50, attempt=1, runs=[0, 1]))
-    state.apply(record.SerializeToString(), 0)
-    state.keep(lambda topic: 8)
-    assert state.queue_ids("g", "t") == state.open_queues_from("g", "t", 8, 0) == [1]
-
-
 def test_what_goes_with_an_earlier_topic_does_not_hide_queues_of_the_one_of_that_name() -> None:
     state = machine()
     for incarnation, queue_ids in ((7, (0, 5, 6)), (8, (5,))):

@@ -261,6 +261,19 @@ def test_a_damaged_range_that_gets_the_padding_of_a_replica_stays_in_quarantine(
     assert finding.kind is FindingKind.REPAIRED
 
 
+def test_padding_that_was_damaged_after_somebody_read_there_is_healed() -> None:
+    leader, damage = repaired_leader()
+    padding = log_of(disk_of(leader), damage.start_position, damage.end_position)
+    assert leader.is_repaired(damage.start_position)
+    disk = disk_of(leader)
+    base, offset = damage.start_position - damage.start_position % SEGMENT, damage.start_position % SEGMENT
+    disk.flip_bit(f"/s/commitlog/{base:020d}", (offset + 90) * 8)
+    leader.heal_log(damage, padding)
+    assert log_of(disk, damage.start_position, damage.end_position) == padding
+    assert leader.damaged_ranges == [damage]
+    assert error_at(leader, 4).next_offset == 5
+
+
 def test_messages_heal_a_replica_that_got_padding_and_the_next_start_serves_them() -> None:
     sound = open_store(SimDisk())
     for index in range(40):

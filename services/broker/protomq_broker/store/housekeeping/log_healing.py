@@ -147,9 +147,8 @@ class LogHealer:
             )
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
             was_filled = is_filled(self._disk, self._folder, damage, before)
-            is_repaired = self._quarantine.is_repaired(damage)
             has_records = any(block.runs for block in blocks)
-            if is_repaired and not has_records:
+            if was_filled and not has_records:
                 reason = "they are the padding of `protomq log repair`: the messages are lost there, too"
                 raise HealingRefusedError(damage.start_position, damage.end_position, reason)
             for block in blocks:
@@ -166,7 +165,7 @@ class LogHealer:
                 return
             self.healed_count += 1
             # What a repair had filled gave nothing to the derived structures either.
-            if self._was_skipped(damage) or is_repaired:
+            if self._was_skipped(damage) or was_filled:
                 self._waiting |= {damage}
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"

@@ -54,8 +54,10 @@ class HeardTime:
     def heard(self, log_time_ms: int, monotonic_ms: int) -> int:
         """Notes what the master has said, and returns its log time now."""
         apart_ms = log_time_ms - monotonic_ms
-        if monotonic_ms - self._since_ms >= HEARD_FOR_MS:
-            self._apart_before_ms, self._apart_ms, self._since_ms = self._apart_ms, apart_ms, monotonic_ms
+        passed_ms = monotonic_ms - self._since_ms
+        if passed_ms >= HEARD_FOR_MS:
+            self._apart_before_ms = self._apart_ms if passed_ms < 2 * HEARD_FOR_MS else NEVER_MS
+            self._apart_ms, self._since_ms = apart_ms, monotonic_ms
         self._apart_ms = max(self._apart_ms, apart_ms)
         return monotonic_ms + max(self._apart_ms, self._apart_before_ms)
 
