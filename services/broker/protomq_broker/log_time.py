@@ -63,8 +63,7 @@ class LogTime:
         """Notes what the master that is followed has said. `is_first`: in a session. What was said before counts no more then: a master
         that was started on another boot may have set log time back.
 
-        If log time is another one by that, the next start goes on with it, too: the store may be opened again, to lead, before it is kept
-        the next time.
+        If log time is another one by that, it is kept at once. The store may be opened again, to lead, before it is kept the next time.
         """
         with self._lock:
             if is_first:
