@@ -215,7 +215,7 @@ def _rebuild(files: StartFiles, recovered: RecoveredLog, derived: Sequence[Deriv
 
 
 def _note_repaired(files: StartFiles, recovered: RecoveredLog, replay: LogReplay) -> None:
-    """Puts into quarantine what a repair has taken out of the log before it came here: readers are told of the lost messages."""
+    """Puts into quarantine what a repair has taken out of the log before it came here: readers learn that messages are lost."""
     news = [each for each in replay.repaired if not is_within(each.damage, recovered.damaged)]
     if not news:
         return
