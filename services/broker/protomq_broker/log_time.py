@@ -60,7 +60,7 @@ class LogTime:
             return self._own_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
 
     def follow(self, log_time_ms: int) -> None:
-        """Notes what the master that is followed has said. Another log time is kept at once: the store may soon be opened again, to lead."""
+        """Notes what the master that is followed has said. Another log time is kept at once: a store may soon be opened to lead."""
         with self._lock:
             wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
             before_ms = self._log_clock.now_ms(wall_ms, monotonic_ms)
