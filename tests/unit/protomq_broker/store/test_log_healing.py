@@ -377,3 +377,22 @@ def test_a_kill_in_the_middle_leaves_the_range_in_quarantine_or_healed() -> None
             healed.close()
             assert verify("/s", disk=after) == []
     assert number > 3
+
+
+def test_damaged_padding_at_the_end_of_a_segment_heals_for_good(caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    log = log_of(disk, 0, store.appended_position)
+    padding = walk_appends(log[:SEGMENT], 0, 0).seals[-1]
+    assert padding.record_count == 0
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (padding.start_position + 10) * 8)
+    scrub(store, clock)
+    assert [found.start_position for found in store.damaged_ranges] == [padding.start_position]
+    heal_all(store, log)
+    assert store.damaged_ranges == []
+    assert store.healed_range_count == 1
+    assert "lost" not in caplog.text
+    scrub(store, clock)
+    store.close()
+    assert verify("/s", disk=disk) == []
+    assert open_store(disk, clock=clock).damaged_ranges == []

@@ -148,15 +148,17 @@ class LogHealer:
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
             was_filled = is_filled(self._disk, self._folder, damage, before)
             has_records = any(block.runs for block in blocks)
-            if was_filled and not has_records:
+            repaired = [each for block in blocks for each in repaired_in(block, self._folder)]
+            # What a writer has filled up the end of a segment with is padding, too.
+            is_lost = not has_records and (bool(repaired) or self._quarantine.has_messages(damage))
+            if was_filled and is_lost:
                 reason = "they are the padding of `protomq log repair`: the messages are lost there, too"
                 raise HealingRefusedError(damage.start_position, damage.end_position, reason)
             for block in blocks:
-                self._write(block, in_backups=not was_filled)
+                self._write(block, in_backups=not (was_filled and has_records))
             self._checked.doubt(damage.start_position, damage.end_position)
             place = damage.start_position, damage.end_position
-            repaired = [each for block in blocks for each in repaired_in(block, self._folder)]
-            if not has_records:
+            if is_lost:
                 self._quarantine.replace(damage, repaired or [RepairedRange(damage)])
                 log.warning(
                     "positions %d to %d of the log are filled with padding: `protomq log repair` has taken them out at the replica. Their"
@@ -165,7 +167,7 @@ class LogHealer:
                 return
             self.healed_count += 1
             # What a repair had filled gave nothing to the derived structures either.
-            if self._was_skipped(damage) or was_filled:
+            if has_records and (self._was_skipped(damage) or was_filled):
                 self._waiting |= {damage}
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"

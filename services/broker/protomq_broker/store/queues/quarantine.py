@@ -99,6 +99,10 @@ class Quarantine:
             self._keep_ends([damage], repaired.ends)
             write_quarantine(self._disk, self._path, self.ranges)
 
+    def has_messages(self, damage: DamagedRange) -> bool:
+        """Whether messages stood in a range, as far as queues know."""
+        return bool(ends_in(self._queues.all(), [damage]))
+
     def is_repaired(self, damage: DamagedRange) -> bool:
         """Whether `protomq log repair` has taken the damage out. Read once: nobody repairs a store that is open."""
         known = self._repaired.get(damage)
