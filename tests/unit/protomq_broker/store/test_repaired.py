@@ -281,9 +281,11 @@ def test_messages_heal_a_replica_that_got_padding_and_the_next_start_serves_them
     leader, damage = repaired_leader()
     follower = open_store(SimDisk(), follows=True)
     follow(leader, follower)
+    assert follower.is_repaired(damage.start_position)
     follower.heal_log(damage, log_of(disk_of(sound), damage.start_position, damage.end_position))
     assert follower.healed_range_count == 1
     assert error_at(follower, 4).next_offset == 5
+    assert not follower.is_repaired(damage.start_position), "pops would give up for good what the next start serves"
     follower = restarted(follower)
     follower.positions.note_replicated(leader.readable_position)
     assert follower.damaged_ranges == []

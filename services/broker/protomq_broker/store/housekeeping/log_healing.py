@@ -169,6 +169,8 @@ class LogHealer:
             # What a repair had filled gave nothing to the derived structures either.
             if has_records and (self._was_skipped(damage) or was_filled):
                 self._waiting |= {damage}
+                # Pops give up for good what a repair has taken out: these messages are back, and wait.
+                self._quarantine.forget_repaired()
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"
                     " after the next start", *place,

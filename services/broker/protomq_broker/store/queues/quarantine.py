@@ -110,6 +110,11 @@ class Quarantine:
             known = self._repaired[damage] = is_repaired(self._disk, self._folder, damage)
         return known
 
+    def forget_repaired(self) -> None:
+        """Bytes of a range were replaced, and it stays in quarantine: whether it is repaired is to be read again."""
+        with self._lock:
+            self._repaired.clear()
+
     def replace(self, damage: DamagedRange, repaired: Sequence[RepairedRange]) -> None:
         """A range holds again: its bytes are in their place and synced. Messages are lost only where `repaired` says."""
         with self._lock:
