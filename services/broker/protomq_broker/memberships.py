@@ -7,6 +7,7 @@ Rules:
   holds a call is gone after `expiry_ms`, RocketMQ's 120 s.
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
+  So it does when a topic of theirs gets queues or loses some.
   When a member takes a free queue, the version stays: no other member wants it.
 - Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. Queues that it did
   not have when it was forgotten do not count: it claims them with this call, and is answered as any other.
@@ -271,12 +272,12 @@ class Memberships:
         return late
 
     def topics_changed(self, now_ms: int) -> list[str]:
-        """Takes a change of topics. Returns the groups for which the number of queues may be news.
+        """Takes a change of topics. Returns the groups for which the number of queues is news, whether a queue is free or not.
 
         Each group that starts makes a topic for its retries, so only groups that consume a changed topic are counted again.
         """
         counts = {topic: count for topic, before in self._counted.items() if (count := self.queue_count(topic)) != before}
-        before = {name: self._groups[name].ownerless_queues for topic in counts for name in self._consuming[topic]}
+        changed = list(dict.fromkeys(name for topic in counts for name in self._consuming[topic]))
         for topic, count in counts.items():
             was = self._counted[topic]
             self._counted[topic] = count
@@ -285,7 +286,6 @@ class Memberships:
                 self._count_ownerless(name, group, now_ms)
                 change = _free_among(group, topic, range(was, count)) - _free_among(group, topic, range(count, was))
                 group.ownerless_queues += change
-        changed = [name for name, free in before.items() if self._groups[name].ownerless_queues != free]
         for name in changed:
             self._groups[name].version = next(self._versions)
         return changed

@@ -343,6 +343,21 @@ def test_new_queues_get_owners() -> None:
     assert list(world.owners().values()) == [1] * 6
 
 
+def test_owners_of_queues_hear_within_a_moment_that_a_topic_has_fewer() -> None:
+    world = World(BrokerNode("a", 4))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    queues = world.queues()
+    world.queues = lambda: queues  # type: ignore[method-assign]  # As long as nobody looks the route up.
+    assert [len(member.queues) for member in members] == [2, 2]
+    assert [member.state.contradicted({"T": queues}) for member in members] == [{}, {}]
+    broker = world.brokers["a"]
+    broker.queue_count = 2
+    broker.service.topics_changed()
+    world.run(100)
+    assert [member.state.contradicted({"T": queues}).keys() for member in members] == [{"T"}, {"T"}]
+
+
 def test_members_hear_within_a_moment_that_a_route_has_changed_and_once() -> None:
     world = World(BrokerNode("a", 2), BrokerNode("b", 2))
     members = [world.join("m1"), world.join("m2")]
