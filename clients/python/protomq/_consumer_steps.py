@@ -45,7 +45,7 @@ from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
-from ._route_looks import RouteLooks
+from ._route_looks import TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
@@ -440,9 +440,12 @@ class ConsumerSteps:
         return dict.fromkeys(topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY)
 
     def _hear_of_routes(self, share: GroupShare, now_s: float) -> Steps[None]:
-        """Has topics looked up again of whose routes brokers say that they are others."""
-        self._route_looks.follow(share.hears_of_routes(self._topics_to_look_up()), now_s)
-        for topic in share.changed_routes():
+        """Has topics looked up again of whose routes brokers say that they are others, or could not say it."""
+        topics = self._topics_to_look_up()
+        self._route_looks.follow(share.hears_of_routes(topics), now_s)
+        self._route_looks.hear(share.changed_routes(), TOLD_SPREAD_S, now_s)
+        self._route_looks.hear(share.unsure_routes() & topics.keys(), UNSURE_SPREAD_S, now_s)
+        for topic in self._route_looks.take_heard(now_s):
             self._route_looks.begun(now_s)
             yield ForgetRoute(topic, may_be_old=True)
 
