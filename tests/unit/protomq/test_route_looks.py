@@ -181,6 +181,31 @@ def test_a_member_looks_its_routes_up_once_more_after_it_has_joined_but_not_that
     assert "b" in member.state.broker_names
 
 
+def test_the_route_of_retries_is_trusted_for_longer_while_brokers_tell_of_it_and_looked_up_when_they_do_so_no_more() -> None:
+    world = FakeWorld(route_of("T", "a"), route_of("%RETRY%g", "a"))
+    Brokers(world)
+    member = ToldMember(world)
+    member.told_topics = ("T", "%RETRY%g")
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, member=member)
+    for topic in member.told_topics:
+        world.driver.run(steps.subscribe(topic, (), NO_FILTER))
+    assert not steps.looks_seldom("%RETRY%g")
+    for _ in range(2):
+        world.driver.run(steps.before_poll())
+        world.advance(UNSURE_SPREAD_S)
+    assert steps.looks_seldom("%RETRY%g")
+    assert not steps.looks_seldom("T")
+    world.forgotten.clear()
+    member.told_topics = ("T",)
+    member.changes += 1  # Else the broker need not say what it has.
+    member.wait_known(0.0)
+    world.driver.run(steps.before_poll())
+    assert not steps.looks_seldom("%RETRY%g")
+    world.advance(UNSURE_SPREAD_S)
+    world.driver.run(steps.before_poll())
+    assert sorted(world.forgotten) == ["%RETRY%g", "T"]
+
+
 def test_members_that_hear_of_a_change_at_one_time_do_not_look_at_one_time() -> None:
     members = [RouteLooks(0.0, random.Random(number)) for number in range(16)]
     for looks in members:
