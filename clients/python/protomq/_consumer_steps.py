@@ -438,9 +438,7 @@ class ConsumerSteps:
             yield from self._follow_group(self._share)
 
     def looks_seldom(self, topic: str) -> bool:
-        """Whether the route of a topic may be trusted for long: brokers say when it is another one, and others are looked up where a broker
-        came to the group. Any thread.
-        """
+        """Whether the route of a topic may be trusted for long, since brokers say when it is another one. Any thread."""
         return self._hears_of_retries and class_of(topic) is TopicClass.RETRY
 
     def _topics_to_look_up(self) -> dict[str, None]:

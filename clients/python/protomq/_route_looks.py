@@ -25,7 +25,7 @@ SPREAD_ALONE: Final = 0.25
 ANSWER_S: Final = 0.2
 """After a look-up begins, somebody sees what came of it."""
 TOLD_SPREAD_S: Final = 0.25
-"""A member that is told of a change looks by then: the queues of a new broker are to be consumed within 1 s."""
+"""A member that hears of a change looks by then: the queues of a new broker are to be consumed within 1 s."""
 UNSURE_SPREAD_S: Final = 1.0
 """Where nobody could have told, there is no change as a rule."""
 
