@@ -395,6 +395,37 @@ def test_broker_that_comes_back_within_the_grace_was_never_away(
     stream.cancel()
 
 
+def test_a_broker_hears_of_changed_topics_by_its_newest_connection_though_earlier_ones_seem_to_live() -> None:
+    def register(connection: RemotingClient, name: str, counter: int) -> None:
+        topics = [Topic(name="half_open", write_queues=counter)]
+        call_by_remoting(
+            connection,
+            "RegisterBroker",
+            RegisterBrokerRequest(broker=broker_named(name), data_version=DataVersion(counter=counter), topics=topics),
+        )
+
+    hold_id = method_id_of("HoldRegistration")
+    hold = HoldRegistrationRequest(**identity("half_open_a")).SerializeToString()
+    with (
+        running_namesrv(hold=60_000) as namesrv,
+        RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "the name server has not noticed that it is gone") as old,
+        RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "new") as new,
+        RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "other") as other,
+    ):
+        register(old, "half_open_a", 1)
+        for counter in range(1, 4):
+            for _ in range(5):
+                old.start(hold_id, hold, PATIENCE_S)
+            # The answers to this connection's calls come in order: the holds have arrived.
+            call_by_remoting(old, "Heartbeat", HeartbeatRequest(**identity("half_open_a")))
+            held = new.start(hold_id, hold, PATIENCE_S)
+            call_by_remoting(new, "Heartbeat", HeartbeatRequest(**identity("half_open_a")))
+            register(other, "half_open_b", counter)
+            answer = new.wait([held], PATIENCE_S)
+            assert answer is not None
+            assert list(HoldRegistrationResponse.FromString(answer.unwrap()).changed_topics) == ["half_open"]
+
+
 @pytest.mark.slow
 def test_who_loses_its_name_to_the_one_that_had_it_before_hears_of_it_at_once() -> None:
     def registration(store_id: int, **fields: Any) -> RegisterBrokerRequest:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protomq import Admin, PullConsumer
+from protomq._membership_logic import MembershipState
+from protomq._routes import ROUTE_FRESH_S
 from tests.support.named_brokers import running
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import PATIENCE_S, fastest_s
@@ -45,3 +48,33 @@ def test_a_member_has_the_queues_of_a_new_broker_within_a_second_without_looking
                 return time.monotonic() - began_s
 
         assert fastest_s(spread, REBALANCE_S) < REBALANCE_S
+
+
+def test_a_member_has_the_queues_of_a_broker_that_gets_the_topic_just_before_it_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        running_namesrv(hold=60_000, expiry=120_000) as namesrv,
+        running(tmp_path / "a", namesrv.remoting, broker_name="a"),
+        running(tmp_path / "b", namesrv.remoting, broker_name="b"),
+        Admin(namesrv=str(namesrv.remoting)) as admin,
+    ):
+        admin.create_topic("t", write_queues=2, read_queues=2, brokers=["a"])
+        before_joining = [lambda: admin.create_topic("t", write_queues=2, read_queues=2, brokers=["b"])]
+        want = MembershipState.want
+
+        def spread_and_want(state: MembershipState, *arguments: Any) -> None:
+            """The member has looked its route up, and has called nobody yet."""
+            for spread in before_joining:
+                spread()
+            before_joining.clear()
+            want(state, *arguments)
+
+        monkeypatch.setattr(MembershipState, "want", spread_and_want)
+        with PullConsumer("g", namesrv=str(namesrv.remoting)) as member:
+            member.subscribe("t")
+            assert not before_joining
+            ends_s = time.monotonic() + ROUTE_FRESH_S / 2
+            while {queue.broker_name for queue in member.assignment()} != {"a", "b"}:
+                assert time.monotonic() < ends_s, "it waits for its next look-up"
+                member.poll(0.02)

@@ -87,6 +87,7 @@ class AsyncPullConsumer(ConsumerBase):
             state = self._membership_state(options, connection)
             self._member = MemberTasks(state, self._transport, wakes(self), self._routes)
         super().__init__(options, listener, self._member)
+        self._routes.looks_seldom = self._steps.looks_seldom
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
         self._pull_of: dict[Ticket, asyncio.Task[None]] = {}

@@ -45,7 +45,7 @@ from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
-from ._route_looks import RouteLooks
+from ._route_looks import TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
@@ -113,6 +113,8 @@ class ConsumerSteps:
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
         self._route_looks = RouteLooks(clock())
+        self._hears_of_retries = False
+        """Whether brokers say when the routes of the group's retries are others."""
         self._group_looks = GroupLooks(options.group, clock) if options.broadcasting and options.group else None
         self.locks: QueueLocks | None = None
         """Of a consumer that has its queues to itself."""
@@ -435,14 +437,26 @@ class ConsumerSteps:
         if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
             yield from self._follow_group(self._share)
 
+    def looks_seldom(self, topic: str) -> bool:
+        """Whether the route of a topic may be trusted for long, since brokers say when it is another one. Any thread."""
+        return self._hears_of_retries and class_of(topic) is TopicClass.RETRY
+
     def _topics_to_look_up(self) -> dict[str, None]:
         """Where the brokers of these are, the group's retries are."""
         return dict.fromkeys(topic for topic in self.subscriptions if class_of(topic) is not TopicClass.RETRY)
 
     def _hear_of_routes(self, share: GroupShare, now_s: float) -> Steps[None]:
-        """Has topics looked up again of whose routes brokers say that they are others."""
-        self._route_looks.follow(share.hears_of_routes(self._topics_to_look_up()), now_s)
-        for topic in share.changed_routes():
+        """Has topics looked up again of whose routes brokers say that they are others, or could not say it."""
+        topics = self._topics_to_look_up()
+        retries = self.subscriptions.keys() - topics.keys()
+        hears = share.hears_of_routes(topics)
+        heard, self._hears_of_retries = self._hears_of_retries, hears and share.hears_of_routes(retries)
+        self._route_looks.follow(hears, now_s)
+        if heard and not self._hears_of_retries:
+            self._route_looks.hear(retries, UNSURE_SPREAD_S, now_s)
+        self._route_looks.hear(share.changed_routes(), TOLD_SPREAD_S, now_s)
+        self._route_looks.hear(share.unsure_routes() & topics.keys(), UNSURE_SPREAD_S, now_s)
+        for topic in self._route_looks.take_heard(now_s):
             self._route_looks.begun(now_s)
             yield ForgetRoute(topic, may_be_old=True)
 

@@ -128,6 +128,11 @@ class GroupShare:
         with self.member.lock:
             return self.member.state.take_changed_routes()
 
+    def unsure_routes(self) -> set[str]:
+        """See MembershipState.take_unsure_routes."""
+        with self.member.lock:
+            return self.member.state.take_unsure_routes()
+
     def hears_of_routes(self, topics: Collection[str]) -> bool:
         """Whether brokers say when the routes of these topics are others, so that nobody has to look."""
         queues = self._routes.queues

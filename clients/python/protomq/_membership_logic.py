@@ -207,6 +207,9 @@ class MembershipState:
         self._told_of: set[str] = set()
         self._changed_routes: set[str] = set()
         """Topics of whose routes a broker has said that they are others by now, and nobody has looked them up since."""
+        self._unsure_routes: set[str] = set()
+        """Topics of whose routes nobody could have said that they are others: no broker knew the member, or the only one has started again.
+        """
         self._others: set[MessageQueue] | None = None
         """Queues that other members have had since this one began; None: nobody asks."""
         self.followed_s = -math.inf
@@ -478,9 +481,9 @@ class MembershipState:
         self.news += broker.tells_routes != answer.tells_routes
         broker.tells_routes = answer.tells_routes
         if is_list:
+            self._note_route_changes(broker, {count.topic: count.route_changes for count in answer.queue_counts})
             broker.members, broker.taken, broker.route_numbers = list(answer.members), None, None
             broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
-            self._note_route_changes(broker, {count.topic: count.route_changes for count in answer.queue_counts})
         elif answer.taken:
             broker.taken = self._taken_at(broker).union((one.topic, queue_id) for one in answer.taken for queue_id in one.queue_ids)
         if self._others is not None:
@@ -674,17 +677,23 @@ class MembershipState:
     def _note_route_changes(self, broker: _Broker, changes: dict[str, int]) -> None:
         """Takes how often routes have changed, as the broker says."""
         before, broker.route_changes = broker.route_changes, (broker.start, changes)
-        if before is None:
-            return
-        start, counts = before
-        # One that has started again has not heard of what changed meanwhile.
-        is_new = start != broker.start
-        self._changed_routes.update(topic for topic, count in changes.items() if is_new or counts.get(topic, count) != count)
+        if before is not None and before[0] == broker.start:
+            counts = before[1]
+            self._changed_routes.update(topic for topic, count in changes.items() if counts.get(topic, count) != count)
+        elif broker.tells_routes:
+            # It has not heard of what changed before it began, nor told this member of what changed before that joined.
+            others = [other for other in self._brokers.values() if other is not broker and other.tells_routes and other.members is not None]
+            self._unsure_routes.update(topic for topic in changes if not any(topic in other.queue_counts for other in others))
 
     def take_changed_routes(self) -> set[str]:
         """Topics of whose routes a broker has said that they are others by now; once."""
         changed, self._changed_routes = self._changed_routes, set()
         return changed & self._filters.keys()
+
+    def take_unsure_routes(self) -> set[str]:
+        """Topics of whose routes nobody could have said that they are others by now; once."""
+        unsure, self._unsure_routes = self._unsure_routes, set()
+        return unsure & self._filters.keys()
 
     def hears_of_routes(self, queues: Mapping[str, Sequence[MessageQueue]]) -> bool:
         """Whether brokers say when the routes of all these topics are others: each that has one of them, and each has one."""

@@ -95,6 +95,7 @@ class PullConsumer(ConsumerBase):
             state = self._membership_state(options, connection)
             self._member = MemberThread(state, self._transport, wakes(self), self._routes)
         super().__init__(options, listener, self._member)
+        self._routes.looks_seldom = self._steps.looks_seldom
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()

@@ -4,7 +4,8 @@ Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
   that does not exist yet (auto_create) is trusted for 2 s only. A producer then waits for the look-up, and trusts none that it has not
   sent by: somebody may make the topic meanwhile, at other brokers.
-- No server tells a client of a new route. A producer has an error where a broker is closed (drained), and none when it is opened again. So
+- A consumer that hears of changes from brokers trusts the routes of its group's retries for 5 minutes (`looks_seldom`).
+- No server tells other clients. A producer has an error where a broker is closed (drained), and none when it is opened again. So
   while only some brokers of a topic may be written, a producer trusts its route for 1 s. After 5 minutes of that it is 5 s.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
 - A topic that was there, and that no name server knows now, may be there: a name server that starts knows none before brokers register.
@@ -21,7 +22,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,8 @@ logger = logging.getLogger("protomq")
 
 ROUTE_FRESH_S: Final = 30.0
 """RocketMQ's pollNameServerInterval."""
+SELDOM_FRESH_S: Final = 300.0
+"""For a consumer, where brokers say when the route is another one."""
 AUTO_CREATE_FRESH_S: Final = 2.0
 CLOSED_FRESH_S: Final = 1.0
 """For a producer, while a broker of the topic is drained or has slaves only: it may be opened again at any time."""
@@ -137,8 +140,11 @@ class RouteCache:
         if entry is not None:
             entry.refreshing = False
 
-    def store(self, route: Route, now_s: float) -> Route:
-        """Takes an answer. The old object stays if nothing changed, so that others may compare by identity."""
+    def store(self, route: Route, now_s: float, *, is_told: bool = False) -> Route:
+        """Takes an answer. The old object stays if nothing changed, so that others may compare by identity.
+
+        `is_told`: brokers say when the route is another one, so it is trusted for longer.
+        """
         old = self._entries.get(route.topic)
         if old is not None and _keeps_brokers(old, route, now_s):
             old.fresh_until_s, old.refreshing, old.missing_since_s = now_s + LACKING_FRESH_S, False, None
@@ -146,7 +152,9 @@ class RouteCache:
         same_since_s = now_s
         if old is not None and old.route == route:
             route, same_since_s = old.route, old.same_since_s
-        fresh_s = AUTO_CREATE_FRESH_S if route.auto_create else ROUTE_FRESH_S
+        fresh_s = SELDOM_FRESH_S if is_told else ROUTE_FRESH_S
+        if route.auto_create:
+            fresh_s = AUTO_CREATE_FRESH_S
         if route.is_partly_closed and self._sends:
             is_long = now_s - same_since_s >= CLOSED_LONG_S
             fresh_s = min(fresh_s, CLOSED_LONG_FRESH_S if is_long else CLOSED_FRESH_S)
@@ -311,6 +319,8 @@ class RouteBook:
         """When a route was last looked up for a silent broker, by its name."""
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self.looks_seldom: Callable[[str], bool] = lambda topic: False
+        """Whether brokers say when the route of a topic is another one. Any thread calls it."""
 
     def cached(self, topic: str) -> Route | None:
         """The route, if it needs no look-up: for hot paths."""
@@ -398,7 +408,7 @@ class RouteBook:
         self._outages.answered(NAME_SERVERS, topic)
         with self._own_lock():
             before = self._cache.last_known(topic)
-            stored = self._cache.store(route, time.monotonic())
+            stored = self._cache.store(route, time.monotonic(), is_told=self.looks_seldom(topic))
         if before is not None and stored is not before:
             self._changed()
         return stored

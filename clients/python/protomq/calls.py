@@ -333,4 +333,4 @@ class _SureRoutes:
     current = get
 
     def invalidate(self, topic: str, *, may_be_old: bool = False, is_denied: bool = False) -> None:
-        self._calls.forget_route(topic)
+        self._calls._routes.invalidate(topic, may_be_old=may_be_old, is_denied=is_denied)

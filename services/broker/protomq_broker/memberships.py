@@ -7,6 +7,7 @@ Rules:
   holds a call is gone after `expiry_ms`, RocketMQ's 120 s.
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
+  So it does when a topic of theirs gets queues or loses some.
   When a member takes a free queue, the version stays: no other member wants it.
 - Who was forgotten since this start, and comes back with queues that others have by now, or had since, is refused. Queues that it did
   not have when it was forgotten do not count: it claims them with this call, and is answered as any other.
@@ -26,6 +27,7 @@ Not thread-safe: the service has a lock. Only `may_commit` and `owner` may be ca
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -149,6 +151,8 @@ class Memberships:
         """Members that are gone; the newest stands last."""
         self._departed_cost = 0
         self._versions = itertools.count(1)
+        self._expires_ms: float = math.inf
+        """Before that no member is gone that is there now: those at rest are not looked through at each tick."""
         self._with_others_beside: set[str] = set()
         self.rebalance_count = 0
         """Number of times that a member came or went."""
@@ -180,7 +184,8 @@ class Memberships:
         if group is not None and member is not None and said == member.said:
             # At rest it says the same again and again.
             self._count_ownerless(name, group, now_ms)
-            member.peer, member.seen_ms, member.expires_ms = peer, now_ms, now_ms + self.expiry_ms
+            member.peer, member.seen_ms = peer, now_ms
+            self._expire_at(member, now_ms + self.expiry_ms)
             return False
         queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
         may_be_over = rejoins
@@ -209,7 +214,7 @@ class Memberships:
                 self._add_interests(name, group, said)
                 self._drop_interests(name, group, member.said)
         member.said, member.peer, member.seen_ms = said, peer, now_ms
-        member.expires_ms = now_ms + self.expiry_ms
+        self._expire_at(member, now_ms + self.expiry_ms)
         has_news |= self._change_queues(name, group, member, queues)
         if has_news:
             group.version = next(self._versions)
@@ -230,7 +235,7 @@ class Memberships:
         if (member := self._find(name, key)) is not None:
             member.held_count -= 1
             member.seen_ms = now_ms
-            member.expires_ms = now_ms + self.gap_ms
+            self._expire_at(member, now_ms + self.gap_ms)
 
     def broke(self, name: str, key: MemberKey, now_ms: int) -> bool:
         """Notes that a held call of the member broke. The member is gone unless it holds another call. Returns whether there is news."""
@@ -260,23 +265,28 @@ class Memberships:
 
     def expire(self, now_ms: int) -> list[tuple[str, MemberKey]]:
         """Takes out all members that were not heard of in time, and returns them with their groups."""
-        late = [
-            (name, key)
-            for name, group in self._groups.items()
-            for key, member in group.members.items()
-            if member.held_count <= 0 and member.expires_ms <= now_ms
-        ]
+        if now_ms < self._expires_ms:
+            return []
+        late, self._expires_ms = [], math.inf
+        for name, group in self._groups.items():
+            for key, member in group.members.items():
+                if member.held_count > 0:
+                    continue
+                if member.expires_ms <= now_ms:
+                    late.append((name, key))
+                else:
+                    self._expires_ms = min(self._expires_ms, member.expires_ms)
         for name, key in late:
             self.left(name, key, now_ms)
         return late
 
     def topics_changed(self, now_ms: int) -> list[str]:
-        """Takes a change of topics. Returns the groups for which the number of queues may be news.
+        """Takes a change of topics. Returns the groups for which the number of queues is news, whether a queue is free or not.
 
         Each group that starts makes a topic for its retries, so only groups that consume a changed topic are counted again.
         """
         counts = {topic: count for topic, before in self._counted.items() if (count := self.queue_count(topic)) != before}
-        before = {name: self._groups[name].ownerless_queues for topic in counts for name in self._consuming[topic]}
+        changed = list(dict.fromkeys(name for topic in counts for name in self._consuming[topic]))
         for topic, count in counts.items():
             was = self._counted[topic]
             self._counted[topic] = count
@@ -285,7 +295,6 @@ class Memberships:
                 self._count_ownerless(name, group, now_ms)
                 change = _free_among(group, topic, range(was, count)) - _free_among(group, topic, range(count, was))
                 group.ownerless_queues += change
-        changed = [name for name, free in before.items() if self._groups[name].ownerless_queues != free]
         for name in changed:
             self._groups[name].version = next(self._versions)
         return changed
@@ -371,6 +380,10 @@ class Memberships:
         for name, group in self._groups.items():
             self._count_ownerless(name, group, now_ms)
         return self.ownerless_ms
+
+    def _expire_at(self, member: Member, expires_ms: int) -> None:
+        member.expires_ms = expires_ms
+        self._expires_ms = min(self._expires_ms, expires_ms)
 
     def _settles_until_ms(self, name: str, now_ms: int) -> int:
         """From when on the list of a group is complete whose first member comes now."""

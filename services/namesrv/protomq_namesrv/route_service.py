@@ -79,7 +79,7 @@ class RouteService:
         self._stopping = False
         table.on_change = self._watchers.wake
         table.on_doubt = self._answer_holds
-        table.on_changed_topics.append(self._answer_holds)
+        table.on_changed_topics.append(self._answer_newest_hold)
 
     def start(self, server: Server) -> None:
         """The server's lanes run: look at deadlines from now on."""
@@ -208,9 +208,10 @@ class RouteService:
         logger.info("broker %s forgotten, as %s asked", request.broker_name, context.peer)
         return ForgetBrokerResponse()
 
-    def answer_to_hold(self, key: BrokerKey) -> bytes:
-        """What ends a hold: the topics of which the broker is to hear."""
-        return HoldRegistrationResponse(changed_topics=self._table.take_changed_topics(key)).SerializeToString()
+    def answer_to_hold(self, hold: _Hold) -> bytes:
+        """What ends a hold: the topics of which the broker is to hear, if it has opened no other hold since."""
+        topics = self._table.take_changed_topics(hold.key, hold.hold_id)
+        return HoldRegistrationResponse(changed_topics=topics).SerializeToString()
 
     def end_hold(self, hold: _Hold, *, broken: bool) -> None:
         """A hold was answered or lost its caller; on its lane's thread."""
@@ -228,6 +229,12 @@ class RouteService:
         """Answers the holds of a broker, or all: who has lost its name hears of it when it holds again, and takes no more sends."""
         for hold in tuple(self._holds):
             if key in (None, hold.key):
+                hold.call.lane.post(hold.answer)
+
+    def _answer_newest_hold(self, key: BrokerKey) -> None:
+        """Answers the hold that a broker opened last: there are changed topics. Earlier ones would say nothing."""
+        for hold in tuple(self._holds):
+            if key == hold.key and self._table.is_newest_hold(key, hold.hold_id):
                 hold.call.lane.post(hold.answer)
 
     def _route_of_unknown(self, topic: str) -> bytes:
@@ -283,7 +290,7 @@ class _Hold:
         """Time is up, or there is news: the broker shall call again."""
         if not self._ended:
             self._end(broken=False)
-            self.call.answer(self._service.answer_to_hold(self.key))
+            self.call.answer(self._service.answer_to_hold(self))
 
     def break_off(self) -> None:
         """The connection or the RPC ended without an answer."""

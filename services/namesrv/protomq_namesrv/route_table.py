@@ -28,7 +28,8 @@ Rules
 - While a name has only slaves, the topics of its former master are remembered. A slave may not have registered the newest of them yet. Who
   asks for such a topic is told that its broker is away, not that nobody has it.
 - A broker is to hear when brokers of other names change the routes of its topics (`take_changed_topics`), for it tells consumers. So no
-  consumer has to ask every few seconds whether a topic has got a broker.
+  consumer has to ask every few seconds whether a topic has got a broker. Only the hold that it opened last takes them. An earlier one may
+  be of a connection that has died and not broken yet, and what it takes nobody hears.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
 Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new
@@ -84,6 +85,8 @@ class _Liveness:
     newcomer_until_ms: int
     """Until then the name may go to another store that had it before."""
     holds: set[int] = field(default_factory=set)
+    newest_hold_id: int = 0
+    """The hold that was opened last, whether it is still open or not; 0: none was."""
     hold_due_ms: int | None = None
     """Until then a hold must be opened; None: one is open, or none was ever opened."""
     hold_due_cause: RemovalCause = RemovalCause.HOLD_NOT_RENEWED
@@ -280,6 +283,7 @@ class RouteTable:
                 )
             hold_id = next(self._hold_ids)
             liveness.holds.add(hold_id)
+            liveness.newest_hold_id = hold_id
             liveness.hold_due_ms = None
             liveness.has_answered = True
             return hold_id
@@ -307,9 +311,19 @@ class RouteTable:
         """Whether `take_changed_topics` has something."""
         return key in self._changed_topics
 
-    def take_changed_topics(self, key: BrokerKey) -> list[str]:
-        """Of the broker's topics those whose routes others have changed since it was asked last; a large number comes in parts."""
+    def is_newest_hold(self, key: BrokerKey, hold_id: int) -> bool:
+        """Whether the broker has opened no hold after this one."""
+        liveness = self._liveness.get(key)
+        return liveness is not None and liveness.newest_hold_id == hold_id
+
+    def take_changed_topics(self, key: BrokerKey, hold_id: int | None = None) -> list[str]:
+        """Of the broker's topics those whose routes others have changed since it was asked last; a large number comes in parts.
+
+        `hold_id`: what asks; a hold that is not the newest gets nothing. None: a broker that needs no holds.
+        """
         with self._lock:
+            if hold_id is not None and not self.is_newest_hold(key, hold_id):
+                return []
             topics = self._changed_topics.pop(key, set())
             taken = sorted(topics)[:CHANGED_TOPICS_MAX]
             if len(taken) < len(topics):

@@ -12,7 +12,7 @@ from protomq import MessageQueue
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
-from protomq._route_looks import ANSWER_S, LOOK_S, RouteLooks
+from protomq._route_looks import ANSWER_S, LOOK_S, TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
 from protomq._routes import ROUTE_FRESH_S
 from protomq.v1 import membership_service_pb2 as pb
 from tests.support.fake_driver import FakeWorld, route_of
@@ -27,9 +27,10 @@ class ToldMember(FakeMember):
     """A member whose broker tells of changed routes."""
 
     changes = 0
+    told_topics: tuple[str, ...] = ("T",)
 
     def answer_more(self) -> pb.HoldMembershipResponse:
-        counts = [pb.TopicQueueCount(topic="T", read_queues=1, route_changes=self.changes)]
+        counts = [pb.TopicQueueCount(topic=topic, read_queues=1, route_changes=self.changes) for topic in self.told_topics]
         return pb.HoldMembershipResponse(tells_routes=True, queue_counts=counts)
 
 
@@ -133,6 +134,10 @@ def test_a_member_that_is_told_of_a_route_looks_it_up_then_and_only_then() -> No
     member = ToldMember(world)
     steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, member=member)
     world.driver.run(steps.subscribe("T", (), NO_FILTER))
+    for _ in range(2):
+        world.driver.run(steps.before_poll())
+        world.advance(UNSURE_SPREAD_S)
+    world.forgotten.clear()
     for _ in range(10):
         world.advance(LOOK_S)
         world.driver.run(steps.before_poll())
@@ -140,6 +145,9 @@ def test_a_member_that_is_told_of_a_route_looks_it_up_then_and_only_then() -> No
     world.routes["T"] = whole
     member.changes += 1
     member.wait_known(0.0)
+    world.driver.run(steps.before_poll())
+    assert steps.group_due_in_s(world.now_s()) <= TOLD_SPREAD_S
+    world.advance(TOLD_SPREAD_S)
     world.driver.run(steps.before_poll())
     assert world.forgotten == ["T"]
     assert steps.group_due_in_s(world.now_s()) <= ANSWER_S, "what comes of it is seen soon"
@@ -149,6 +157,73 @@ def test_a_member_that_is_told_of_a_route_looks_it_up_then_and_only_then() -> No
         world.driver.run(steps.before_poll())
         world.advance(LOOK_S * 2)
     assert world.forgotten == ["T", "T"]
+
+
+def test_a_member_looks_its_routes_up_once_more_after_it_has_joined_but_not_that_of_its_retries() -> None:
+    """A broker may have got the topic between the first look-up and the join, and nobody could tell the member."""
+    world = FakeWorld(route_of("T", "a"), route_of("%RETRY%g", "a"))
+    world.routes["T"] = whole = route_of("T", "a", "b")
+    Brokers(world)
+    world.routes["T"] = route_of("T", "a")
+    member = ToldMember(world)
+    member.told_topics = ("T", "%RETRY%g")
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, member=member)
+    for topic in member.told_topics:
+        world.driver.run(steps.subscribe(topic, (), NO_FILTER))
+    assert "b" not in member.state.broker_names
+    world.driver.run(steps.before_poll())
+    assert steps.group_due_in_s(world.now_s()) <= UNSURE_SPREAD_S, "a poll that waits wakes up for it"
+    world.routes["T"] = whole
+    world.advance(UNSURE_SPREAD_S)
+    world.driver.run(steps.before_poll())
+    assert world.forgotten[0] == "T"
+    assert world.forgotten[1:] == ["%RETRY%g"], "where a broker has come"
+    assert "b" in member.state.broker_names
+
+
+def test_the_route_of_retries_is_trusted_for_longer_while_brokers_tell_of_it_and_looked_up_when_they_do_so_no_more() -> None:
+    world = FakeWorld(route_of("T", "a"), route_of("%RETRY%g", "a"))
+    Brokers(world)
+    member = ToldMember(world)
+    member.told_topics = ("T", "%RETRY%g")
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, member=member)
+    for topic in member.told_topics:
+        world.driver.run(steps.subscribe(topic, (), NO_FILTER))
+    assert not steps.looks_seldom("%RETRY%g")
+    for _ in range(2):
+        world.driver.run(steps.before_poll())
+        world.advance(UNSURE_SPREAD_S)
+    assert steps.looks_seldom("%RETRY%g")
+    assert not steps.looks_seldom("T")
+    world.forgotten.clear()
+    member.told_topics = ("T",)
+    member.changes += 1  # Else the broker need not say what it has.
+    member.wait_known(0.0)
+    world.driver.run(steps.before_poll())
+    assert not steps.looks_seldom("%RETRY%g")
+    world.advance(UNSURE_SPREAD_S)
+    world.driver.run(steps.before_poll())
+    assert sorted(world.forgotten) == ["%RETRY%g", "T"]
+
+
+def test_members_that_hear_of_a_change_at_one_time_do_not_look_at_one_time() -> None:
+    members = [RouteLooks(0.0, random.Random(number)) for number in range(16)]
+    for looks in members:
+        looks.hear(["T"], TOLD_SPREAD_S, 1.0)
+    times_s = sorted(looks.due_in_s(1.0) for looks in members)
+    assert max(later - earlier for earlier, later in pairwise(times_s)) < TOLD_SPREAD_S / 2
+    assert times_s[-1] < TOLD_SPREAD_S
+    assert [looks.take_heard(1.0 + TOLD_SPREAD_S) for looks in members] == [["T"]] * len(members)
+    assert [looks.take_heard(1.0 + TOLD_SPREAD_S) for looks in members] == [[]] * len(members)
+
+
+def test_a_topic_of_which_a_member_hears_again_is_not_looked_up_later_for_that() -> None:
+    looks = RouteLooks(0.0, random.Random(1))
+    looks.hear(["T"], TOLD_SPREAD_S, 0.0)
+    due_s = looks.due_in_s(0.0)
+    for _ in range(20):
+        looks.hear(["T"], UNSURE_SPREAD_S, due_s / 2)
+    assert looks.due_in_s(0.0) <= due_s
 
 
 def test_what_came_of_a_look_up_is_seen_soon() -> None:

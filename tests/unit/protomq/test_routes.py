@@ -27,12 +27,14 @@ from protomq._name_servers import (
 )
 from protomq._remoting_hello import split_address
 from protomq._routes import (
+    AUTO_CREATE_FRESH_S,
     BROKER_KEPT_S,
     CLOSED_FRESH_S,
     CLOSED_LONG_FRESH_S,
     KNOWN_WAIT_S,
     LACKING_FRESH_S,
     ROUTE_FRESH_S,
+    SELDOM_FRESH_S,
     RouteCache,
     Routes,
     decode_route,
@@ -127,6 +129,19 @@ def test_a_route_is_fresh_for_thirty_seconds_and_used_afterwards() -> None:
     assert cache.fresh("t", 29.9) is stored
     assert cache.fresh("t", 30.0) is None
     assert cache.known("t", 1000.0) is stored
+
+
+def test_a_route_of_which_brokers_tell_is_trusted_for_longer_unless_it_is_in_doubt() -> None:
+    cache = RouteCache()
+    stored = cache.store(route(), 0.0, is_told=True)
+    assert cache.fresh("t", ROUTE_FRESH_S) is stored
+    assert cache.fresh("t", SELDOM_FRESH_S - 0.1) is stored
+    assert cache.fresh("t", SELDOM_FRESH_S) is None
+    cache.store(route(), 0.0, is_told=True)
+    cache.invalidate("t", may_be_old=True)
+    assert cache.fresh("t", 1.0) is None
+    cache.store(route(auto_create=True), 0.0, is_told=True)
+    assert cache.fresh("t", AUTO_CREATE_FRESH_S) is None
 
 
 def test_one_caller_refreshes() -> None:

@@ -14,6 +14,7 @@ from protomq import (
     _admin_calls,
     _methods,
     _pull_consumer,
+    _routes,
     calls,
 )
 from protomq.calls import ONCE, Calls
@@ -21,9 +22,11 @@ from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
     NoRouteError,
+    NotMasterError,
     ProtomqError,
     RequestTimeoutError,
     SystemBusyError,
+    TopicNotFoundError,
 )
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire.record import RecordTemplate
@@ -161,6 +164,30 @@ def test_calls_that_are_made_once_are_made_once(cluster: FakeCluster, once: Call
     with pytest.raises(SystemBusyError):
         once.queue_ranges("T", "a", [0])
     assert cluster.tries("a", _methods.GET_QUEUE_RANGE) == 1
+
+
+def test_a_broker_that_leads_no_more_does_not_deny_its_topic_so_a_name_server_that_has_just_started_is_not_believed(
+    cluster: FakeCluster, once: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_routes, "INVALIDATE_INTERVAL_S", 0.0)
+    assert once.queue_ranges("T", "a", [0]).ranges
+    cluster.fail("a", _methods.GET_QUEUE_RANGE, NotMasterError("x"))
+    cluster.fail(NAME_SERVER, _methods.GET_ROUTE, TopicNotFoundError("nobody has registered yet"))
+    with pytest.raises(NotMasterError):
+        once.queue_ranges("T", "a", [0])
+    assert once.queue_ranges("T", "a", [0]).ranges
+
+
+def test_a_broker_that_denies_a_topic_and_a_name_server_that_agrees_are_believed(
+    cluster: FakeCluster, once: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_routes, "INVALIDATE_INTERVAL_S", 0.0)
+    assert once.queue_ranges("T", "a", [0]).ranges
+    cluster.fail("a", _methods.GET_QUEUE_RANGE, TopicNotFoundError("it was deleted"))
+    cluster.fail(NAME_SERVER, _methods.GET_ROUTE, TopicNotFoundError("nobody has it"))
+    for _ in range(2):
+        with pytest.raises(TopicNotFoundError):
+            once.queue_ranges("T", "a", [0])
 
 
 def test_calls_until_the_end_send_the_same_octets_again_which_brokers_recognise(

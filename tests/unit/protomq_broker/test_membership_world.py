@@ -343,6 +343,21 @@ def test_new_queues_get_owners() -> None:
     assert list(world.owners().values()) == [1] * 6
 
 
+def test_owners_of_queues_hear_within_a_moment_that_a_topic_has_fewer() -> None:
+    world = World(BrokerNode("a", 4))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    queues = world.queues()
+    world.queues = lambda: queues  # type: ignore[method-assign]  # As long as nobody looks the route up.
+    assert [len(member.queues) for member in members] == [2, 2]
+    assert [member.state.contradicted({"T": queues}) for member in members] == [{}, {}]
+    broker = world.brokers["a"]
+    broker.queue_count = 2
+    broker.service.topics_changed()
+    world.run(100)
+    assert [member.state.contradicted({"T": queues}).keys() for member in members] == [{"T"}, {"T"}]
+
+
 def test_members_hear_within_a_moment_that_a_route_has_changed_and_once() -> None:
     world = World(BrokerNode("a", 2), BrokerNode("b", 2))
     members = [world.join("m1"), world.join("m2")]
@@ -356,9 +371,29 @@ def test_members_hear_within_a_moment_that_a_route_has_changed_and_once() -> Non
         world.run(200)
         assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}]
         assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+
+
+def test_members_do_not_know_whether_a_route_has_changed_while_nobody_could_tell_them() -> None:
+    world = World(BrokerNode("a", 2), BrokerNode("b", 2))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    assert [member.state.take_unsure_routes() for member in members] == [{"T"}, {"T"}], "it may have changed before they joined"
     world.brokers["a"] = BrokerNode("a", 2, ("g",), start=2)
     world.run(8_000)
-    assert [member.state.take_changed_routes() for member in members] == [{"T"}, {"T"}], "nobody told the broker while it was away"
+    assert [member.state.take_unsure_routes() for member in members] == [set(), set()], "the other broker would have told them"
+    for name in "ab":
+        world.brokers[name] = BrokerNode(name, 2, ("g",), start=3)
+    world.run(8_000)
+    assert [member.state.take_unsure_routes() for member in members] == [{"T"}, {"T"}], "nobody told the brokers while they were away"
+    assert [member.state.take_changed_routes() for member in members] == [set(), set()]
+
+
+def test_a_route_is_not_unsure_where_the_broker_does_not_tell_and_members_look_by_themselves() -> None:
+    world = World(BrokerNode("a", 2))
+    world.brokers["a"].tells_routes = False
+    member = world.join("m1")
+    world.run(1_000)
+    assert member.state.take_unsure_routes() == set()
 
 
 def test_a_member_hears_of_routes_while_all_brokers_of_its_topics_tell_them() -> None:

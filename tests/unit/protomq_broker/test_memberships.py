@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protomq.v1.membership_service_pb2 import GroupMember, MemberTopic
 from protomq_broker import memberships as module
-from protomq_broker.memberships import MemberKey, Memberships, check_member, difference
+from protomq_broker.memberships import Group, MemberKey, Memberships, check_member, difference
 from protomq_runtime.errors import ServiceError
 
 QUEUES = 4
@@ -120,6 +121,34 @@ def test_who_does_not_call_again_is_gone_after_its_time(holds: bool, gone_after_
     assert known.expire(1_000 + gone_after_ms - 1) == []
     assert known.expire(1_000 + gone_after_ms) == [("g", ("a", 1))]
     assert names(known) == []
+
+
+class Groups(dict[str, Group]):
+    """Counts how often somebody looks through all groups."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+def test_members_at_rest_are_looked_through_only_when_one_may_be_gone() -> None:
+    known = made()
+    known._groups = groups = Groups()
+    for name in ("held", "answered"):
+        seen(known, member(name), 0)
+        known.held("g", (name, 1))
+    for now_ms in range(0, 150_000, 500):
+        if not now_ms % 15_000:
+            known.answered("g", ("answered", 1), now_ms)
+            seen(known, member("answered"), now_ms)
+            known.held("g", ("answered", 1))
+        assert known.expire(now_ms) == []
+    assert 0 < groups.looks <= 150_000 / 25_000
+    known.answered("g", ("held", 1), 150_000)
+    assert known.expire(175_000 - 1) == []
+    assert known.expire(175_000) == [("g", ("held", 1))]
 
 
 def test_one_that_expired_is_refused_if_another_has_its_queues_and_else_comes_back() -> None:
@@ -446,12 +475,10 @@ def test_free_queues_are_what_a_count_of_all_groups_gives_after_each_change_of_t
     known = made()
     known.queue_count = counts.__getitem__
     for step in steps:
-        before = {name: group.ownerless_queues for name, group in known.groups()}
         if len(step) == 2:
-            counts[step[0]] = step[1]
+            is_change, counts[step[0]] = counts[step[0]] != step[1], step[1]
             changed = known.topics_changed(0)
-            after = {name: group.ownerless_queues for name, group in known.groups()}
-            assert sorted(changed) == sorted(name for name in after if after[name] != before[name])
+            assert sorted(changed) == sorted(name for name, group in known.groups() if is_change and group.consumers[step[0]])
         else:
             name, client, wanted = step
             if not wanted:

@@ -141,6 +141,27 @@ def test_what_a_broker_has_not_heard_when_it_goes_it_hears_no_more() -> None:
     assert table.take_changed_topics(A) == []
 
 
+def test_only_the_hold_that_a_broker_opened_last_hears_of_changed_topics() -> None:
+    table = RouteTable()
+    table.register(registration("a", topics={"t": 8}), 0)
+    dead, newest = table.open_hold(A, 100, 0), table.open_hold(A, 100, 0)
+    table.register(registration("b", topics={"t": 8}), 0)
+    assert table.take_changed_topics(A, dead) == []
+    table.end_hold(A, newest, 0, broken=False)
+    assert table.take_changed_topics(A, dead) == [], "it is not the newest because that one was answered"
+    assert table.take_changed_topics(A, newest) == ["t"]
+
+
+def test_a_hold_of_an_earlier_start_hears_of_no_changed_topics() -> None:
+    table = RouteTable()
+    table.register(registration("a", topics={"t": 8}), 0)
+    earlier = table.open_hold(A, 100, 0)
+    table.register(registration("a", incarnation=101, topics={"t": 8}), 0)
+    table.register(registration("b", topics={"t": 8}), 0)
+    assert table.take_changed_topics(A, earlier) == []
+    assert table.take_changed_topics(A, table.open_hold(A, 101, 0)) == ["t"]
+
+
 def test_very_many_changed_topics_are_told_in_parts() -> None:
     table = RouteTable()
     topics = {f"t{number:04}": 1 for number in range(CHANGED_TOPICS_MAX + 1)}
