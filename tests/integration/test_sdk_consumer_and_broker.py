@@ -362,8 +362,13 @@ async def test_offsets_of_queues_that_a_topic_has_no_more_keep_no_others_from_be
     protomq_server: Broker, protomq_topic: str
 ) -> None:
     namesrv = protomq_server.namesrv
-    with Admin(namesrv=namesrv) as admin, PullConsumer("fewer", namesrv=namesrv) as source:
+    with (
+        Admin(namesrv=namesrv) as admin,
+        PullConsumer("fewer", namesrv=namesrv) as source,
+        Producer(namesrv=namesrv) as producer,
+    ):
         queues = source.queues(protomq_topic)
+        producer.send(protomq_topic, b"x", queue=queues[5])
         source.assign(queues)
         admin.create_topic(protomq_topic, write_queues=2, read_queues=8, update=True)
         admin.create_topic(protomq_topic, write_queues=2, read_queues=2, update=True)
@@ -374,12 +379,18 @@ async def test_offsets_of_queues_that_a_topic_has_no_more_keep_no_others_from_be
         assert [source.committed(queue) for queue in queues[:2]] == [0, 0]
         with pytest.raises(QueueNotFoundError):
             source.commit({queues[7]: 0})
+        with pytest.raises(QueueNotFoundError, match="offset of queue 7 is not committed"):
+            source.commit({queues[5]: 1, queues[7]: 0, queues[0]: 0})
+        admin.create_topic(protomq_topic, write_queues=8, read_queues=8, update=True)
+        assert source.committed(queues[5]) == 1, "it has had a message"
+        admin.create_topic(protomq_topic, write_queues=2, read_queues=8, update=True)
+        admin.create_topic(protomq_topic, write_queues=2, read_queues=2, update=True)
         # Who has named them wants to know that they are not there.
         with pytest.raises(QueueNotFoundError, match="no read queue"):
             drain(source, 1)
         async with AsyncPullConsumer("fewer-async", namesrv=namesrv) as other:
-            with pytest.raises(QueueNotFoundError, match="offset of queue 5 is not committed"):
-                await other.commit({queues[5]: 0, queues[1]: 0})
+            with pytest.raises(QueueNotFoundError, match="offset of queue 4 is not committed"):
+                await other.commit({queues[4]: 0, queues[5]: 1, queues[1]: 0})
             assert await other.committed(queues[1]) == 0
             await other.assign(queues[:2])
             other._steps.assigned = tuple(queues)

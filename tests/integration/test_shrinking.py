@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
 import pytest
@@ -152,3 +153,35 @@ def test_who_takes_queues_away_that_are_not_consumed_is_told_and_can_give_them_b
         assert lag(broker, "billing") == [0] * 4
         rows = jsonl(run("group", "offsets", "billing", TOPIC, "-o", "jsonl", namesrv=broker.namesrv))
         assert [row["queue_id"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_what_members_finish_of_queues_that_are_gone_is_committed_and_does_not_come_again(broker: Broker) -> None:
+    """By itself when the queues go, by a commit, and for a group in order."""
+    groups = ("billing", "manual", "ordered")
+    with ExitStack() as stack:
+        producer = stack.enter_context(Producer(namesrv=broker.namesrv))
+        for queue in queues_of(producer):
+            producer.send(TOPIC, b"%d" % queue.queue_id, queue=queue)
+
+        def member(group: str) -> PullConsumer:
+            consumer = PullConsumer(
+                group, namesrv=broker.namesrv, auto_commit=group != "manual", auto_commit_interval_s=3600, lock_queues=group == "ordered"
+            )
+            stack.enter_context(consumer).subscribe(TOPIC)
+            return consumer
+
+        members = [member(group) for group in groups]
+        for consumer in members:
+            got = set[bytes]()
+            while len(got) < 8:
+                got |= {message.body for message in consumer.poll(PATIENCE_S)}
+        for read_queues in (8, 4):
+            change(broker, 4, read_queues)
+        members[1].commit()
+        for consumer in members:
+            wait_for(lambda consumer=consumer: not consumer.poll(0.1) and len(consumer.assignment()) == 4, PATIENCE_S)
+            consumer.commit()
+        assert [lag(broker, group) for group in groups] == [[0] * 4] * 3
+        assert change(broker, 8, 8) == ""
+        for consumer in members:
+            wait_for(lambda consumer=consumer: not consumer.poll(0.1) and len(consumer.assignment()) == 8, PATIENCE_S)

@@ -174,10 +174,15 @@ def without_gone_queues(
 ) -> tuple[dict[MessageQueue, int], QueueNotFoundError]:
     """Of a commit to one broker that has fewer queues now: what can be committed all the same, and the error for the rest.
 
-    A broker takes all offsets of a commit or none. Nothing is left where it does not say which queues it has.
+    A broker takes all offsets of a commit or none. It names the queues that it does not know: those that are gone and have had messages it
+    knows. One of an earlier version says only how many it has. Nothing is left where it says neither.
     """
-    count = error.metadata.get("read_queues", "")
-    gone = [queue for queue in offsets if count.isdigit() and queue.queue_id >= int(count)]
+    count, named = error.metadata.get("read_queues", ""), error.metadata.get("queue_ids", "")
+    if named:
+        unknown = set(named.split(","))
+        gone = [queue for queue in offsets if str(queue.queue_id) in unknown]
+    else:
+        gone = [queue for queue in offsets if count.isdigit() and queue.queue_id >= int(count)]
     if not gone:
         return {}, error
     queue_ids = ", ".join(str(queue.queue_id) for queue in gone)

@@ -36,6 +36,7 @@ from .topic_access import (
     check_committed_offset,
     check_group_name,
     check_incarnation,
+    check_known_queues,
     check_queue_ids,
     check_read_queue,
     existing_topic,
@@ -281,14 +282,18 @@ class ConsumerService:
         check_group_name(request.consumer_group)
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
             raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
-        named: set[tuple[str, int]] = set()
+        named: dict[str, set[int]] = {}
         for number, offset in enumerate(request.offsets):
-            queue = (offset.topic, offset.queue_id)
-            if queue in named:
+            queue_ids = named.setdefault(offset.topic, set())
+            if offset.queue_id in queue_ids:
                 raise invalid_argument(
                     f"offsets[{number}]", "names the queue of an earlier offset; give one offset for each queue"
                 )
-            named.add(queue)
+            queue_ids.add(offset.queue_id)
+        for name, queue_ids in named.items():
+            # Of a queue that is gone, too: if it comes back, the group is not to get again what it has done.
+            check_known_queues(self._store, existing_topic(self._store, name), sorted(queue_ids))
+        for offset in request.offsets:
             topic = existing_topic(self._store, offset.topic)
             check_incarnation(topic, offset.topic_incarnation)
             settle_commit(self._store, offset)

@@ -2,6 +2,8 @@
 
 All messages of a request are looked up together, by arrays: entries of queues, then the log from its lowest position on. Each record says
 which message it is. If that fails for one of them, they are looked up one by one, which says what is wrong.
+
+Who had them may give them back, though the topic may not be read any more, or has fewer queues: else they would be lost.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from .store.log.move import move_records
 from .store.log.move_alike import attempt_of_all, rows_of
 from .store.log.record_arrays import opaque, topic_field_of, windows
 from .store.queues.reading import ReadResult, ReadStatus
-from .topic_access import check_incarnation, check_read_queue, readable_topic
+from .topic_access import check_incarnation, check_known_queues, existing_topic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,8 +124,8 @@ def find_messages(
         name, queue_id, first = places[run[0]]
         topic = topics.get(name)
         if topic is None:
-            topic = topics[name] = readable_topic(store, name)
-        check_read_queue(topic, queue_id)
+            topic = topics[name] = existing_topic(store, name)
+        check_known_queues(store, topic, [queue_id])
         for incarnation in {messages[number].topic_incarnation for number in run}:
             check_incarnation(topic, incarnation)
         done = 0
@@ -216,13 +218,11 @@ def _look_up(
     """The messages, and the topics with their incarnations. `ids`: in octets, if they are to be these. None, or any error, if the messages
     have to be looked up one by one.
     """
-    topics = [readable_topic(store, each.topic) for each in wanted]
+    topics = [existing_topic(store, each.topic) for each in wanted]
     parts = []
     for topic, each in zip(topics, wanted, strict=True):
         for incarnation in each.incarnations:
             check_incarnation(topic, incarnation)
-        for queue_id in (int(each.queue_ids.min()), int(each.queue_ids.max())):
-            check_read_queue(topic, queue_id)
         part = _entries_of(store, each)
         if part is None:
             return None

@@ -55,8 +55,7 @@ def place_of(store: Store, queue: QueueOfGroup, incarnation: int, committed: int
 
 def unread_of(store: Store, topic: TopicConfig, queue_ids: Sequence[int]) -> dict[str, int]:
     """How many messages of these queues each group that consumes the topic has never had, where there are any."""
-    known = [*store.offsets.groups().items(), *store.popped.groups().items()]
-    groups = {group for group, topics in known if topic.name in topics}
+    groups: set[str] = set().union(*(state.groups_of(topic.name, topic.incarnation) for state in (store.offsets, store.popped)))
     unread: dict[str, int] = {}
     for group in sorted(groups):
         committed = store.offsets.of_topic(group, topic.name, topic.incarnation)

@@ -20,7 +20,7 @@ from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
 from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter, shortened_hold_ms
 from .pull_service import SIZE_MAX_BYTES, TAGS_MAX
 from .store.state.group_settings import retry_delays_of
-from .store.state.popped_queue import OPEN_MAX, count_in
+from .store.state.popped_queue import OPEN_MAX, QueueOfGroup, count_in
 from .topic_access import (
     check_group_name,
     check_incarnation,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call
 
     from .config import BrokerConfig
+    from .store.state.topics import TopicConfig
     from .store.store import Store
 
 RECORD_COUNT_MAX: Final = 1_024
@@ -77,7 +78,7 @@ class PopRequests:
         topic = readable_topic(self._store, terms.topic)
         check_incarnation(topic, terms.topic_incarnation)
         if terms.queue_id >= 0:
-            check_read_queue(topic, terms.queue_id)
+            self._check_queue(topic, terms.consumer_group, terms.queue_id)
         return terms
 
     def _read(self, call: Call) -> PopTerms:
@@ -91,7 +92,7 @@ class PopRequests:
         topic = readable_topic(self._store, request.topic)
         check_incarnation(topic, request.topic_incarnation)
         if request.HasField("queue_id"):
-            check_read_queue(topic, request.queue_id)
+            self._check_queue(topic, request.consumer_group, request.queue_id)
         config = self._config
         for field, largest in (
             ("record_count_max", RECORD_COUNT_MAX),
@@ -136,6 +137,15 @@ class PopRequests:
             frozenset(map(tag_code_of, request.tags)),
             key_of(cast("Any", request)),
         )
+
+    def _check_queue(self, topic: TopicConfig, group: str, queue_id: int) -> None:
+        """Raises ServiceError if the topic has no such queue to read. One that is gone gives messages that the group has open there."""
+        if queue_id >= topic.read_queues:
+            with self._store.popped.lock:
+                known = self._store.popped.find(QueueOfGroup(group, topic.name, queue_id), topic.incarnation)
+                if known is not None and known.open:
+                    return
+        check_read_queue(topic, queue_id)
 
     def receipts(self, request: Any) -> list[tuple[Receipt, Sequence[int]]]:
         """Returns the receipts with their runs of offsets. Raises ServiceError."""

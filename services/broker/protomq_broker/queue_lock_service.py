@@ -197,11 +197,16 @@ class QueueLockService:
             self._writer.post(partial(self._free, group, client_id, nonce))
 
     def _key(self, group: str, queue: QueueName) -> LockKey | None:
-        """Returns the lock's key; None if this broker has no such queue."""
+        """Returns the lock's key; None if this broker has no such queue, or nobody may read it, and it is not locked.
+
+        Who has locked it before may still commit what it has done, and gives the lock up then. If the queue comes back, it is free.
+        """
         topic = self._store.topics.find(queue.topic)
-        if topic is None or not topic.readable or queue.queue_id >= topic.read_queues:
+        if topic is None:
             return None
-        return LockKey(group, queue.topic, topic.incarnation, queue.queue_id)
+        key = LockKey(group, queue.topic, topic.incarnation, queue.queue_id)
+        is_readable = topic.readable and queue.queue_id < topic.read_queues
+        return key if is_readable or self._store.locks.owner(key) is not None else None
 
     def _is_there(self, key: LockKey) -> bool:
         """Whether the topic is still the one in which the queue was locked."""

@@ -152,6 +152,31 @@ def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
         )
 
 
+def is_known_queue(store: Store, topic: TopicConfig, queue_id: int) -> bool:
+    """Whether it can be read, or its topic has fewer queues now and it has had messages. Consumers may hold some of these, and settle
+    them as if the queue were there.
+    """
+    return 0 <= queue_id < topic.read_queues or store.appended_end_offset(topic.name, queue_id) > 0
+
+
+def check_known_queues(store: Store, topic: TopicConfig, queue_ids: Sequence[int]) -> None:
+    """Raises ServiceError if some of these queues are not known. It names them all: they alone are to be left out."""
+    unknown = [queue_id for queue_id in queue_ids if not is_known_queue(store, topic, queue_id)]
+    if unknown:
+        text = ", ".join(map(str, unknown))
+        raise ServiceError(
+            Code.NOT_FOUND,
+            "QUEUE_NOT_FOUND",
+            f"topic {topic.name!r} has no read queue {text} here, it has {topic.read_queues}; look the route up again",
+            metadata={
+                "topic": topic.name,
+                "queue_id": str(unknown[0]),
+                "queue_ids": ",".join(map(str, unknown)),
+                "read_queues": str(topic.read_queues),
+            },
+        )
+
+
 def check_write_queue(topic: TopicConfig, queue_id: int) -> None:
     """Raises ServiceError if the topic has no such queue to write."""
     if not 0 <= queue_id < topic.write_queues:
@@ -178,12 +203,11 @@ def check_queue_ids(topic: TopicConfig, queue_ids: Sequence[int]) -> None:
 def check_committed_offset(
     store: Store, topic: TopicConfig, queue_id: int, queue_offset: int
 ) -> None:
-    """Raises ServiceError unless a group may go on at the offset. It may at a message that is or was in the queue, or behind the
-    last one.
+    """Raises ServiceError unless a group may go on at the offset of a queue that is known. It may at a message that is or was in the
+    queue, or behind the last one.
 
     A slow group may stand below the first message that is still stored. What is appended counts, readable or not.
     """
-    check_read_queue(topic, queue_id)
     end_offset = store.appended_end_offset(topic.name, queue_id)
     if 0 <= queue_offset <= end_offset:
         return

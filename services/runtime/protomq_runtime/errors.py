@@ -78,7 +78,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     ),
     "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",), ("missing_brokers",)),
     "QUEUE_NOT_FOUND": ReasonRule(
-        Code.NOT_FOUND, True, ("topic", "queue_id"), ("read_queues", "write_queues")
+        Code.NOT_FOUND, True, ("topic", "queue_id"), ("queue_ids", "read_queues", "write_queues")
     ),
     "TOPIC_EXISTS": ReasonRule(Code.ALREADY_EXISTS, True, ("topic",), ("wanted", "current")),
     "TOPIC_RECREATED": ReasonRule(Code.FAILED_PRECONDITION, True, ("topic", "wanted", "current")),

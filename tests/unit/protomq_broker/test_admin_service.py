@@ -22,6 +22,7 @@ from protomq.v1.admin_service_pb2 import (
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.pop_service_pb2 import PopRequest
 from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.state_pb2 import OffsetsRecord, PoppedQueue, PopRecord
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire.record import encode_message_id
 from protomq_broker.admin_service import AdminService
@@ -208,6 +209,33 @@ def test_who_makes_a_topic_smaller_is_told_what_groups_have_not_consumed_there(c
         "topic 'topic' has 2 read queues now, not 4. Nobody can read what groups have not consumed in the others, in messages: "
         "new 6, pops 1, slow 3. Give it 4 read queues again until they have"
     )
+
+
+def test_groups_that_consumed_the_topic_before_it_was_made_again_have_nothing_unread() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0"])
+
+    def make(queues: int, **fields: Any) -> list[str]:
+        if queues == 1:
+            broker.call(ADMIN + "CreateTopic", create("topic", write_queues=1, read_queues=2, **fields)).response()
+        answer = broker.call(ADMIN + "CreateTopic", create("topic", write_queues=queues, read_queues=queues, **fields)).response()
+        return [each.consumer_group for each in answer.unread]
+
+    broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic")).response()
+    # Their last records may stand behind that of the deletion.
+    offset = QueueOffset(topic="topic", queue_offset=1, topic_incarnation=5)
+    commit = CommitOffsetsRequest(consumer_group="commits", offsets=[offset])
+    for machine, body in (
+        (broker.store.offsets, OffsetsRecord(commits=[commit])),
+        (broker.store.popped, PopRecord(queues=[PoppedQueue(consumer_group="pops", topic="topic", topic_incarnation=5, next_offset=1)])),
+    ):
+        broker.store.append_state(machine.topic, [body.SerializeToString()])
+    assert make(2) == []
+    broker.fill([b"1"], queue_id=1)
+    assert make(1, update=True) == []
+    assert make(2, update=True) == []
+    broker.call(POP + "Pop", PopRequest(consumer_group="pops", topic="topic", queue_id=0))
+    assert make(1, update=True) == ["pops"], "it is one of the topic of today now"
 
 
 def test_topics_that_arrive_together_are_announced_together_and_each_is_told_its_own() -> None:

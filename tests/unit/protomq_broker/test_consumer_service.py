@@ -135,8 +135,9 @@ def test_a_broker_that_may_not_write_commits_nothing() -> None:
         (commit(*((0, 0),) * (OFFSETS_PER_COMMIT_MAX + 1)), INVALID),
         (commit((0, 0), topic="other"), NO_TOPIC),
         (commit((0, 0), topic=""), INVALID),
-        (commit((2, 0)), NO_QUEUE),
-        (commit((-1, 0)), ("NOT_FOUND", "QUEUE_NOT_FOUND", {**NO_QUEUE[2], "queue_id": "-1"})),
+        (commit((2, 0)), ("NOT_FOUND", "QUEUE_NOT_FOUND", {**NO_QUEUE[2], "queue_ids": "2"})),
+        (commit((3, 0), (0, 1), (2, 0)), ("NOT_FOUND", "QUEUE_NOT_FOUND", {**NO_QUEUE[2], "queue_ids": "2,3"})),
+        (commit((-1, 0)), ("NOT_FOUND", "QUEUE_NOT_FOUND", {**NO_QUEUE[2], "queue_id": "-1", "queue_ids": "-1"})),
         *(
             (
                 commit((1, 0), (0, offset)),  # the first is good: all of them or none
@@ -162,6 +163,17 @@ def test_a_commit_that_is_refused_says_why_and_commits_nothing(
     broker = filled()
     assert told(broker.refusal(COMMIT, request_)) == expected
     assert committed(broker) == {}
+
+
+def test_what_was_had_of_a_queue_that_is_gone_is_committed_and_does_not_come_again() -> None:
+    broker = filled()
+    broker.fill([b"d", b"e"], queue_id=1)
+    broker.store.topics.put([TopicConfig("topic", 1, 1)])
+    broker.call(COMMIT, commit((0, 3), (1, 1))).response()
+    assert committed(broker) == {0: 3, 1: 1}
+    assert broker.refusal(COMMIT, commit((1, 3))).reason == "OFFSET_OUT_OF_RANGE"
+    broker.store.topics.put([TopicConfig("topic", 2, 2)])
+    assert committed(broker) == {0: 3, 1: 1}
 
 
 @pytest.mark.parametrize("path", [COMMIT, GET, RANGE, SEARCH])

@@ -1183,6 +1183,30 @@ def test_what_is_open_in_a_queue_that_the_topic_has_no_more_comes_again_until_it
     assert group.pop() == []
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["a request of its own", "the same request"])
+def test_a_pop_of_a_queue_that_is_gone_gets_what_is_open_there_and_then_is_told_that_it_is_gone(is_known: bool) -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1", b"2"], queue_id=1)
+    group = Group(broker, queue_id=1, record_count_max=2)
+    first = group.pop()
+    held = group.begin(hold_ms=30_000)
+    assert [message.body for message in messages_of(held)] == [b"2"]
+    if not is_known:
+        group = Group(broker, queue_id=1, record_count_max=3)
+    shrink(broker)
+    request = PopRequest(consumer_group="other", topic="topic", queue_id=1)
+    assert broker.refusal(POP + "Pop", request).reason == "QUEUE_NOT_FOUND", "the group has nothing open there"
+    group.ack(first[:1])
+    held = group.begin(hold_ms=HELD_MS + 1_000)
+    assert not held.answered, "members hold them"
+    broker.advance(HELD_MS)
+    again = messages_of(held)
+    assert [(message.body, message.attempt) for message in again] == [(b"1", 2), (b"2", 2)]
+    group.ack(again)
+    request = PopRequest(consumer_group="group", topic="topic", queue_id=1)
+    assert broker.refusal(POP + "Pop", request).reason == "QUEUE_NOT_FOUND"
+
+
 def test_of_a_queue_that_the_topic_has_no_more_nothing_new_is_handed_out() -> None:
     broker = FakeBroker()
     broker.fill([b"0", b"1"], queue_id=1)

@@ -297,6 +297,24 @@ def test_what_is_not_here_has_no_owner_and_hinders_nothing() -> None:
     assert lock(broker, "a", ("gone", 0), ("topic", 2), Q0) == [(0, ""), (0, ""), (1, "")]
 
 
+@pytest.mark.parametrize(
+    "change", [TopicConfig("topic", 1, 1), TopicConfig("topic", 2, 2, readable=False)], ids=["fewer queues", "not to be read"]
+)
+def test_the_owner_of_a_queue_that_is_gone_commits_and_gives_it_up_and_it_comes_back_free(change: TopicConfig) -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q1)
+    broker.store.topics.put([change])
+    assert lock(broker, "a", Q1) == [(token, "")]
+    assert lock(broker, "b", Q1) == [(0, "a")]
+    commit(broker, token, 2, queue_id=1).response()
+    unlock(broker, "a", Q1)
+    assert listed(broker) == {}
+    assert lock(broker, "b", Q1) == [(0, "")], "it is gone"
+    broker.store.topics.put([TopicConfig("topic", 2, 2)])
+    assert lock(broker, "b", Q1) == [(token + 1, "")]
+    assert committed(broker) == [2]
+
+
 def test_a_topic_that_is_made_again_has_no_locks() -> None:
     broker = filled()
     lock(broker, "a", Q0)

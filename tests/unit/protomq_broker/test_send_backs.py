@@ -137,6 +137,21 @@ def test_messages_of_many_queues_go_back_together_or_not_at_all() -> None:
     assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize(
+    "change", [TopicConfig(TOPIC, 2, 2, readable=False), TopicConfig(TOPIC, 1, 1)], ids=["not to be read", "fewer queues"]
+)
+def test_who_had_messages_gives_them_back_though_nobody_may_read_them_any_more(change: TopicConfig, count: int) -> None:
+    """Alone and by arrays. Else they would be lost: the consumer has them, and nobody gets them again."""
+    world = RetryWorld()
+    world.send(*[b"%d" % number for number in range(count)], queue_id=1)
+    messages = world.read(TOPIC, 1)
+    world.store.topics.put([change])
+    assert len(world.send_back(messages).results) == count
+    world.deliver(10_001)
+    assert [copy.body for copy in world.retries()] == [message.body for message in messages]
+
+
 def requests_of(world: RetryWorld, offsets: list[int], ids: list[int]) -> list[Call]:
     """A SendBack for each offset, all in one turn."""
     requests = [

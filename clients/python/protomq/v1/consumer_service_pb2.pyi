@@ -35,7 +35,7 @@ class QueueOffset(_message.Message):
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
-    """The queue, from 0."""
+    """The queue, from 0. A commit takes one that the topic has no more, if it has had messages."""
     queue_offset: _builtins.int
     """The offset: the next message to consume. A commit takes 0 to the end of what is appended; beyond that: OFFSET_OUT_OF_RANGE."""
     topic_incarnation: _builtins.int

@@ -91,6 +91,7 @@ class GroupServiceServicer(object):
     def SendBack(self, request, context):
         """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
         the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
+        It needs no permission to read their topics, which may have fewer queues by now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,6 +44,7 @@ class GroupServiceStub:
     SendBack: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.SendBackRequest, _group_service_pb2.SendBackResponse]
     """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
     the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
+    It needs no permission to read their topics, which may have fewer queues by now.
     """
     CreateRetryTopic: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]
     """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails."""
@@ -64,6 +65,7 @@ class GroupServiceAsyncStub(GroupServiceStub):
     SendBack: _aio.UnaryUnaryMultiCallable[_group_service_pb2.SendBackRequest, _group_service_pb2.SendBackResponse]  # type: ignore[assignment]
     """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
     the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
+    It needs no permission to read their topics, which may have fewer queues by now.
     """
     CreateRetryTopic: _aio.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]  # type: ignore[assignment]
     """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails."""
@@ -105,6 +107,7 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_group_service_pb2.SendBackResponse, _abc.Awaitable[_group_service_pb2.SendBackResponse]]:
         """SendBack reports messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
         the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
+        It needs no permission to read their topics, which may have fewer queues by now.
         """
 
     @_abc_1.abstractmethod

@@ -89,7 +89,7 @@ class PopRequest(_message.Message):
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
-    """The queue, from 0; absent: any, in turn."""
+    """The queue, from 0; absent: any, in turn. One that the topic has no more gives what the group has open there; then QUEUE_NOT_FOUND."""
     record_count_max: _builtins.int
     """Maximum number of messages, 1 to 1,024; absent or 0: 32."""
     size_max_bytes: _builtins.int
