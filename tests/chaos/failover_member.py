@@ -32,6 +32,7 @@ from protomq_broker.elected_broker import (
     _cut_end_of,
     _has_skipped_more,
     _lack_of_room,
+    is_to_be_reopened,
 )
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
@@ -45,6 +46,7 @@ from protomq_broker.ha_follower import (
 )
 from protomq_broker.ha_session import FollowSession, OtherSegmentsError
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.healed_reopens import HealedReopens
 from protomq_broker.leadership_driver import LeadershipDriver
 from protomq_broker.log_service import LogService
 from protomq_broker.log_time import LogTime
@@ -521,6 +523,7 @@ class Member:
         self.is_work_due = self.is_changing = False
         self.asked: set[int] = set()
         self.other_looks = 0
+        self.healed_reopens = HealedReopens()
         self.open_sends.clear()
         self.is_up = True
         self.following = Following(self)
@@ -790,9 +793,10 @@ class Member:
         if store.log_failure and "truncated" not in store.log_failure:
             self.do_soon("log failed")
             return
-        if driver.is_damaged and driver.role is Role.FOLLOWING and store.has_healed_what_was_skipped:
-            self.world.fired["opened again when it was healed"] += 1
-            self.do_soon("reopen")
+        if driver.role is Role.FOLLOWING and (driver.is_damaged or store.has_healed_skipped_parts):
+            if is_to_be_reopened(store, self.healed_reopens, self.clock.boot_ms()):
+                self.world.fired["opened again when it was healed"] += 1
+                self.do_soon("reopen")
         if driver.is_unable and driver.role is Role.FOLLOWING:
             self._try_room()
         self._look_for_room()

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from protomq import Admin
+from protomq_broker.store.tools.repair import repair
 from tests.support.elected_brokers import LEADS_PATTERN, ElectedCluster, elected_cluster
 from tests.support.ha_brokers import NAME, HaBroker
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -142,3 +143,18 @@ def test_a_member_whose_last_append_is_damaged_waits_for_another_one(cluster: El
     assert cluster.wait_leading(3) is not damaged
     assert led_count(damaged) == led
     check_whole(cluster, damaged, [*bodies, last])
+
+
+def test_a_slave_of_a_repaired_log_serves_again_what_a_replica_has_given_back(cluster: ElectedCluster, bodies: list[bytes]) -> None:
+    """Before it is elected: a lead that begins with a new start of the store takes long."""
+    master = cluster.wait_leading(3)
+    slave = next(each for each in cluster.brokers if each is not master)
+    slave.kill()
+    damage(slave, bodies[-COUNT // 2])
+    repair(str(slave.folder), str(slave.folder.parent / "kept"))
+    led = led_count(slave)
+    slave.start()
+    wait_for(lambda: "the store is open again" in slave.log_text().rpartition("of the log are healed from a replica")[2], 2 * PATIENCE_S)
+    assert cluster.wait_leading(3) is master
+    assert led_count(slave) == led
+    check_whole(cluster, slave, bodies)

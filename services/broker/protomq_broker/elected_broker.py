@@ -14,7 +14,8 @@ does not take the new epoch. It stays a slave, and runs again when the disk has 
 A start may skip damaged parts of a log. Then this member follows nobody, and leads only as the last member of the in-sync set. When a
 replica has healed them, the store is opened again, with what follows from them. If the damage lies in what the master's log never had, no
 replica can heal it: then this log ends before that. The damage may reach into what was acknowledged. So the member leaves the set before.
-One that is to lead before that opens its store again first, if anything was healed: it must give no queue offset twice.
+One that is to lead before that opens its store again first, if anything was healed: it must give no queue offset twice. The same holds for
+what came back in place of the padding of `protomq log repair`; such a member is in sync meanwhile.
 
 A start may cut the end of the log, which looked like a torn write, and may have been acknowledged all the same. Then this member leads
 only if nobody in the in-sync set has more, until it has caught up again.
@@ -54,6 +55,7 @@ from .broker_process import BrokerProcess, with_ports_of
 from .config import BrokerConfig, EtcdConfig
 from .etcd_gateway import ANSWER_TIMEOUT_S, HttpEtcd
 from .failed_opens import FailedOpens
+from .healed_reopens import HealedReopens
 from .leadership_driver import LeadershipDriver
 from .store.errors import StoreError, StoreFailedError
 from .store.files.disk import Disk
@@ -126,6 +128,7 @@ class ElectedBroker:
         self._is_stopping = False
         self._other_looks = 0
         """How many looks in a row found the disk other than the election knows it."""
+        self._healed_reopens = HealedReopens()
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
         self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon, config.broker_id)
@@ -253,11 +256,12 @@ class ElectedBroker:
                 self._do_soon(LookForRoom())
 
     async def _is_healed(self, store: Store) -> bool:
-        """Whether a slave has all of its log again, and would know it after another start."""
-        if not self.leadership.is_damaged or self.leadership.role is not Role.FOLLOWING:
+        """Whether a slave has parts of its log again that it would know after another start, and is to make that start now."""
+        is_damaged = self.leadership.is_damaged
+        if self.leadership.role is not Role.FOLLOWING or not (is_damaged or store.has_healed_skipped_parts):
             return False
         try:
-            return await asyncio.to_thread(lambda: store.has_healed_what_was_skipped)
+            return await asyncio.to_thread(is_to_be_reopened, store, self._healed_reopens, boottime_ms())
         except (OSError, ValueError) as error:  # It cannot be read now, or is being closed.
             log.warning("whether the log of %s is whole again is not known: %s", self._config.broker_name, error)
             return False
@@ -492,6 +496,15 @@ def _has_skipped(store: Store) -> bool:
     except OSError as error:
         log.warning("parts of the log were skipped, and cannot be read: %s", error)
         return True
+
+
+def is_to_be_reopened(store: Store, reopens: HealedReopens, now_ms: int) -> bool:
+    """Whether a slave opens its store again now, since its log was healed. One on a full disk could not open it. Raises OSError."""
+    healed, is_whole = store.healed_skipped_ranges, store.has_healed_what_was_skipped
+    if not reopens.is_due(healed, is_whole=is_whole, now_ms=now_ms) or _lack_of_room(store, is_known=True):
+        return False
+    reopens.note_opening(now_ms)
+    return True
 
 
 def _has_skipped_more(store: Store, known: Collection[DamagedRange]) -> bool:

@@ -22,6 +22,7 @@ from protomq_broker.elected_broker import (
     new_name_wait_ms,
 )
 from protomq_broker.etcd_gateway import ANSWER_TIMEOUT_S
+from protomq_broker.healed_reopens import HealedReopens
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.log.agreement import LogPoint
 from protomq_broker.store.start.settings import make_folders
@@ -87,6 +88,7 @@ class Failing:
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
         broker._settings, broker._is_stopping = EtcdConfig(), False
+        broker._healed_reopens = HealedReopens()
         broker._tail = SimpleNamespace(  # type: ignore[assignment]
             doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut,
             settle_cut=lambda: self.done.append("forgets that it was cut"), settle=lambda: self.done.append("forgets its doubt"),
@@ -167,6 +169,9 @@ class Failing:
             skipped_ranges=["a range"] if self._is_damaged else [],
             has_healed_what_was_skipped=not self._is_damaged,
             has_healed_skipped_parts=False,
+            healed_skipped_ranges=(),
+            is_leading=False,
+            lack_of_room=lambda: "",
             lead=self._lead,
             check_room=self._check_room,
             close=lambda: self.done.append("closes its store"),
@@ -325,6 +330,35 @@ def test_a_slave_whose_log_is_healed_is_opened_again(monkeypatch: pytest.MonkeyP
     assert asked_at == 3, "not before it is healed"
 
 
+def is_healed(failing: Failing, store: Any) -> bool:
+    return asyncio.run(failing._broker._is_healed(store))
+
+
+def test_a_slave_of_a_repaired_log_is_opened_again_while_it_is_a_slave_when_its_messages_came_back() -> None:
+    """Else it would do so when it is elected, and nobody would take sends meanwhile."""
+    failing = Failing(Role.FOLLOWING, "")
+    store: Any = failing._broker.process.broker.store
+    assert not failing._broker.leadership.is_damaged
+    assert not is_healed(failing, store), "padding has come back as padding"
+    store.has_healed_skipped_parts, store.healed_skipped_ranges = True, ["a range"]
+    failing._broker.leadership.role = Role.OPENING  # type: ignore[misc]
+    assert not is_healed(failing, store)
+    failing._broker.leadership.role = Role.FOLLOWING  # type: ignore[misc]
+    assert is_healed(failing, store)
+    assert not is_healed(failing, store), "once is enough"
+
+
+def test_a_healed_slave_is_not_closed_while_its_disk_is_full() -> None:
+    failing = Failing(Role.FOLLOWING, "", leads_after=1)
+    store: Any = failing._broker.process.broker.store
+    store.has_healed_skipped_parts, store.healed_skipped_ranges = True, ["a range"]
+    assert not is_healed(failing, store)
+    failing._leads_after, store.lack_of_room = 0, lambda: "few bytes left"
+    assert not is_healed(failing, store)
+    store.lack_of_room = lambda: ""
+    assert is_healed(failing, store)
+
+
 class Unreadable:
     """The store of a member on a disk that cannot be read."""
 
@@ -335,6 +369,7 @@ class Unreadable:
         raise OSError(errno.EIO, "cannot be read")
 
     has_healed_what_was_skipped = skipped_ranges
+    healed_skipped_ranges = ()
 
 
 def cut_fork(failing: Failing, process: Any = None) -> list[str]:

@@ -616,7 +616,12 @@ class Store:
     @property
     def has_healed_skipped_parts(self) -> bool:
         """Whether the next start finds something that this one has skipped."""
-        return self._upkeep.log_healer.has_healed_skipped()
+        return bool(self.healed_skipped_ranges)
+
+    @property
+    def healed_skipped_ranges(self) -> Sequence[DamagedRange]:
+        """Parts of the log that this start has skipped, and that a replica has healed: the next start serves them."""
+        return self._upkeep.log_healer.healed_skipped_ranges()
 
     @property
     def healed_range_count(self) -> int:

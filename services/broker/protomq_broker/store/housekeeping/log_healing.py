@@ -116,9 +116,9 @@ class LogHealer:
         """The ranges in quarantine whose bytes are not healed."""
         return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
 
-    def has_healed_skipped(self) -> bool:
-        """Whether ranges of which the start had to skip a part are healed since, and wait for the next start."""
-        return not self._waiting.isdisjoint(self._quarantine.ranges)
+    def healed_skipped_ranges(self) -> list[DamagedRange]:
+        """The ranges of which the start had to skip a part that are healed since, and wait for the next start."""
+        return [damage for damage in self._quarantine.ranges if damage in self._waiting]
 
     def skipped_ranges(self) -> list[DamagedRange]:
         """The ranges in quarantine of which the start had to skip a part, healed since or not. What `log repair` has filled is not among
