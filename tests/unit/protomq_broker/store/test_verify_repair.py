@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,28 @@ def test_any_flipped_bit_of_a_consume_queue_is_found(bit: int) -> None:
     (finding,) = verify("/s", disk=disk)
     assert finding.kind is FindingKind.WRONG_ENTRY
     assert "offset 3" in finding.explanation
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 7, 9])
+def test_a_topic_that_was_made_again_between_two_others_of_its_messages_is_well(count: int) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    again = partial(make_request, topic="again")
+    store.topics.create(TopicConfig("again", 1, 1))
+    store.append([again([b"first"] * 4)])
+    while not SEGMENT < store.appended_position < SEGMENT + 500:
+        store.append([make_request([b"of another topic" * 10])])
+    # Both lives of the topic stand in this segment, and the first does not begin there.
+    store.append([again([b"more"] * 3)])
+    store.delete_topic("again")
+    store.topics.create(TopicConfig("again", 1, 1))
+    store.append([again([b"made again"] * count)])
+    store.close()
+    assert verify("/s", disk=disk) == []
+    disk.flip_bit(f"/s/consumequeue/again/0/{0:020d}", 20 * 8 * (count - 1) + 3)
+    (finding,) = verify("/s", disk=disk)
+    assert finding.kind is FindingKind.WRONG_ENTRY
+    assert f"offset {count - 1}" in finding.explanation
 
 
 def test_consume_queues_that_no_start_would_go_by_are_no_finding() -> None:
