@@ -20,6 +20,7 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs
+from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.backup import (
@@ -155,6 +156,25 @@ def test_what_is_restored_as_a_slave_leads_only_when_it_has_followed_or_was_elec
         slave.lead(store.epoch + 7)
     else:
         slave.note_role_taken()
+    slave.close()
+    assert open_at(disk, "/r").epoch > store.epoch
+    store.close()
+
+
+def test_what_is_restored_as_a_slave_is_tried_again_until_it_is_a_store_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk, is_slave=True)
+    slave = open_at(disk, "/r", follows=True)
+    disk.plan = lambda operation: Fault.EIO if operation.path.endswith(RESTORED_SLAVE_NAME) else None
+    slave.note_role_taken()
+    for _ in range(3):
+        slave._upkeep.keeper.turn()
+    assert caplog.text.count("housekeeping: writing notes failed and will be tried again") == 1
+    disk.plan = None
+    slave._upkeep.keeper.turn()
+    assert not disk.exists(f"/r/{RESTORED_SLAVE_NAME}")
     slave.close()
     assert open_at(disk, "/r").epoch > store.epoch
     store.close()
