@@ -456,6 +456,23 @@ def test_a_log_with_another_past_is_refused() -> None:
     assert log_in(disk, "/b") == before
 
 
+@pytest.mark.parametrize("before_end_bytes", [1, 10, SEAL_SIZE_BYTES, SEAL_SIZE_BYTES + 20])
+def test_damage_in_the_last_append_of_the_broker_is_not_another_past(before_end_bytes: int) -> None:
+    """Whoever is told that begins another backup, of a log that lacks what this one has."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    before = log_in(disk, "/b"), read_manifest("/b", disk=disk)
+    end = store.appended_position
+    # The CRC is another one, in any case.
+    for byte in {before_end_bytes, 1}:
+        disk.flip_bit(f"/s/commitlog/{end - end % SEGMENT:020d}", 8 * (end % SEGMENT - byte))
+    with pytest.raises(BackupError, match=rf"the last append of the log, which ends at {end}, is damaged") as raised:
+        back_up(OpenStore(store), "/b", disk=disk)
+    assert "past" not in str(raised.value)
+    assert (log_in(disk, "/b"), read_manifest("/b", disk=disk)) == before
+
+
 def test_damage_of_the_broker_ends_a_run_and_damage_of_a_backup_ends_a_restore() -> None:
     store = leader()
     disk = disk_of(store)
