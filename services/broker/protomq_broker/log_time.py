@@ -5,10 +5,9 @@ A slave takes its master's log time, which may set its own back. So a broker kee
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .store.timer.log_time import OFF_MIN_MS, HeardTime, LogClock
 
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from .log_time_file import LogTimeFile
 
 log = logging.getLogger("protomq.broker")
+
+COMPLAINT_INTERVAL_MS: Final = 60_000
+"""Between two warnings that a disk does not take log time."""
 
 
 class LogTime:
@@ -34,6 +36,8 @@ class LogTime:
         self._heard = HeardTime()
         self._lock = threading.Lock()
         self._is_off = False
+        self._is_unsaved = False
+        self._complaint_due_ms = clock.monotonic_ms()
 
     def now_ms(self) -> int:
         """Returns milliseconds since 1970, never less than before but where a master is followed. Logs one warning when the wall clock is
@@ -76,10 +80,26 @@ class LogTime:
             self.save()
 
     def save(self) -> None:
-        """Keeps log time for the next start. If the disk does not take it, an older note leads to the same time or an earlier one."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.save(self.now_ms(), self.own_ms())
+        """Keeps log time for the next start; housekeeping calls it several times a second. If the disk does not take it, the older note
+        leads to the same time, but for what was heard of a master since. Says so once a minute.
+        """
+        if self._file is None:
+            return
+        try:
+            self._file.save(self.now_ms(), self.own_ms())
+        except OSError as error:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms >= self._complaint_due_ms:
+                self._complaint_due_ms = now_ms + COMPLAINT_INTERVAL_MS
+                log.warning(
+                    "log time cannot be kept for the next start yet: %s. It is tried again. If this broker is killed before that, delays"
+                    " may be off by as much as its own clock and that of its last master differ", error,
+                )  # fmt: skip
+            self._is_unsaved = True
+            return
+        if self._is_unsaved:
+            self._is_unsaved = False
+            log.warning("log time is kept for the next start again")
 
     @property
     def offset_ms(self) -> int:

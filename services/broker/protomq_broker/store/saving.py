@@ -83,6 +83,8 @@ class Saver:
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
         if self._flusher.flush() < durable_position:
             return
+        # Behind the checkpoint, the next start looks for no repair in the log.
+        self._quarantine.save_again()
         for snapshot in snapshots:
             snapshot.save(tail.position)
         self._leadership.keep_epochs()  # before the walk of the next start begins behind them

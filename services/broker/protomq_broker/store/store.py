@@ -180,6 +180,7 @@ class Store:
         None: nobody.
         """
         self._files = files
+        self._is_restored_note_over = False
         self._disk = files.disk
         self._folder = files.folder
         self._queues, self._index, self._repeated = files.queues, files.index, files.repeated
@@ -424,6 +425,7 @@ class Store:
             on_writer=self._on_writer,
             keep_from_position=self._keep_from,
             keep_time=self._keep_time,
+            write_notes=self._write_notes,
         )
         # Not on the writer thread.
         self.checkpoint = saver.checkpoint
@@ -497,12 +499,17 @@ class Store:
 
     def note_role_taken(self) -> None:
         """Notes that the store follows a master whose log agrees with it, or was given an epoch to lead in. From now on a restored slave is
-        as any other store. If the disk does not take that, the next session notes it.
+        as any other store. If the disk does not take that, housekeeping tries it again, and says so.
         """
+        self._is_restored_note_over = True
+        with suppress(OSError):
+            self._remove_restored_note()
+
+    def _remove_restored_note(self) -> None:
         path = f"{self.root}/{RESTORED_SLAVE_NAME}"
         if self._disk.exists(path):
-            with suppress(OSError):
-                remove_file(self._disk, path)
+            remove_file(self._disk, path)
+        self._is_restored_note_over = False
 
     def forget_listeners(self) -> None:
         """Whoever has served this store serves it no more: nobody is told anything, and nothing is kept for anybody.
@@ -773,6 +780,11 @@ class Store:
 
     def _keep_time(self) -> None:
         self.on_housekeeping()
+
+    def _write_notes(self) -> None:
+        self._quarantine.save_again()
+        if self._is_restored_note_over:
+            self._remove_restored_note()
 
     def _keep_from(self) -> int | None:
         return self.keep_from_position()

@@ -42,8 +42,9 @@ class Upkeep:
         on_writer: Callable[[Callable[[], None]], None],
         keep_from_position: Callable[[], int | None],
         keep_time: Callable[[], None],
+        write_notes: Callable[[], None],
     ) -> None:
-        """Connects the parts; no thread runs yet. `keep_from_position`, `keep_time`: as in `StoreActions`."""
+        """Connects the parts; no thread runs yet. `keep_from_position`, `keep_time`, `write_notes`: as in `StoreActions`."""
         commit_log, positions, flusher, refusals, start, quarantine, checked, reader = open_log
         self._log = commit_log
         self._positions = positions
@@ -95,6 +96,7 @@ class Upkeep:
                 refusals.look_for_space,
                 saver.fail_lost,
                 keep_time,
+                write_notes,
             ),
         )
         self._flush_thread = BackgroundThread(

@@ -20,6 +20,7 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs
+from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.backup import (
@@ -155,6 +156,25 @@ def test_what_is_restored_as_a_slave_leads_only_when_it_has_followed_or_was_elec
         slave.lead(store.epoch + 7)
     else:
         slave.note_role_taken()
+    slave.close()
+    assert open_at(disk, "/r").epoch > store.epoch
+    store.close()
+
+
+def test_what_is_restored_as_a_slave_is_tried_again_until_it_is_a_store_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk, is_slave=True)
+    slave = open_at(disk, "/r", follows=True)
+    disk.plan = lambda operation: Fault.EIO if operation.path.endswith(RESTORED_SLAVE_NAME) else None
+    slave.note_role_taken()
+    for _ in range(3):
+        slave._upkeep.keeper.turn()
+    assert caplog.text.count("housekeeping: writing notes failed and will be tried again") == 1
+    disk.plan = None
+    slave._upkeep.keeper.turn()
+    assert not disk.exists(f"/r/{RESTORED_SLAVE_NAME}")
     slave.close()
     assert open_at(disk, "/r").epoch > store.epoch
     store.close()
@@ -434,6 +454,23 @@ def test_a_log_with_another_past_is_refused() -> None:
     with pytest.raises(BackupError, match="another past"):
         back_up(OpenStore(other), "/b", disk=disk)
     assert log_in(disk, "/b") == before
+
+
+@pytest.mark.parametrize("before_end_bytes", [1, 10, SEAL_SIZE_BYTES, SEAL_SIZE_BYTES + 20])
+def test_damage_in_the_last_append_of_the_broker_is_not_another_past(before_end_bytes: int) -> None:
+    """Whoever is told that begins another backup, of a log that lacks what this one has."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    before = log_in(disk, "/b"), read_manifest("/b", disk=disk)
+    end = store.appended_position
+    # The CRC is another one, in any case.
+    for byte in {before_end_bytes, 1}:
+        disk.flip_bit(f"/s/commitlog/{end - end % SEGMENT:020d}", 8 * (end % SEGMENT - byte))
+    with pytest.raises(BackupError, match=rf"the last append of the log, which ends at {end}, is damaged") as raised:
+        back_up(OpenStore(store), "/b", disk=disk)
+    assert "past" not in str(raised.value)
+    assert (log_in(disk, "/b"), read_manifest("/b", disk=disk)) == before
 
 
 def test_damage_of_the_broker_ends_a_run_and_damage_of_a_backup_ends_a_restore() -> None:

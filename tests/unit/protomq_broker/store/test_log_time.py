@@ -20,7 +20,7 @@ from protomq_broker.store.timer.log_time import (
     KeptTime,
     LogClock,
 )
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock
 
@@ -190,6 +190,27 @@ def test_who_is_opened_again_soon_after_it_has_begun_to_follow_goes_on_with_what
     slave.follow(machine.right_ms)
     master = machine.start()
     assert master.now_ms() == machine.right_ms
+
+
+def test_a_disk_that_does_not_take_log_time_is_said_once_a_minute_until_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(wall_ms=HOUR_MS)
+    slave = machine.start()
+    slave.save()
+    machine.disk.plan = lambda operation: Fault.ENOSPC
+    slave.follow(machine.right_ms)
+    assert caplog.text.count("log time cannot be kept for the next start yet") == 1
+    for _ in range(59):
+        machine.clock.time_ms += 1_000
+        slave.save()
+    assert caplog.text.count("log time cannot be kept") == 1
+    machine.clock.time_ms += 1_000
+    slave.save()
+    assert caplog.text.count("log time cannot be kept") == 2
+    machine.disk.plan = None
+    slave.save()
+    slave.save()
+    assert caplog.text.count("log time is kept for the next start again") == 1
+    assert machine.start().now_ms() == slave.now_ms()
 
 
 def test_a_file_of_an_earlier_version_has_log_time_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq_broker.store import following
 from protomq_broker.store.errors import CorruptLogError, HealingRefusedError
-from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.log.recovery import DamagedRange, read_quarantine
 from protomq_broker.store.queues.queue_ends import QueueEnd
 from protomq_broker.store.queues.repaired import encode_note
 from protomq_broker.store.state.machine import replay_states
@@ -21,7 +21,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.tools import repair as repair_tool
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, LostMessages, verify
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all
@@ -272,6 +272,30 @@ def test_padding_that_was_damaged_after_somebody_read_there_is_healed() -> None:
     assert log_of(disk, damage.start_position, damage.end_position) == padding
     assert leader.damaged_ranges == [damage]
     assert error_at(leader, 4).next_offset == 5
+
+
+@pytest.mark.parametrize("when", ["turn", "checkpoint"])
+def test_what_a_full_disk_did_not_note_of_a_repair_is_noted_later(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    leader, damage = repaired_leader()
+    follower = open_store(SimDisk(), follows=True)
+    disk = disk_of(follower)
+    disk.plan = lambda operation: Fault.ENOSPC if "quarantine.json" in operation.path else None
+    follow(leader, follower)
+    assert "what is in quarantine cannot be noted for the next start yet" in caplog.text
+    assert follower.damaged_ranges == [damage], "readers are told"
+    note = read_quarantine(disk, "/s/config/quarantine.json")
+    assert note == []
+    follower._upkeep.keeper.turn()
+    with pytest.raises(OSError, match="No space"):
+        follower.checkpoint()
+    disk.plan = None
+    (follower._upkeep.keeper.turn if when == "turn" else follower.checkpoint)()
+    assert read_quarantine(disk, "/s/config/quarantine.json") == [damage]
+    assert "the disk takes it again" in caplog.text
+    again = open_store(disk.killed(), follows=True)
+    assert again.damaged_ranges == [damage]
+    again.positions.note_replicated(leader.readable_position)
+    assert error_at(again, 4).next_offset == 5
 
 
 def test_messages_heal_a_replica_that_got_padding_and_the_next_start_serves_them() -> None:

@@ -69,6 +69,7 @@ class StoreActions(NamedTuple):
         look_for_space: checks whether a disk that was full has space again.
         fail: stops all writes for good, with a reason.
         keep_time: keeps the broker's clock for the next start.
+        write_notes: writes the notes beside the log that the disk did not take.
     """
 
     checkpoint: Callable[[], None]
@@ -81,6 +82,7 @@ class StoreActions(NamedTuple):
     look_for_space: Callable[[], None]
     fail: Callable[[str], None]
     keep_time: Callable[[], None]
+    write_notes: Callable[[], None]
 
 
 class Housekeeper:
@@ -135,6 +137,7 @@ class Housekeeper:
         duties: Mapping[str, Callable[[int], None]] = {
             "looking for the log's file": lambda _: self._look_for_loss(),
             "keeping the time": lambda _: self._actions.keep_time(),
+            "writing notes": lambda _: self._actions.write_notes(),
             "looking for space": lambda _: self._actions.look_for_space(),
             "preparing a segment": lambda _: self._prepare_segment(),
             "the checkpoint": self._checkpoint,

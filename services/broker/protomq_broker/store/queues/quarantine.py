@@ -58,6 +58,8 @@ class Quarantine:
         self._sync_to = sync_to
         self._lock = threading.Lock()
         self._repaired: dict[DamagedRange, bool] = {}
+        self._is_unsaved = False
+        self._unsaved_ends: list[QueueEnd] = []
         for damage in ranges:
             if warning := self._warning_of(damage):
                 log.warning(
@@ -81,8 +83,7 @@ class Quarantine:
                 self._warning_of(damage),
             )
             self.ranges = merged_ranges([*known, damage])
-            self._keep_ends([damage])
-            write_quarantine(self._disk, self._path, self.ranges)
+            self._save([damage])
 
     def add_repaired(self, repaired: RepairedRange) -> None:
         """The leader's log has padding where a repair has taken something out. Its messages are lost here too, and readers are told."""
@@ -96,8 +97,7 @@ class Quarantine:
                 " error", damage.start_position, damage.end_position, damage.reason,
             )  # fmt: skip
             self.ranges = merged_ranges([*self.ranges, damage])
-            self._keep_ends([damage], repaired.ends)
-            write_quarantine(self._disk, self._path, self.ranges)
+            self._save([damage], repaired.ends)
 
     def has_messages(self, damage: DamagedRange) -> bool:
         """Whether messages stood in a range, as far as queues know."""
@@ -122,8 +122,7 @@ class Quarantine:
             lost = [each.damage for each in repaired]
             others = [known for known in self.ranges if known != damage]
             self.ranges = merged_ranges([*others, *lost])
-            self._keep_ends(lost, [end for each in repaired for end in each.ends])
-            write_quarantine(self._disk, self._path, self.ranges)
+            self._save(lost, [end for each in repaired for end in each.ends])
 
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
@@ -132,13 +131,30 @@ class Quarantine:
             kept = [damage for damage in self.ranges if damage.end_position > position]
             if len(kept) < len(self.ranges):
                 self.ranges = kept
-                self._keep_ends([])
+                self._save([])
 
-    def _keep_ends(self, found: Sequence[DamagedRange], told: Sequence[QueueEnd] = ()) -> None:
-        """Remembers beside the log how far the queues went in it: their files may be deleted, and the log no longer has it."""
-        folder = self._path.rpartition("/")[0]
-        ends = [*ends_in(self._queues.all(), found), *told]
-        keep_ends_of_damage(self._disk, folder, self.ranges, ends)
+    def save_again(self) -> None:
+        """Writes what the disk did not take before. Raises OSError."""
+        with self._lock:
+            if self._is_unsaved:
+                self._write()
+                log.warning("what is in quarantine is noted: the disk takes it again")
+
+    def _save(self, found: Sequence[DamagedRange], told: Sequence[QueueEnd] = ()) -> None:
+        """Remembers the ranges beside the log, and how far the queues went in these. Their files may be deleted, and the log no longer has
+        it. What the disk does not take now, `save_again` writes.
+        """
+        self._unsaved_ends += [*ends_in(self._queues.all(), found), *told]
+        self._is_unsaved = True
+        try:
+            self._write()
+        except OSError as error:
+            log.error("what is in quarantine cannot be noted for the next start yet: %s. It is tried again", error)
+
+    def _write(self) -> None:
+        keep_ends_of_damage(self._disk, self._path.rpartition("/")[0], self.ranges, self._unsaved_ends)
+        write_quarantine(self._disk, self._path, self.ranges)
+        self._is_unsaved, self._unsaved_ends = False, []
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""

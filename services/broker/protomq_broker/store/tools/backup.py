@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from protomq.wire.log_walk import Seal
+from protomq.wire.log_walk import Seal, decode_seal, walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
@@ -64,6 +64,7 @@ from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from .offline import open_offline
 
 PART_SIZE_BYTES: Final = 4 << 20
+CRC_SIZE_BYTES: Final = 4
 RESTORED_EPOCHS: Final = 1_000
 """By how much the epoch of a restored store is above those of its log: each start of the broker since then has begun one."""
 _NO_LINKS: Final = frozenset(
@@ -181,6 +182,11 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     f"part of it{of_another}. Begin another backup in another folder, and keep this one"
                 )
             if look.end_position == manifest.end.position and not _ends_alike(source, manifest.end):
+                if not _ends_sound(source, look):
+                    raise BackupError(
+                        f"the last append of the log, which ends at {look.end_position}, is damaged (`protomq log verify` where its files "
+                        f"are). {root} may have all of the log: keep it"
+                    )
                 raise BackupError(
                     f"{root} and the broker's log end at {look.end_position}, each with another append. The log has another past than the "
                     "copy, or is that of another broker: copy it into another folder"
@@ -373,6 +379,23 @@ def _ends_alike(source: LogSource, end: LogPoint) -> bool:
     seal = source.read(end.position - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
     # Retention may have deleted it.
     return len(seal) < SEAL_SIZE_BYTES or int.from_bytes(seal[-4:], "little") == end.crc32c
+
+
+def _ends_sound(source: LogSource, look: SourceLook) -> bool:
+    """Whether the last append of a log holds, as far as the log has what stands before it."""
+    end = look.end_position
+    seal = decode_seal(source.read(end - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    if seal is None or seal.end_position != end or not end - look.segment_size_bytes <= seal.start_position < end:
+        return False
+    start, append = seal.start_position, b""
+    while start + len(append) < end:
+        part = source.read(start + len(append), end - start - len(append))
+        if not part:
+            return False
+        append += part
+    before = source.read(start - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if start else bytes(CRC_SIZE_BYTES)
+    previous_crc32c = int.from_bytes(before, "little") if before else None
+    return walk_appends(append, start, previous_crc32c).size_bytes == len(append)
 
 
 def _is_free(disk: Disk, root: str) -> bool:
