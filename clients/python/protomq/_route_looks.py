@@ -42,10 +42,12 @@ class RouteLooks:
         self._is_told = False
         self._heard_s: dict[str, float] = {}
         """When topics are to be looked up because of what brokers said."""
+        self._first_heard_s = float("inf")
+        """The first of these times: each poll asks."""
 
     def due_in_s(self, now_s: float) -> float:
         """Until there is something to look up, or to see."""
-        return max(min(self._next_s, self._answer_s, min(self._heard_s.values(), default=float("inf"))) - now_s, 0.0)
+        return max(min(self._next_s, self._answer_s, self._first_heard_s) - now_s, 0.0)
 
     def follow(self, is_told: bool, now_s: float) -> None:
         """Takes whether brokers report changes now. Where they have just ceased to, there is a look soon."""
@@ -58,12 +60,16 @@ class RouteLooks:
         for topic in topics:
             due_s = now_s + spread_s * self._rng.random()
             self._heard_s[topic] = min(due_s, self._heard_s.get(topic, due_s))
+            self._first_heard_s = min(self._first_heard_s, due_s)
 
     def take_heard(self, now_s: float) -> list[str]:
         """Topics of these that are to be looked up now."""
+        if now_s < self._first_heard_s:
+            return []
         due = [topic for topic, due_s in self._heard_s.items() if due_s <= now_s]
         for topic in due:
             del self._heard_s[topic]
+        self._first_heard_s = min(self._heard_s.values(), default=float("inf"))
         return due
 
     def begun(self, now_s: float) -> None:

@@ -306,7 +306,8 @@ class TopicQueueCount(_message.Message):
     """Queues that can be read at this broker."""
     route_changes: _builtins.int
     """How often other brokers have changed the topic's route, as far as this start of the broker has heard. Another number than in the answer before:
-    the caller looks the route up.
+    the caller looks the route up. So it does after the first answer of a start, unless another broker that has the topic has told it all along:
+    nobody could say what had changed before.
     """
     def __init__(
         self,

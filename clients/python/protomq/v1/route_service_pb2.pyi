@@ -327,7 +327,7 @@ class HoldRegistrationResponse(_message.Message):
     @_builtins.property
     def changed_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topics of this broker that other brokers have got, have lost, or have in another way since the answer before. There may be more: they come with
-        the next answer, at once.
+        the next answer, at once. Only the call that the broker made last is told: an earlier one may be of a connection that has died silently.
         """
 
     def __init__(
