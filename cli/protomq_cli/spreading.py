@@ -77,7 +77,9 @@ def spread_to(
         raise CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", f"no other broker has the topic {unknown[0]}")
     _check_filters(admin, broker, missing)
     for group in missing.take(admin.list_group_settings):
-        missing.take(partial(admin.set_group, group))
+        settings = missing.take(partial(admin.get_group, group))
+        # As they are, and by that at all brokers.
+        missing.take(partial(admin.set_group, group, orderly=settings.orderly))
     groups = missing.take(admin.list_groups)
     # One that has left meanwhile may have known of groups.
     missing.raise_first(broker)

@@ -98,6 +98,7 @@ def test_who_creates_a_topic_where_only_others_have_it_is_told_how_its_groups_mi
                 assert run("topic", "create", "t", "-q", "1", "-b", "b", namesrv=namesrv).stderr == "", "it has no groups"
                 run("topic", "delete", "t", "--yes", "-b", "b", namesrv=namesrv)
                 run("group", "commit", "g", "t", "-O", "end", namesrv=namesrv)
+                run("group", "set", "g", "--retries", "3", "-b", "a", namesrv=namesrv)
                 (told,) = run("topic", "create", "t", "-q", "1", namesrv=namesrv).stderr.splitlines()
                 assert "topic t is new at b" in told
                 assert "they miss what comes before: g." in told
