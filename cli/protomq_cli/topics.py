@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from protomq.wire.topics import QUEUES_MAX
 from protomq_cli.asking import ask_to_delete
-from protomq_cli.connection import open_admin
+from protomq_cli.connection import open_admin, open_calls
 from protomq_cli.message_text import time_text
 from protomq_cli.options import (
     DEFAULT_TIMEOUT_S,
@@ -47,6 +48,7 @@ class TopicTypeName(StrEnum):
     MIXED = "mixed"
 
 
+GROUPS_NAMED_MAX: Final = 10
 _COLUMNS = ("topic", "broker", "write_queues", "read_queues", "permission", "type")
 _QUEUE_COLUMNS = (
     "topic",
@@ -120,10 +122,14 @@ def create(
     --queues first and give --read-queues as before; wait until consumers
     have read the queues that go; then lower --read-queues. What groups have
     not consumed there is told; it can be read again with more read queues.
+
+    Where a broker gets a topic that others have, `cluster spread` says where
+    its groups begin. This command names them, and does not.
     """
     from protomq import Permission, TopicType
 
     missing = Missing()
+    had = _brokers_that_have(topic, namesrv, timeout)
     with warnings.catch_warnings(record=True) as told, open_admin(namesrv, timeout) as admin:
         warnings.simplefilter("always", RuntimeWarning)
         made = missing.take(
@@ -137,9 +143,35 @@ def create(
                 brokers=None if broker is None else [broker],
             )
         )
+        new = sorted(made.keys() - had) if had else []
+        groups = [group.name for group in missing.take(lambda: admin.list_groups(topic))] if new else []
     sys.stderr.writelines(f"protomq: {each.message}\n" for each in told)
+    sys.stderr.writelines(_told_of_groups(topic, name, groups) for name in new if groups)
     print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
     missing.check()
+
+
+def _brokers_that_have(topic: str, namesrv: str | None, timeout_s: float) -> set[str]:
+    """As a name server knows."""
+    from protomq.errors import TopicNotFoundError
+
+    with open_calls(namesrv, "auto") as calls:
+        calls.timeout_s = timeout_s
+        try:
+            route = calls.route(topic)
+        except TopicNotFoundError:
+            return set()
+    return set() if route.auto_create else {queue.broker_name for queue in (*route.read_queues, *route.write_queues)}
+
+
+def _told_of_groups(topic: str, broker: str, groups: Sequence[str]) -> str:
+    """Where groups begin at a broker that is new for their topic."""
+    names = ", ".join((*groups[:GROUPS_NAMED_MAX], "…") if len(groups) > GROUPS_NAMED_MAX else groups)
+    return (
+        f"protomq: topic {topic} is new at {broker}, and others have it. Groups that consume it begin there when a member runs; with"
+        f' begin "latest" they miss what comes before: {names}. `protomq cluster spread {broker} --topic {topic}` has them begin at the'
+        " first message\n"
+    )
 
 
 def describe(

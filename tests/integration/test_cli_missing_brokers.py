@@ -88,6 +88,27 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
         assert "stop it first" in run("cluster", "forget", "a", namesrv=namesrv, code=6).stderr
 
 
+def test_who_creates_a_topic_where_only_others_have_it_is_told_how_its_groups_miss_nothing(tmp_path: Path) -> None:
+    with running_namesrv() as server:
+        namesrv = str(server.remoting)
+        with _broker(tmp_path, "a", namesrv):
+            assert run("topic", "create", "t", "-q", "1", namesrv=namesrv).stderr == "", "nobody has it"
+            run("send", "t", "first", namesrv=namesrv)
+            with _broker(tmp_path, "b", namesrv):
+                assert run("topic", "create", "t", "-q", "1", "-b", "b", namesrv=namesrv).stderr == "", "it has no groups"
+                run("topic", "delete", "t", "--yes", "-b", "b", namesrv=namesrv)
+                run("group", "commit", "g", "t", "-O", "end", namesrv=namesrv)
+                run("group", "set", "g", "--retries", "3", "-b", "a", namesrv=namesrv)
+                (told,) = run("topic", "create", "t", "-q", "1", namesrv=namesrv).stderr.splitlines()
+                assert "topic t is new at b" in told
+                assert "they miss what comes before: g." in told
+                run("send", "t", "second", "-b", "b", namesrv=namesrv)
+                run(*re.findall("`protomq (.*)`", told)[0].split(), namesrv=namesrv)
+                rows = jsonl(run("group", "lag", "g", "-o", "jsonl", namesrv=namesrv))
+                assert [row["lag"] for row in rows if row["broker"] == "b"] == [1]
+                assert run("topic", "create", "t", "-q", "1", namesrv=namesrv).stderr == ""
+
+
 def test_a_missing_broker_that_is_back_is_missed_no_more(tmp_path: Path) -> None:
     with running_namesrv() as server:
         namesrv = str(server.remoting)

@@ -334,8 +334,11 @@ def test_what_was_received_can_be_settled_though_its_topic_may_not_be_read_any_m
             assert member.nack(some[1], error="not now") == []
             assert member.change_invisible(some[2], 30) == []
         pulls.commit()
+        assert [back.dead_letter for back in pulls.send_back(pulled[:1], dead_letter=True)] == [True]
         with pytest.raises(NotPermittedError):
             of_new_route.receive(topic)
+        with PullConsumer("pulls", namesrv=broker.namesrv, transport=transport) as with_new_route:
+            assert len(with_new_route.send_back(pulled[1:])) == 5
         admin.create_topic(topic, write_queues=1, update=True, permission=Permission.READ_WRITE)
 
         again: list[Message] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protomq import AsyncPullConsumer, Message, MessageQueue, Producer, PullConsumer
+from protomq import Admin, AsyncPullConsumer, Message, MessageQueue, Producer, PullConsumer
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
 
@@ -66,6 +66,29 @@ def test_a_queue_that_is_paused_gives_nothing_until_it_is_resumed(
             consumer.pause([MessageQueue(protomq_topic, "other", 0)])
 
     play("", scenario)
+
+
+def test_what_a_reset_has_skipped_while_a_queue_was_paused_is_not_returned(
+    play: Any, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    first, second = fill(protomq_producer, protomq_topic, 5)
+    group = f"group-{protomq_topic}"
+
+    async def scenario(consumer: Any, wait: Any) -> None:
+        await wait(consumer.assign([first, second]))
+        consumer.pause([first])
+        seen: list[Message] = []
+        while len(seen) < 5 or not consumer._state._queues[first].waiting:
+            seen += await wait(consumer.poll(0.1))
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            await asyncio.to_thread(admin.reset_offsets, group, protomq_topic, "latest")
+        consumer.resume([first])
+        protomq_producer.send(protomq_topic, b"last", queue=first)
+        while b"last" not in [message.body for message in seen]:
+            seen += await wait(consumer.poll(5))
+        assert [message.body for message in seen if message.queue == first] == [b"last"]
+
+    play(group, scenario, auto_commit=False)
 
 
 def test_a_scheduled_pull_gets_queues_one_by_one_after_their_delays_and_what_failed_again(

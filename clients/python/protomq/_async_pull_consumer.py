@@ -239,7 +239,7 @@ class AsyncPullConsumer(ConsumerBase):
         try:
             while not self._closed:
                 now_s = time.monotonic()
-                self._state.hold_back(schedule.not_due(self._state.queues, now_s))
+                self._state.hold_back(schedule.not_due(self._state.queues, now_s), now_s)
                 messages = await self._poll_for(
                     schedule.next_due_in_s(now_s), max_messages, one_queue=True
                 )
@@ -259,7 +259,7 @@ class AsyncPullConsumer(ConsumerBase):
             if not self._closed:
                 raise
         finally:
-            self._state.hold_back(())
+            self._state.hold_back((), time.monotonic())
 
     async def reply(
         self,

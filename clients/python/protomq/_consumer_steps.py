@@ -407,7 +407,7 @@ class ConsumerSteps:
             return False
         if not self._route_looks.due_in_s(now_s):
             return False
-        if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
+        if self.state.doubted or now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
         for topic, route in self.subscriptions.items():  # noqa: SIM110  # As `all` of a generator it is twice as slow.
             if cached(topic) is not route:
@@ -419,6 +419,11 @@ class ConsumerSteps:
         now_s = self.clock()
         if self._share is not None:
             yield from self._give_up_lost(self._share)
+        if doubted := self.state.doubted:
+            try:
+                yield from self.follow_resets(doubted)
+            finally:
+                self.state.believe(doubted)
         if self.options.auto_commits and now_s >= self._next_commit_s and not self._committing_count:
             self._next_commit_s = now_s + self.options.auto_commit_interval_s
             yield from self._commit_now("in poll", IN_POLL)
@@ -498,8 +503,10 @@ class ConsumerSteps:
     def group_due_in_s(self, now_s: float) -> float:
         """Until `before_poll` may have something to do that comes before the next message: 0 if it has now.
 
-        Queues to take or to give away, routes, the settings of the group, a start to commit.
+        Queues to take or to give away, routes, the settings of the group, a start to commit, a queue that goes on after a pause.
         """
+        if self.state.doubted:
+            return 0.0
         due_in_s = self._route_looks.due_in_s(now_s) if self.subscriptions else float("inf")
         if self._group_looks is not None:
             return min(due_in_s, self._group_looks.due_in_s(now_s))
@@ -830,12 +837,13 @@ class ConsumerSteps:
 
     # -- commits ---------------------------------------------------------------------------------------------------------
 
-    def follow_resets(self) -> Steps[None]:
-        """Asks whether the group's offsets were reset. Pulls and commits say it, too, but may not have been made lately.
+    def follow_resets(self, of: Collection[MessageQueue] | None = None) -> Steps[None]:
+        """Asks whether the offsets were reset, in these queues or in all. Pulls and commits say it, but may not have been made lately.
 
         Of a broker that does not answer they say it later.
         """
-        before = {queue: self.state.reset_epoch(queue) for queue in self.state.queues if self.options.group}
+        queues = self.state.queues if of is None else of
+        before = {queue: self.state.reset_epoch(queue) for queue in queues if self.options.group}
         silent: set[str] = set()
         for (topic, broker_name), members in by_broker(queue for queue, epoch in before.items() if epoch is not None).items():
             if broker_name in silent:

@@ -275,7 +275,7 @@ class PullConsumer(ConsumerBase):
             while not self._closed:
                 now_s = time.monotonic()
                 with self._own_lock():
-                    self._state.hold_back(schedule.not_due(self._state.queues, now_s))
+                    self._state.hold_back(schedule.not_due(self._state.queues, now_s), now_s)
                 messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
                 if not messages:
                     continue
@@ -293,7 +293,7 @@ class PullConsumer(ConsumerBase):
                 raise
         finally:
             with self._own_lock():
-                self._state.hold_back(())
+                self._state.hold_back((), time.monotonic())
 
     def _give_back(self, messages: Sequence[Message]) -> None:
         with self._own_lock():
@@ -366,7 +366,10 @@ class PullConsumer(ConsumerBase):
             self._state.pause(wanted)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Goes on with paused queues where they stopped. Raises ConfigurationError if a queue is not assigned."""
+        """Goes on with paused queues where they stopped. The next `poll` asks first whether the group's offset was reset meanwhile.
+
+        Raises ConfigurationError if a queue is not assigned.
+        """
         wanted = checked_queues(queues)
         with self._own_lock():
             self._check_open()

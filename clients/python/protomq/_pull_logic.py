@@ -12,7 +12,8 @@ Rules:
   there. So the broker holds it while the user works, and memory is bounded.
 - A driver that can leave answers in the kernel's buffers reads no more than there is room for (`room_bytes`). Bytes that are
   read long before their use leave the CPU's caches, and need memory that the kernel has to clear first.
-- A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others.
+- A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others. It is not
+  pulled meanwhile, so a reset of the group's offset is not heard of. When it is to go on, brokers are asked first (`doubted`, `believe`).
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only. The
   driver hears of a pull that is dropped so (`on_dropped`), and gives it up: the broker is to hold it no longer.
 - Over the remoting port a master holds pulls of subscribed topics for up to a minute. Else a thousand consumers at rest, of 16 queues each,
@@ -91,6 +92,8 @@ SLAVE_PAUSE_S: Final = 60.0
 QUIET_HOLD_FACTOR: Final = 8
 QUIET_HOLD_MAX_MS: Final = 120_000
 """A broker of version 1.0 holds for a minute then."""
+DOUBT_AFTER_S: Final = 1.0
+"""A queue that a schedule has held back for less goes on with what waits, as one that is polled slowly does."""
 READ_PAUSE_MAX_S: Final = 15.0
 """After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""
 
@@ -169,6 +172,7 @@ class _Queue:
     is_gone: bool = False  # The topic was deleted, and made again or not.
     is_held: bool = False  # Nothing of it is handed out.
     is_paused: bool = False  # By the program: then it is held, too.
+    held_since_s: float = math.inf  # By a schedule.
     pull_offset: int = 0
     in_flight: bool = False
     asked_s: float = math.inf
@@ -205,6 +209,8 @@ class PullState:
         self._line: deque[MessageQueue] = deque()
         self._handed_out: list[_Queue] = []  # By the last `take`.
         self._held: frozenset[MessageQueue] = frozenset()
+        self.doubted: frozenset[MessageQueue] = frozenset()
+        """Queues that are held until it is known whether the group's offset was reset meanwhile: what waits would be skipped then."""
         self._waiting_bytes = 0
         self._answered_at_s = 0.0
         self._rng = rng or random.Random()
@@ -245,7 +251,7 @@ class PullState:
                 if queue in self._parked
                 else _Queue(next(self._generations))
             )
-            state.is_held = queue in self._held or state.is_paused
+            state.is_held = self._is_to_be_held(queue, state)
         for queue in wanted:
             wanted_tags = tags.get(queue.topic, ())
             wanted_filter = filters.get(queue.topic, NO_FILTER)
@@ -644,22 +650,37 @@ class PullState:
             state.safe_position = state.position
         self._handed_out.clear()
 
-    def hold_back(self, queues: Collection[MessageQueue]) -> None:
-        """Of these queues nothing is handed out, until this is called without them."""
+    def hold_back(self, queues: Collection[MessageQueue], now_s: float = math.inf) -> None:
+        """Of these queues nothing is handed out, until this is called without them. `now_s`: inf if the caller asks for resets itself."""
         held = frozenset(queues)
         if held == self._held:
             return
         changed, self._held = held ^ self._held, held
         for queue in changed:
             state = self._queues.get(queue)
-            if state is not None:
-                self._hold(queue, state, queue in held or state.is_paused)
+            if state is None:
+                continue
+            if queue in held:
+                state.held_since_s = now_s
+            elif now_s < math.inf and now_s - state.held_since_s >= DOUBT_AFTER_S:
+                self._doubt(queue, state)
+            self._hold(queue, state)
 
     def pause(self, queues: Iterable[MessageQueue], *, is_paused: bool = True) -> None:
         """Of these queues nothing is handed out, or again. Raises ConfigurationError, and changes nothing, where one is not assigned."""
         for queue, state in [(queue, self._state(queue)) for queue in queues]:
+            if state.is_paused and not is_paused:
+                self._doubt(queue, state)
             state.is_paused = is_paused
-            self._hold(queue, state, is_paused or queue in self._held)
+            self._hold(queue, state)
+
+    def believe(self, queues: Iterable[MessageQueue]) -> None:
+        """What waits of these queues is handed out: it is known whether their offsets were reset, or nobody says."""
+        self.doubted = self.doubted.difference(queues)
+        for queue in queues:
+            state = self._queues.get(queue)
+            if state is not None:
+                self._hold(queue, state)
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
@@ -769,8 +790,17 @@ class PullState:
 
     # --------------------------------------------------------------------------------------------------------------------
 
-    def _hold(self, queue: MessageQueue, state: _Queue, is_held: bool) -> None:
+    def _is_to_be_held(self, queue: MessageQueue, state: _Queue) -> bool:
+        return queue in self._held or state.is_paused or queue in self.doubted
+
+    def _doubt(self, queue: MessageQueue, state: _Queue) -> None:
+        """It is to go on with what has waited for long. Where nothing waits, the pull under way reports a reset."""
+        if state.waiting and state.reset_epoch is not None:
+            self.doubted |= {queue}
+
+    def _hold(self, queue: MessageQueue, state: _Queue) -> None:
         """What waits of a queue that is held is in no line, and counts for no bound: it is one answer at most."""
+        is_held = self._is_to_be_held(queue, state)
         if is_held == state.is_held:
             return
         state.is_held = is_held

@@ -57,6 +57,7 @@ class Brokers:
         self.committed: dict[MessageQueue, int] = {}
         self.incarnation = 7
         self.suggested_broker_id = 0
+        self.reset_epoch = 0
         world.answers |= {
             GET_OFFSETS: self._get_offsets,
             GET_QUEUE_RANGE: self._get_range,
@@ -68,7 +69,7 @@ class Brokers:
     def _get_offsets(self, server: str, request: bytes) -> bytes:
         asked = pb.GetOffsetsRequest.FromString(request)
         found = [
-            pb.QueueOffset(queue_id=queue.queue_id, queue_offset=offset)
+            pb.QueueOffset(queue_id=queue.queue_id, queue_offset=offset, reset_epoch=self.reset_epoch)
             for queue, offset in self.committed.items()
             if queue[:2] == (asked.topic, server) and queue.queue_id in asked.queue_ids
         ]
@@ -168,6 +169,27 @@ def test_each_broker_is_asked_once_for_all_its_queues(world: FakeWorld, brokers:
     assert calls(world, GET_OFFSETS) == ["a", "b"]
     assert calls(world, GET_QUEUE_RANGE) == ["a"]  # At b all queues have a committed offset.
     assert {queue: consumer.steps.state.position(queue) for queue in (A0, A1, B0)} == {A0: 4, A1: 0, B0: 0}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_poll_asks_for_resets_before_it_goes_on_with_queues_that_were_paused(world: FakeWorld, brokers: Brokers, answers: bool) -> None:
+    brokers.ends |= {A0: 9, B0: 9}
+    consumer = Consumer(world)
+    consumer.subscribe()
+    consumer.steps.state.pause([A0, B0])
+    assert consumer.poll() == []
+    world.calls.clear()
+    consumer.poll()
+    assert calls(world, GET_OFFSETS) == [], "nothing goes on"
+    consumer.steps.state.pause([A0], is_paused=False)
+    assert consumer.steps.group_due_in_s(world.now_s()) == 0
+    if answers:
+        brokers.committed[A0], brokers.reset_epoch = 8, 77
+    else:
+        world.failures["a"].append(ConnectFailedError("down"))
+    assert consumer.poll(3) == ([(A0, 8)] if answers else [(A0, 0), (A0, 1), (A0, 2)])
+    assert calls(world, GET_OFFSETS) == ["a"]
+    assert consumer.steps.state.paused == (B0,)
 
 
 @pytest.mark.parametrize("has_slave", [True, False])

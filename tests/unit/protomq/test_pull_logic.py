@@ -762,6 +762,46 @@ def test_a_queue_that_is_paused_keeps_its_place_and_is_not_paused_when_it_comes_
     assert made.paused == ()
 
 
+@pytest.mark.parametrize("way", ["pause", "schedule"])
+def test_what_waited_while_a_queue_was_held_is_handed_out_once_it_is_known_that_no_reset_skipped_it(way: str) -> None:
+    made = PullState(PullOptions("g"))
+    made.assign((Q0, Q1), {})
+    made.start_all((Q0, Q1), {}, {}, reset_epochs={})
+
+    def hold(now_s: float, *queues: MessageQueue) -> None:
+        if way == "schedule":
+            made.hold_back(queues, now_s)
+        elif queues:
+            made.pause(queues)
+        else:
+            made.pause(made.paused, is_paused=False)
+
+    hold(0.0, Q0, Q1)
+    made.answered(pull(made), found(0, 2), 0.0)
+    hold(1.0)
+    assert (list(made.doubted), bodies(made), made.paused) == ([Q0], [], ()), "nothing waits of the other, whose pull tells of resets"
+    hold(2.0, Q0)
+    hold(2.9 if way == "pause" else 3.0)
+    made.believe([Q0, MessageQueue("T", "a", 9)])
+    assert (made.doubted, bodies(made)) == (frozenset(), [b"0", b"1"])
+    made.answered(pull(made), found(2, 2), 0.0)
+    hold(4.0, Q0)
+    hold(5.0)
+    made.follow_reset(Q0, 90, 8)
+    made.believe([Q0])
+    assert (bodies(made), pull(made).queue_offset) == ([], 90)
+
+
+def test_what_waited_for_less_than_a_second_by_a_schedule_is_handed_out_at_once() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign((Q0,), {})
+    made.start_all((Q0,), {}, {}, reset_epochs={})
+    made.answered(pull(made), found(0, 1), 0.0)
+    made.hold_back([Q0], 1.0)
+    made.hold_back([], 1.9)
+    assert bodies(made) == [b"0"]
+
+
 def test_of_one_queue_at_a_time_only_that_is_dealt_with() -> None:
     made = state(Q0, Q1)
     for queue in (Q0, Q1):

@@ -56,7 +56,11 @@ class FakeAdmin:
     def list_group_settings(self) -> Any:
         return self._partly(["g"])
 
-    def set_group(self, group: str) -> Any:
+    def get_group(self, group: str) -> Any:
+        return self._partly(SimpleNamespace(orderly=True))
+
+    def set_group(self, group: str, *, orderly: bool) -> Any:
+        assert orderly, "as it is"
         self.done.append(("set", group))
         return self._partly(None)
 
