@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -51,6 +51,7 @@ def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
         if not isinstance(found, PushConsumer | AsyncPushConsumer) and callable(found):
             if found in (PushConsumer, AsyncPushConsumer):
                 raise LoadError(f"{target} is the class: name a consumer that the module makes, as in consumer = PushConsumer(\"billing\")")
+            _check_makes_one(target, found)
             found = found()
     if inspect.iscoroutine(found):
         found.close()
@@ -60,6 +61,24 @@ def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
     if found._consumer is not None:
         raise LoadError(f"{target} is started where it is made: the worker calls run() itself, {_TAKE_OUT}")
     return found
+
+
+def _check_makes_one(target: str, function: Callable[..., Any]) -> None:
+    """Raises LoadError for a listener: a call of it would run its body without a message."""
+    from protomq import AsyncPushConsumer, PushConsumer
+
+    module_name = target.partition(":")[0]
+    for name, consumer in vars(sys.modules[module_name]).items():
+        if isinstance(consumer, PushConsumer | AsyncPushConsumer) and consumer._listens(function):
+            raise LoadError(f"{target} is a listener of {module_name}:{name}: write {module_name}:{name}")
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # A function in C that tells nothing.
+        return
+    except TypeError:
+        raise LoadError(
+            f"{target} takes arguments, so it makes no consumer: name the consumer that it listens to"
+        ) from None
 
 
 @contextmanager

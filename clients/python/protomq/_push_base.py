@@ -197,6 +197,10 @@ class PushBase(OfOneProcess):
         self._listeners.update(other._listeners)
         self._wanted.update(other._wanted)
 
+    def _listens(self, function: object) -> bool:
+        """Whether this is one of the listeners, for the worker."""
+        return any(function in (one.function, one.call) for one in self._listeners.values())
+
     def unsubscribe(self, topic: str) -> None:
         """Ends a subscription: no message of it is begun any more."""
         if self._wanted.pop(topic, None) is None:

@@ -28,6 +28,8 @@ _SIZE_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 <<
 _TIME_UNITS_MS: Final = {"MS": 1.0, "S": 1e3, "M": 60e3, "MIN": 60e3, "H": 3600e3, "D": 86400e3}
 _NUMBER_WITH_UNIT: Final = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
+_FIELD_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*")
+
 
 class ConfigError(ValueError):
     """The configuration cannot be used. The message is one line for the operator."""
@@ -230,7 +232,25 @@ def _build(
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{origin}: {error}") from None
+        raise ConfigError(_with_places(str(error), config_class, prefix, origin, origins)) from None
+
+
+def _with_places(text: str, config_class: type[Any], prefix: str, origin: _Origin, origins: Mapping[str, _Origin]) -> str:
+    """What a dataclass says of its fields, with where the values of those that it names come from."""
+    leaves = {f"{prefix}{leaf}" for leaf in _leaves(config_class, "")}
+    words = _FIELD_NAME.findall(text)
+    keys = [key for word in words for key in (word, f"{prefix}{word}") if key in leaves]
+    sources = dict.fromkeys(
+        (f"{found.source}: {found.key}" if found.source == "environment" else found.source)
+        for key in keys
+        if (found := origins.get(key)) is not None
+    )
+    if not sources:
+        return f"{origin}: {text}"
+    # The first name is that of the culprit, most often without its section.
+    if text.startswith(words[0]) and f"{prefix}{words[0]}" in leaves:
+        text = f"{prefix}{text}"
+    return f"{', '.join(sources)}: {text}"
 
 
 def _convert(

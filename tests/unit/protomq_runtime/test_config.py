@@ -170,7 +170,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
         ("auto_create: perhaps", r"auto_create: true or false is expected, this is 'perhaps'"),
         ("name: [a]", r"name: a text is expected, this is \['a'\]"),
         ("namesrv: 3", r"namesrv: a list is expected, this is 3"),
-        ("lanes: {send: {threads: 0}}", r"lanes\.send: threads must be at least 1, it is 0"),
+        ("lanes: {send: {threads: 0}}", r"a\.yaml: lanes\.send\.threads must be at least 1, it is 0"),
         ("lanes: 3", r"lanes: a section is expected, this is 3"),
         ("[1, 2]", r"a\.yaml: sections with fields are expected, this is a list"),
         ("a: b: c", r"a\.yaml: mapping values are not allowed here in line 1, column 5: a"),
@@ -204,6 +204,50 @@ def test_a_mistake_elsewhere_is_named_with_its_place(tmp_path):
         load(write(tmp_path, "a.ini", ""))
     with pytest.raises(ConfigError, match=r"a\.toml"):
         load(write(tmp_path, "a.toml", "a = "))
+
+
+@dataclass(frozen=True)
+class PageSection:
+    listen: str = ""
+    series_max: int = 1
+
+    def __post_init__(self) -> None:
+        if self.listen and ":" not in self.listen:
+            raise ValueError(f"listen: {self.listen!r} has no port")
+        if self.series_max < 0:
+            raise ValueError(f"page.series_max is {self.series_max}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Related:
+    master: str = ""
+    page: PageSection = PageSection()
+
+    def __post_init__(self) -> None:
+        if self.master and self.page.listen:
+            raise ValueError("master and page.listen exclude each other")
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "flags", "message"),
+    [
+        (None, {"PROTOMQ_PAGE_LISTEN": "1"}, {}, "environment: PROTOMQ_PAGE_LISTEN: page.listen: '1' has no port"),
+        (None, {"PROTOMQ_PAGE_SERIES_MAX": "-1"}, {}, "environment: PROTOMQ_PAGE_SERIES_MAX: page.series_max is -1; it must be 0 or more"),
+        (None, {}, {"page.listen": "1"}, "flag: page.listen: '1' has no port"),
+        ("page: {listen: '1'}", {}, {}, "a.yaml: page.listen: '1' has no port"),
+        ("page: {listen: 'h:1'}", {"PROTOMQ_PAGE_LISTEN": "1"}, {}, "environment: PROTOMQ_PAGE_LISTEN: page.listen: '1' has no port"),
+        (
+            "page: {listen: 'h:1'}", {"PROTOMQ_MASTER": "x"}, {},
+            "environment: PROTOMQ_MASTER, a.yaml: master and page.listen exclude each other",
+        ),
+        ("page: {listen: 'h:1'}\nmaster: x", {}, {}, "a.yaml: master and page.listen exclude each other"),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_named_with_its_place(tmp_path, text, environment, flags, message):
+    path = None if text is None else write(tmp_path, "a.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Related, path, environment=environment, flags=flags)
+    assert str(caught.value).replace(f"{tmp_path}/", "") == message
 
 
 def test_a_field_with_named_choices_takes_one_of_them():
