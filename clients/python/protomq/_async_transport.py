@@ -27,7 +27,7 @@ from ._transport_options import (
     was_silent,
 )
 from ._types import BrokerAddress, MethodInfo
-from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
+from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError, ProtomqError
 
 if TYPE_CHECKING:
     from ._grpc_transport import AioGrpcLink
@@ -122,6 +122,9 @@ class AsyncTransport:
             return await future
         except asyncio.CancelledError:
             self._give_up(connection, request_id, future, address, method, payload)
+            raise
+        except ProtomqError as error:
+            error.definite = False  # What went over the connection that was lost may have been carried out.
             raise
 
     def _give_up(

@@ -25,9 +25,11 @@ def retried(
 ) -> Steps[_T]:
     """What an attempt returns. `decide` takes each failure, and says how many seconds to wait before the next; None: it was the last.
 
-    `first_error`: of an attempt that was made already.
+    `first_error`: of an attempt that was made already. The error that ends it is `definite` only if each was: an attempt whose answer was
+    lost may have been carried out.
     """
     error = first_error
+    may_be_done = False
     while True:
         if error is None:
             try:
@@ -35,7 +37,9 @@ def retried(
             except ProtomqError as caught:
                 error = caught
         pause_s = decide(error)
+        may_be_done = may_be_done or not error.definite
         if pause_s is None:
+            error.definite = not may_be_done
             raise error
         error = None
         if pause_s:

@@ -401,7 +401,10 @@ class ConnectionPool:
         if self._closed or len(idle) > self._options.connections_idle_max:
             self._trim()
         if status:
-            raise error_of_answer(status, answer)
+            refusal = error_of_answer(status, answer)
+            # What went over the connection that was lost may have been carried out.
+            refusal.definite = refusal.definite and lost is None
+            raise refusal
         return answer
 
     def _exchange_held(

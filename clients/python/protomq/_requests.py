@@ -162,22 +162,27 @@ def reply_steps(
     )
     payload = (request.SerializeToString(),)
     deadline_s = clock() + timeout_s
-    doubts: list[CallerGoneError] = []
+    may_have_it = False
 
     def attempt() -> Steps[None]:
+        nonlocal may_have_it
         began_s = clock()
         left_s = max(deadline_s - began_s, 0.001)
         try:
             yield from call_broker(to.topic, to.broker_name, _methods.REPLY, payload, left_s, ONCE, clock)
-        except CallerGoneError as error:
-            doubts.extend([] if error.definite else [error])
+        except ProtomqError as error:
+            may_have_it = may_have_it or not error.definite
             # The broker says the same of a caller that has gone, and of one that has not come back while the call was held.
-            if clock() - began_s >= _held_s(left_s) * EXPIRED_PART:
+            if isinstance(error, CallerGoneError) and clock() - began_s >= _held_s(left_s) * EXPIRED_PART:
                 raise _no_caller_yet(to, timeout_s) from error
-            error.definite = error.definite and not doubts
             raise
 
-    yield from retried(attempt, REPLY.of_call(deadline_s, clock).decide)
+    try:
+        yield from retried(attempt, REPLY.of_call(deadline_s, clock).decide)
+    except CallerGoneError as error:
+        # Of a reply that it held for nothing, the broker is sure that nobody has it.
+        error.definite = not may_have_it
+        raise
 
 
 def _held_s(left_s: float) -> float:

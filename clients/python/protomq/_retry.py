@@ -52,7 +52,7 @@ A send is tried again within its total time-out (3 s), by these rules:
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again. It ends early, as a lost connection does,
   where its broker is silent and the route names another master for it: see `SyncTransport.is_replaced`.
 
-An error that ends a send is `definite` only if every attempt was.
+An error that ends a call or a send is `definite` only if every attempt was.
 """
 
 from __future__ import annotations

@@ -254,8 +254,6 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
                 yield forget_route(topic, error)
             if not error.definite:
                 lost = error
-            elif lost is not None:
-                error.definite = False
             raise
         return decode_recall(answer)
 

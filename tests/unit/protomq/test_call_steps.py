@@ -57,6 +57,15 @@ def test_a_call_is_tried_so_often_and_then_raises_the_last_error(
     assert world.pauses == [0.05] * (tries - 1)
 
 
+@pytest.mark.parametrize(("first", "is_definite"), [(ConnectionLostError("x"), False), (SystemBusyError("x"), True)])
+def test_an_error_is_definite_only_if_no_earlier_try_may_have_been_carried_out(first: ProtomqError, is_definite: bool) -> None:
+    """The stranger's case: the master carries the call out and dies before its answer comes, then only its slave answers."""
+    world = world_with(first, *(NotMasterError(str(number)) for number in range(9)))
+    with pytest.raises(NotMasterError) as caught:
+        call(world, CALL)
+    assert caught.value.definite is is_definite
+
+
 def test_until_the_end_means_until_the_time_is_over() -> None:
     world = world_with(*(ConnectFailedError("x") for _ in range(99)))
     with pytest.raises(ConnectFailedError):
