@@ -858,8 +858,10 @@ class ConsumerSteps:
                 continue
             for queue in members:
                 epoch = found.reset_epochs.get(queue.queue_id)
-                is_same = self.state.incarnation(queue) == found.topic_incarnation and self.state.reset_epoch(queue) == before[queue]
+                # 0: the topic did not exist when it was asked where to begin, and no answer has come since.
+                is_same = self.state.incarnation(queue) in (0, found.topic_incarnation) and self.state.reset_epoch(queue) == before[queue]
                 if epoch and is_same:
+                    self.state.learn_incarnation(queue, found.topic_incarnation)
                     self.state.follow_reset(queue, found.offsets[queue.queue_id], epoch)
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> Steps[None]:

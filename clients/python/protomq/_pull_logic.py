@@ -291,6 +291,12 @@ class PullState:
         state = self._queues.get(queue)
         return state.incarnation if state is not None else 0
 
+    def learn_incarnation(self, queue: MessageQueue, incarnation: int) -> None:
+        """A broker says it before the first answer to a pull does."""
+        state = self._queues.get(queue)
+        if state is not None:
+            state.incarnation = state.incarnation or incarnation
+
     def has_commit(self, queue: MessageQueue) -> bool:
         """Whether an offset of the queue is known to be committed."""
         state = self._queues.get(queue)

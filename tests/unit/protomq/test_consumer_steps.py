@@ -192,6 +192,24 @@ def test_a_poll_asks_for_resets_before_it_goes_on_with_queues_that_were_paused(w
     assert consumer.steps.state.paused == (B0,)
 
 
+def test_a_reset_is_followed_in_a_queue_whose_first_answer_is_on_its_way(world: FakeWorld, brokers: Brokers) -> None:
+    """Its topic was made after it was subscribed to. The answer was given before the reset."""
+    world.failures["a"].extend([TopicNotFoundError("not made yet")] * 3)
+    consumer = Consumer(world)
+    consumer.subscribe()
+    state = consumer.steps.state
+    assert (state.position(A0), state.incarnation(A0)) == (0, 0)
+    world.failures["a"].clear()
+    brokers.ends[A0] = 9
+    ticket = state.begin(A0)
+    answer = world.call(BrokerAddress("a", "a", "a"), PULL, (state.encode_request(ticket),), 20.0)
+    brokers.committed[A0], brokers.reset_epoch = 8, 77
+    world.driver.run(consumer.steps.follow_resets())
+    assert state.incarnation(A0) == brokers.incarnation
+    consumer.steps.take_answer(ticket, answer)
+    assert consumer.poll() == [(A0, 8)]
+
+
 @pytest.mark.parametrize("has_slave", [True, False])
 def test_a_master_that_fails_is_no_slave_that_is_left(world: FakeWorld, brokers: Brokers, has_slave: bool) -> None:
     """The route lacks the slave that was suggested, as one does of which the name server has not heard yet."""
