@@ -110,7 +110,7 @@ class LogFollowers:
                 if offset != expected:
                     self._tell(group)
                     group = []
-                    self._queues.skip_to(*key, offset)
+                    (self._queues.skip_to if offset > expected else self._queues.go_back_to)(*key, offset)
                 ends[key] = offset + region.count
             group.append(request)
         self._tell(group)

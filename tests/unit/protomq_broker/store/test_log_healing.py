@@ -396,3 +396,77 @@ def test_damaged_padding_at_the_end_of_a_segment_heals_for_good(caplog: pytest.L
     store.close()
     assert verify("/s", disk=disk) == []
     assert open_store(disk, clock=clock).damaged_ranges == []
+
+
+def given_twice() -> tuple[Store, Store, Store]:
+    """A master that had lost the last message of queue 1 and its queue files, gave that offset to a new one, and was healed after that.
+    Returns it, open again; a sound store without the new message; and a replica that had followed up to there.
+    """
+    sound = open_store(SimDisk())
+    for index in range(20):
+        sound.append([make_request([b"%d" % index], queue_id=index % 2)])
+    start = sound.appended_position
+    sound.append([make_request([b"lost for a while"], queue_id=1)])
+    end = sound.appended_position
+    sound.append([make_request([b"behind"], queue_id=0)])
+    sound.flush()
+    log = log_of(disk_of(sound), 0, sound.appended_position)
+    replica, follower = open_store(SimDisk(), follows=True), open_store(SimDisk(), follows=True)
+    for each in (replica, follower):
+        follow(sound, each)
+    follower.close()
+    disk = disk_of(follower)
+    disk.overwrite(f"/s/commitlog/{0:020d}", start, bytes(end - start - SEAL_SIZE_BYTES))
+    open_store(disk, corruption="quarantine").close()
+    for path in (*disk.files("/s/consumequeue"), "/s/config/queue_ends.json"):
+        disk.unlink(path)
+    store = open_store(disk, corruption="quarantine")
+    store.append([make_request([b"new"], queue_id=1)])
+    heal_all(store, log)
+    store.close()
+    return open_store(disk), sound, replica
+
+
+def test_offsets_that_were_given_twice_take_no_earlier_messages_out_of_a_queue(caplog: pytest.LogCaptureFixture) -> None:
+    store, sound, _ = given_twice()
+    assert read_all(store) == read_all(sound)
+    before = read_all(sound, queue_id=1)
+    assert read_all(store, queue_id=1) == [*before[:-1], (10, b"new")]
+    assert "queue offsets 10 to 10 of queue 1 of topic topic were given twice" in caplog.text
+
+
+def test_a_replica_goes_on_where_its_master_has_given_offsets_twice() -> None:
+    store, _, replica = given_twice()
+    for follower in (replica, open_store(SimDisk(), follows=True)):
+        follow(store, follower)
+        follower.positions.note_replicated(store.readable_position)
+        for after in (follower, None):
+            if after is None:
+                follower.close()
+                after = open_store(disk_of(follower), follows=True)
+                after.positions.note_replicated(store.readable_position)
+            for queue_id in (0, 1):
+                assert read_all(after, queue_id=queue_id) == read_all(store, queue_id=queue_id)
+
+
+def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before() -> None:
+    """Damage has taken what tells of the deletion, and the first messages of the new topic."""
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
+    for _ in range(6):
+        store.append([make_request([b"old"])])
+    start = store.appended_position
+    store.topics.delete("topic")
+    store.topics.create(TopicConfig("topic"))
+    for _ in range(3):
+        store.append([make_request([b"lost"])])
+    end = store.appended_position
+    store.append([make_request([b"new"])])
+    store.close()
+    disk.overwrite(f"/s/commitlog/{0:020d}", start, bytes(end - start - SEAL_SIZE_BYTES))
+    for path in (*disk.files("/s/consumequeue"), "/s/config/topics.json"):
+        disk.unlink(path)
+    store = open_store(disk, corruption="quarantine")
+    assert read_all(store, offset=3) == [(3, b"new")]
+    assert read_all_until_damage(store, 0) == []

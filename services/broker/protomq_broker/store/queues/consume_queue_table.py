@@ -53,7 +53,7 @@ from .found_files import FoundFiles
 from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_up, replay_queue, restart, sound_end
+from .queue_replay import fill_up, go_back, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ _MAGIC: Final = b"PMQCQT02"
 _QUEUE_BITS: Final = 32
 _REPLAYED_ENTRIES_MAX: Final = 1 << 20
 """Maximum number of entries that a replay keeps in memory: 20 MB."""
+_NEVER: Final = 1 << 63
+"""Behind each position of a log."""
 
 
 class ConsumeQueueTable:
@@ -112,6 +114,7 @@ class ConsumeQueueTable:
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
+        self._whole_from = _NEVER  # see `replay_queue`
         self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
         self._cooling: set[ConsumeQueue] = set()  # written by the last flush
         self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
@@ -206,6 +209,16 @@ class ConsumeQueueTable:
             if queue.end_offset < queue_offset:
                 fill_up(queue, queue_offset)
                 self._dirty.add(queue)
+
+    def go_back_to(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """The next record of the queue in another leader's log has an offset that was given before. See `queue_replay`."""
+        with self._files_lock:
+            queue = self.queue(topic, queue_id)
+            with self._lock:
+                is_cut = go_back(queue, queue_offset)
+                self._dirty.add(queue)
+            if is_cut:  # else other records, at the same queue offsets, would pass for those that the table knows
+                self.checkpoint(self._checkpoint_position)
 
     def fill_lost(
         self, ends: Iterable[QueueEnd], damaged: Sequence[DamagedRange], deleted: Mapping[str, int]
@@ -362,7 +375,7 @@ class ConsumeQueueTable:
         self._clear()
         remove_file(self._disk, self._table_path)
         empty_folder(self._disk, self._folder)
-        self.replay_from = 0
+        self.replay_from = self._whole_from = 0
         self.needs_rebuild = False
 
     def replay(self, records: ScannedRecords) -> None:
@@ -385,7 +398,7 @@ class ConsumeQueueTable:
                 records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
             )
             try:
-                replay_queue(queue, records, rows)
+                replay_queue(queue, records, rows, self._whole_from)
             except ConsumeQueueDamagedError:
                 self.needs_rebuild = True
                 return
@@ -396,7 +409,8 @@ class ConsumeQueueTable:
             self.flush()
 
     def pass_over(self, start_position: int, end_position: int) -> None:
-        """Nothing to do: offsets that are missing later on report the loss."""
+        """Offsets that are missing later on report the loss. Deletions of topics may be among it."""
+        self._whole_from = max(self._whole_from, end_position)
 
     def note_carried(
         self, topic: str, queue_id: int, min_offset: int, end_offset: int, position: int

@@ -72,7 +72,10 @@ class LogReplay:
         if block.base_position > self._position:
             self._pass_over(self._position, block.base_position)
         self._position = block.base_position + block.size_bytes
-        self.repaired += repaired_in(block, self._folder)
+        repaired = repaired_in(block, self._folder)
+        self.repaired += repaired
+        for each in repaired if self._queues in self._derived else ():
+            self._queues.pass_over(each.damage.start_position, each.damage.end_position)
         starts, sizes = block.records()
         if not len(starts):
             return
