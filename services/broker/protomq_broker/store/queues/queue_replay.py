@@ -3,7 +3,7 @@
 - Records that the queue has are skipped. Offsets that are missing in between belong to records that the log has lost, and get entries
   that say so. So no queue offset is given twice.
 - Offsets that begin again are those of a topic that was removed and created again: the entries before them go.
-- A log that has no gap up to there tells of each removal. So offsets that go back without one were given twice. A master had lost what is
+- A log that has no gap up to there reports each removal. So offsets that go back without one were given twice. A master had lost what is
   in the log again. The later messages keep these offsets, since consumers had them, and the earlier ones stay before them.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64], whole_from: int) -> None:
     """Adds the entries of those of the records that stand in `rows`, in the log's order; skips what the queue has.
 
-    `whole_from`: the replay has passed over nothing since this position, and the queue has all of its entries from this replay.
+    `whole_from`: the replay has skipped nothing since this position, and the queue has all of its entries from this replay.
     """
     offsets, positions = records.queue_offsets[rows], records.positions[rows]
     sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
@@ -58,7 +58,7 @@ def go_back(queue: ConsumeQueue, offset: int) -> bool:
     if not max(queue.known_min_offset, 1) <= offset:
         return False
     log.error(
-        "queue offsets %d to %d of queue %d of topic %s were given twice: a master that had lost these messages gave them to later ones."
+        "queue offsets %d to %d of queue %d of topic %s were given twice. A master that had lost these messages gave them to later ones."
         " The log has the first messages again. They are not served, since the later ones are at these offsets",
         offset, queue.end_offset - 1, queue.queue_id, queue.topic,
     )  # fmt: skip
