@@ -14,7 +14,8 @@ slaves, members and links that flap, all members down, planned switches.
     L3     an old master acknowledges nothing once another one has been elected
     L4     nobody from outside the in-sync set is elected
     L5     when all faults are over, somebody leads, all members are in sync, and sends are answered SEND_OK
-    R2     a slave serves nothing that no master has confirmed
+    R2     a master confirms, and gives readers, only what all members of the in-sync set have had, or a master before it has confirmed;
+           a slave serves nothing that no master has confirmed
     F      the log times of masters are one line, which is about as fast as time
 
 Where stores do not sync, the machine of a member must not lose power while no other good copy is in the in-sync set: that is not promised.
@@ -153,6 +154,8 @@ class FailoverWorld:
         """How many lines of log time were begun; how long processes have been paused, or machines suspended, together."""
         self.confirmed = 0
         """The furthest position that a master has confirmed."""
+        self.had: dict[str, int] = {}
+        """Up to where each store has had the log, synced where that counts. A power cut may have taken some of it since."""
         self.connections: list[Connection] = []
         self.members = [Member(self, number) for number in range(count)]
         for member in self.members:
@@ -189,9 +192,19 @@ class FailoverWorld:
                 continue
             try:
                 function(*arguments)
+                self._check_after(member)
             except SimulatedCrash:
                 self._crashed(member)
         self.now_ms = end_ms
+
+    def _check_after(self, member: Member) -> None:
+        """What a member has, and confirms, after each thing that it does."""
+        if member.is_up:
+            store = member.store
+            end = store.flushed_position if self.sync_flush else store.appended_position
+            if end > self.had.get(member.member, 0):
+                self.had[member.member] = end
+            self.note_confirmed(member)
 
     def _crashed(self, member: Member) -> None:
         """At an I/O."""
@@ -322,9 +335,18 @@ class FailoverWorld:
             self.say("R2", f"{member.name} serves up to {mine}, and masters have confirmed {self.confirmed}")
 
     def note_confirmed(self, member: Member) -> None:
-        """What was confirmed by a master stays so."""
-        if member.is_up and member.store.is_leading:
-            self.confirmed = max(self.confirmed, member.store.positions.confirmed)
+        """R2, of masters. What was confirmed by a master stays so."""
+        if not (member.is_up and member.store.is_leading and member.store.positions.confirmed > self.confirmed):
+            return
+        self.confirmed = member.store.positions.confirmed
+        in_sync = self.etcd.view.in_sync
+        # L3 is about one that was deposed.
+        if in_sync is None or in_sync.epoch != member.driver.machine.epoch:
+            return
+        self.fired["confirmed"] += 1
+        lacking = {each: self.had.get(each, 0) for each in in_sync.members if self.had.get(each, 0) < self.confirmed}
+        if lacking:
+            self.say("R2", f"{member.name} confirms {self.confirmed}, and members in sync have had {lacking}")
 
     def led(self, member: Member, epoch: int) -> None:
         """A master takes sends: name servers tell so."""

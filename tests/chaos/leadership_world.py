@@ -531,6 +531,44 @@ def check_restored_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
     return world.found
 
 
+def check_older_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
+    """A member misses what the others acknowledge, and all are killed. Then etcd is restored from a copy that is older than all their logs,
+    and that member, which the copy names, is back first. It may not lead before an operator has looked."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    copy, first = world.etcd.copy(), world.leader
+    world.order("switch", world.rng.choice([each for each in world.brokers if each is not first]))
+    world.run_to(lambda: first.machine.role is Role.FOLLOWING and world.in_sync_count == len(world.brokers))
+    master = world.leader
+    late = world.rng.choice([each for each in world.brokers if each is not master])
+    master.send()
+    world.run_to(lambda: late.disk.log == master.disk.log and late.disk.own_epoch == master.machine.epoch)
+    late.kill()
+    world.run_to(lambda: world.in_sync_count == len(world.brokers) - 1)
+    acknowledged = len(world.owed)
+    master.send()
+    world.run_to(lambda: len(world.owed) > acknowledged)
+    for broker in world.brokers:
+        if broker.is_up:
+            broker.kill()
+    world.etcd.restore(copy, world.now_ms)
+    world.was_forgotten = True
+    world.at(0, world.clients)
+    world.revive(late)
+    world.run_until(world.now_ms + ELECTED_MS)
+    fired["ahead of a restored etcd"] += 1
+    if late.machine.role is not Role.FOLLOWING:
+        world.say("L2", f"{late.disk.member} leads by itself, though etcd was restored, and lacks what was acknowledged")
+    elif not late.machine.problems(late.clock_ms()):
+        world.say("L5", f"{late.disk.member} does not lead, and does not say why")
+    if not world.found:
+        for broker in world.brokers:
+            world.revive(broker)
+        world.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, master.disk.member)),)))
+        world.heal()
+    return world.found
+
+
 def check_quotas(seed: int, fired: Counter[str]) -> list[Violation]:
     """All disks report room, and refuse what a master writes. The lead must not go round: each change stops what readers get, too."""
     world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)

@@ -12,6 +12,7 @@ from protomq_broker import ha_follower
 from protomq_broker.ha_service import HaService
 from protomq_broker.leadership_driver import Standing
 from protomq_broker.log_time import LogTime
+from protomq_broker.replication import Replication
 from protomq_broker.store.log.agreement import START, LogPoint, LogView
 from protomq_broker.store.start import derived_recovery
 from protomq_broker.store.store import Store
@@ -66,6 +67,17 @@ def masters_serve_what_is_not_confirmed() -> Any:
         return verdict_of(self, standing)._replace(confirmed_position=self._positions.appended)
 
     return mock.patch.object(HaService, "verdict_of", hasty)
+
+
+def a_new_master_shows_its_whole_log() -> Any:
+    """Whoever is elected takes all that it has for confirmed."""
+    begin = Replication.begin
+
+    def hasty(self: Replication, *arguments: Any) -> None:
+        with mock.patch.object(self._confirmed_file, "read_within", lambda end_position: end_position):
+            begin(self, *arguments)
+
+    return mock.patch.object(Replication, "begin", hasty)
 
 
 def loses_the_producers_when_it_leads() -> Any:
@@ -126,6 +138,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: compares no in-sync set", planted_leadership.compares_no_set),
     ("fail-over: acknowledges alone", planted_leadership.acknowledges_alone),
     ("fail-over: serves before it is confirmed", masters_serve_what_is_not_confirmed),
+    ("fail-over: a new master shows its whole log", a_new_master_shows_its_whole_log),
     ("fail-over: a slave serves what it has", planted_ha.a_slave_serves_what_it_has),
     ("fail-over: loses the producers", loses_the_producers_when_it_leads),
     ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),

@@ -20,6 +20,7 @@ from .leadership_world import (
     LeadershipWorld,
     Mood,
     check_leadership,
+    check_older_etcd,
     check_quotas,
     check_restored_etcd,
     check_young_cluster,
@@ -241,6 +242,17 @@ def masters_note_nothing() -> Any:
     return mock.patch.object(SimBroker, "note_confirmed")
 
 
+def runs_ahead_of_etcd() -> Any:
+    """A member whose log has a later epoch than etcd runs, if etcd's set names it."""
+    real = Leadership._may_run
+
+    def may_run(self: Leadership, view: ClusterView, now_ms: int) -> bool:
+        with mock.patch.object(self, "_is_ahead", return_value=False):
+            return real(self, view, now_ms)
+
+    return mock.patch.object(Leadership, "_may_run", may_run)
+
+
 def an_epoch_may_have_two_writers() -> Any:
     """A member follows a master of the epoch that its log has from another one."""
     real = OwnLog.kept_for
@@ -259,6 +271,11 @@ def believes_a_disk_at_once() -> Any:
 def etcds_of_a_copy(seed: int) -> list[Violation]:
     """Etcd goes back in time."""
     return check_restored_etcd(seed, Counter())
+
+
+def etcds_of_an_older_copy(seed: int) -> list[Violation]:
+    """Etcd goes back in time, behind the epoch of all logs."""
+    return check_older_etcd(seed, Counter())
 
 
 def disks_with_quotas(seed: int) -> list[Violation]:
@@ -344,6 +361,7 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("keeps the epoch at an election", keeps_its_epoch, drill),
     ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
     ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),
+    ("runs although its log is ahead of etcd", runs_ahead_of_etcd, etcds_of_an_older_copy),
     ("lets an epoch have two writers", an_epoch_may_have_two_writers, etcds_of_a_copy),
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
     ("believes at once that a disk has room again", believes_a_disk_at_once, disks_with_quotas),

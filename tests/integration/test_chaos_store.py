@@ -178,5 +178,6 @@ def test_one_broker_leads_at_a_time_and_has_all_that_was_acknowledged() -> None:
         "returned",
         "etcd away",
         "suspend",
+        "ahead of a restored etcd",
     ):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"

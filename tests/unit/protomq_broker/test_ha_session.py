@@ -88,6 +88,16 @@ def test_what_a_master_has_confirmed_beyond_a_slaves_log_is_not_confirmed_when_t
     assert store.readable_position == len(log)
 
 
+def test_a_slave_gives_only_what_its_master_has_confirmed() -> None:
+    store = a_store(follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    assert session.began(*an_answer(0, log, 100))
+    assert (store.readable_position, store.appended_position) == (100, len(log))
+    assert session.took(*an_answer(len(log), b"", len(log)))
+    assert store.readable_position == len(log)
+
+
 def test_what_is_confirmed_is_known_when_it_is_stored_in_whatever_order_the_answers_come() -> None:
     store = a_store(follows=True)
     session = FollowSession(store, lambda function: function())

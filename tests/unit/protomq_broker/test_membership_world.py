@@ -921,6 +921,14 @@ def test_members_are_listed_with_what_is_known_of_them() -> None:
     assert listed(broker).ownerless_queues == 2
 
 
+def test_what_metrics_show_of_members_counts_queues_without_an_owner_in_seconds() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    hold(broker, known_version=version, broker_start=1)
+    broker.advance(7_500)
+    assert broker.service.counts() == (1, 1, 1, 2, 2 * 7.5, 0)
+
+
 def test_a_stop_ends_what_is_held_and_refuses_what_comes() -> None:
     broker = BrokerNode("a", 2)
     version = hold(broker).response().version

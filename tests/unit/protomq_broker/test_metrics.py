@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from protomq.v1.state_pb2 import TimerEnd
+from protomq_broker import metrics
 from protomq_broker.config import BrokerConfig
 from protomq_broker.log_time import LogTime
-from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
+from protomq_broker.metrics import DELAYS, DURATIONS, TABLES, BrokerMetrics
 from protomq_broker.store.log.durations import Durations
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.testing.simdisk import SimDisk
@@ -115,6 +120,114 @@ def test_a_broker_says_all_that_the_tables_have() -> None:
         for labels, values in rows:
             assert len(labels) == len(table.attributes)
             assert len(values) == len(table.metrics)
+
+
+def numbers_that_differ(write_refusal: str) -> BrokerMetrics:
+    """What is read of a broker each number of which is another one: a stand-in for all that keeps any."""
+    seconds = [Durations(table.metrics[at].bounds) for table, at in ((DURATIONS, 0), (DURATIONS, 1), (DURATIONS, 2), (DELAYS, 9))]
+    for index, durations in enumerate(seconds):
+        for _ in range(index + 1):
+            durations.observe(2.0)
+    appends, syncs, holds, lateness = seconds
+    open_ = SimpleNamespace(open={5, 6, 7}, key=SimpleNamespace(group="g", topic="t", queue_id=1), incarnation=3)
+    store: Any = SimpleNamespace(
+        topics=SimpleNamespace(
+            all=lambda: [SimpleNamespace(name="t", read_queues=1, write_queues=1)], find=lambda _: SimpleNamespace(incarnation=3)
+        ),
+        disk_used_ratio=lambda: 0.25,
+        damaged_ranges=range(102),
+        damaged_files=range(103),
+        healed_file_count=104,
+        healed_range_count=105,
+        min_position=110,
+        flushed_position=111,
+        appended_position=112,
+        readable_position=113,
+        append_durations=appends,
+        sync_durations=syncs,
+        pending=SimpleNamespace(count=120, size_bytes=121),
+        timer=SimpleNamespace(
+            ended_counts={
+                TimerEnd.TIMER_END_DELIVERED: 122, TimerEnd.TIMER_END_RECALLED: 123, TimerEnd.TIMER_END_DROPPED: 124,
+            },
+            carried_bytes=126,
+        ),
+        timer_rebuilt_count=127,
+        transactions=SimpleNamespace(
+            open_count=130, counts={Ending.COMMITTED: 131, Ending.ROLLED_BACK: 132, Ending.EXPIRED: 133}
+        ),
+        popped=SimpleNamespace(
+            queues=lambda: [open_], handed_out_count=141, acked_count=142, dead_count=143, lost_count=144
+        ),
+        counters_of=lambda _: SimpleNamespace(records_in=150, bytes_in=151, records_out=152, bytes_out=153),
+        offsets=SimpleNamespace(groups=lambda: {"g": {"t": {}}}, of_topic=lambda *_: {1: 9}),
+        queue_range=lambda topic, queue_id: (160, 161),
+    )  # fmt: skip
+    return BrokerMetrics(
+        store,
+        start_time_ms=5_000,
+        series_max=100,
+        hold_durations=holds,
+        now_ms=lambda: 0,
+        mover=SimpleNamespace(unreadable_count=125, lateness=lateness),  # type: ignore[arg-type]
+        retries=lambda: (201, 202, 203, 204),
+        replies=lambda: (211, 212, 213, 214),
+        log_time=SimpleNamespace(offset_ms=2_500),  # type: ignore[arg-type]
+        lane_statuses=lambda: [PoolStatus(lane="send", threads=1, depth=2, depth_max=10, queue_time_us=1_500_000, calls=77, rejections=3,
+                                          connections=4, holds=5)],
+        name_servers=lambda: (221, 222),
+        memberships=lambda: (231, 232, 233, 234, 235.5, 236),
+        locks=lambda: (241, 242, 243, 244, 245),
+        full_pops=lambda: 145,
+        write_refusal=lambda: write_refusal,
+        replication=lambda: (251, 252, 253, 254),
+    )  # fmt: skip
+
+
+def test_each_number_stands_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "lag_of", lambda *_: SimpleNamespace(lag=171, low_offset=172, delay_ms=173_000))
+    monkeypatch.setattr(metrics, "resident_memory_bytes", lambda: 101)
+    expected = {
+        "protomq_start_time_seconds": 5, "protomq_topics": 1, "protomq_writes_refused": 1, "protomq_disk_used_ratio": 0.25,
+        "protomq_resident_memory_bytes": 101, "protomq_name_servers": 221, "protomq_name_servers_registered": 222,
+        "protomq_log_damaged_ranges": 102, "protomq_queue_files_damaged": 103, "protomq_queue_files_healed_total": 104,
+        "protomq_log_healed_ranges_total": 105,
+        "protomq_log_first_position_bytes": 110, "protomq_log_flushed_position_bytes": 111,
+        "protomq_log_appended_position_bytes": 112, "protomq_log_readable_position_bytes": 113,
+        "protomq_log_append_duration_seconds_count": 1, "protomq_log_sync_duration_seconds_count": 2,
+        "protomq_pull_hold_duration_seconds_count": 3,
+        "protomq_ha_replicas": 251, "protomq_ha_in_sync_copies": 252, "protomq_ha_lag_bytes": 253, "protomq_ha_following": 254,
+        "protomq_delayed_pending": 120, "protomq_delayed_pending_size_bytes": 121, "protomq_delayed_delivered_total": 122,
+        "protomq_delayed_recalled_total": 123, "protomq_delayed_dropped_total": 124, "protomq_delayed_unreadable_total": 125,
+        "protomq_delayed_carried_bytes_total": 126, "protomq_delayed_rebuilds_total": 127,
+        "protomq_delayed_clock_offset_seconds": 2.5, "protomq_delayed_lateness_seconds_count": 4,
+        "protomq_retries_total": 201, "protomq_dead_letters_total": 202, "protomq_send_backs_repeated_total": 203,
+        "protomq_dead_letters_replayed_total": 204,
+        "protomq_reply_callers": 211, "protomq_reply_waiting": 212, "protomq_replies_total": 213, "protomq_replies_refused_total": 214,
+        "protomq_lane_threads": 1, "protomq_lane_depth": 2, "protomq_lane_depth_max": 10, "protomq_lane_queue_time_seconds": 1.5,
+        "protomq_lane_calls_total": 77, "protomq_lane_rejections_total": 3, "protomq_lane_connections": 4, "protomq_lane_holds": 5,
+        "protomq_transaction_open": 130, "protomq_transaction_committed_total": 131, "protomq_transaction_rolled_back_total": 132,
+        "protomq_transaction_expired_total": 133,
+        "protomq_pop_open": 3, "protomq_pop_handed_out_total": 141, "protomq_pop_acked_total": 142, "protomq_pop_dead_total": 143,
+        "protomq_pop_lost_total": 144, "protomq_pop_queue_full_total": 145,
+        "protomq_member_groups": 231, "protomq_member_members": 232, "protomq_member_changes_total": 233,
+        "protomq_member_ownerless_queues": 234, "protomq_member_ownerless_time_seconds_total": 235.5,
+        "protomq_member_commits_refused_total": 236,
+        "protomq_lock_held": 241, "protomq_lock_granted_total": 242, "protomq_lock_expired_total": 243, "protomq_lock_freed_total": 244,
+        "protomq_lock_commits_refused_total": 245,
+        "protomq_topic_records_in_total": 150, "protomq_topic_bytes_in_total": 151, "protomq_topic_records_out_total": 152,
+        "protomq_topic_bytes_out_total": 153,
+        "protomq_group_lag_records": 171, "protomq_group_committed_offset": 172, "protomq_group_delay_seconds": 173,
+        "protomq_queue_end_offset": 161, "protomq_queue_first_offset": 160,
+        "protomq_series_left_out": 0,
+    }  # fmt: skip
+    histograms = {f"{each.prometheus_name}_count" for each in METRICS if each.kind is Kind.HISTOGRAM}
+    counted = {each.prometheus_name + "_total" * (each.kind is Kind.COUNTER) for each in METRICS if each.kind is not Kind.HISTOGRAM}
+    assert expected.keys() == counted | histograms, "a metric that is not compared here"
+    found = {name: value for (name, bound), value in samples_of(numbers_that_differ("the disk is full").numbers()).items() if not bound}
+    # The sums of histograms, and when their counting began, are no numbers of these.
+    assert {name: value for name, value in found.items() if name in expected} == expected
+    assert samples_of(numbers_that_differ("").numbers())["protomq_writes_refused", ""] == 0
 
 
 def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from protomq_broker.config import BrokerConfig
+from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.follower_writer import FollowerWriter
+from protomq_broker.ha_follower import MasterView
+from protomq_broker.leadership_driver import NO_STANDING
 from protomq_broker.replication import Replication
 from protomq_broker.testing.simdisk import SimDisk
-from protomq_ha.replicas import Confirmation, Verdict
+from protomq_ha.replicas import Confirmation, ReplicaView, Verdict
 from protomq_ha.roles import HaConfig
 from protomq_runtime.testing import FakeLane
 
 from .store.log_helpers import ManualClock, make_request
-from .store.store_helpers import open_store
+from .store.store_helpers import open_store, read_all
 
 ALL = Verdict(in_sync_count=3, waits=True, confirmed_position=0, is_short=False, refuses=False)
 FEWER = ALL._replace(in_sync_count=2, is_short=True)
@@ -111,3 +114,48 @@ def test_a_master_that_is_given_a_master_says_that_it_follows_nobody(master: str
     Master(ha=HaConfig(master=master))
     said = "ha.master is not used: broker_role is SYNC_MASTER, and only a SLAVE follows" in caplog.messages
     assert said is bool(master)
+
+
+def test_metrics_of_a_master_show_its_slowest_slave() -> None:
+    master = Master()
+    end = master.append()
+    views = [ReplicaView(number, "", True, end - lag, 0, lag, 0) for number, lag in ((1, 7), (2, 90), (3, 0))]
+    master.replication.service.views = views
+    master.replication.service.verdict = FEWER
+    assert master.replication.counts() == (3, 2, 90, 0)
+    master.replication.service.views = ()
+    assert master.replication.counts() == (0, 2, 0, 0)
+
+
+@pytest.mark.parametrize(("view", "counts"), [(MasterView("m:1", 10_000, 5, ""), (0, 0, 9_000, 1)), (MasterView("m:1", 400), (0, 0, 0, 0))])
+def test_metrics_of_a_slave_show_what_it_lacks_and_whether_it_follows(view: MasterView, counts: tuple[int, ...]) -> None:
+    master = Master()
+    master.replication.follower = SimpleNamespace(view=view)  # type: ignore[assignment]
+    master.replication._store = SimpleNamespace(appended_position=1_000)  # type: ignore[assignment]
+    assert master.replication.counts() == counts
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_master_that_was_elected_shows_what_was_confirmed_and_nothing_behind_it(noted: bool) -> None:
+    """The rest of its log may be only here. It waits for the in-sync set, of which nothing is known yet."""
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock=clock)
+    store.append([make_request([b"confirmed"])])
+    confirmed = store.appended_position
+    store.append([make_request([b"not yet"])])
+    store.close()
+    store = open_store(disk, clock=clock, follows=True)
+    file = ConfirmedFile(disk, store.root)
+    if noted:
+        file.write(confirmed)
+    store.lead(7, waits_for_replicas=True)
+    leadership = SimpleNamespace(report=lambda end, reports: NO_STANDING, on_standing=None)
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    replication = Replication(store, config, "b", clock, lambda: 1, FollowerWriter(), lambda: None, leadership)  # type: ignore[arg-type]
+    replication._confirmed_file = file
+    replication._notes = SimpleNamespace(start=lambda: None)  # type: ignore[assignment]
+    send = SimpleNamespace(confirmation=Confirmation(), shortage=None)
+    writer = SimpleNamespace(post=lambda function: None)
+    replication.begin(FakeLane(), send, SimpleNamespace(resolve=lambda: None), writer)  # type: ignore[arg-type]
+    assert store.readable_position == (confirmed if noted else 0) < store.appended_position
+    assert [body for _, body in read_all(store)] == [b"confirmed"] * noted

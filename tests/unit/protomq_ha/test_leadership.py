@@ -1104,6 +1104,20 @@ def test_a_log_that_is_ahead_of_etcd_follows_nobody_and_says_so(etcd: SimEtcd) -
     assert problem.index("protomq restore --slave") < problem.index("unclean promotion")
 
 
+@pytest.mark.parametrize("others", [set(), {"s"}])
+def test_a_member_whose_log_is_ahead_of_a_restored_etcd_does_not_run_by_itself(etcd: SimEtcd, others: set[str]) -> None:
+    """The copy names it, and nobody leads. Later sets, of which etcd has forgotten, may have had more than this log."""
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(3, frozenset({"m", *others}), unclean_epoch=0)),)))
+    member = Member(etcd, "m", epoch=5, empty=False)
+    for now_ms in range(0, 40_000, 300):
+        assert member.tick(now_ms) == []
+    assert member.machine.role is Role.FOLLOWING
+    (problem,) = member.machine.problems(40_000)
+    assert "etcd's data is older than this log" in problem
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "m")),)))
+    assert member.lead(40_000) == 6
+
+
 def test_keys_that_are_gone_end_the_lead(etcd: SimEtcd) -> None:
     master = master_with(etcd)
     etcd.commit(Transaction((), (), (MASTER, IN_SYNC)))
