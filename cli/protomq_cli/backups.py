@@ -133,6 +133,7 @@ def backup(
     with import_tools():
         from protomq_broker.failed_opens import full_disk_named
         from protomq_broker.store.tools.backup import FolderSource, LinkingSource, back_up
+    _refuse_inside(folder)
     if broker is None:
         if store is None:
             raise CliError(
@@ -170,6 +171,7 @@ def restore(
         from protomq_broker.store.errors import CutError
         from protomq_broker.store.tools.backup import Cut, read_manifest
         from protomq_broker.store.tools.backup import restore as restore_store
+    _refuse_inside(folder)
     cut = Cut()
     if time is not None:
         if not isinstance(time.begin, AtTime) or time.end is not None:
@@ -193,6 +195,14 @@ def restore(
         sys.stderr.write(f"{folder}: {told}\n")
     who = "a slave, or an elected member whose master runs," if slave else "a broker"
     sys.stderr.write(f"{folder}: start {who} with this as its data_dir\n")
+
+
+def _refuse_inside(folder: Path) -> None:
+    """Raises CliError for a folder in a store or a backup: whoever removes or copies the one takes the other with it."""
+    for outer in folder.resolve().parents:
+        if (outer / "commitlog").is_dir():
+            text = f"{folder} lies in {outer}, which is a store or a backup: take another folder"
+            raise CliError(ExitCode.REFUSED, "WRONG_FOLDER", text)
 
 
 @contextmanager

@@ -281,6 +281,19 @@ def test_what_cannot_be_done_is_said(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["restore", "OUTER", "OUTER/store"], ["restore", "OUTER", "OUTER/deep/store"], ["backup", "OUTER/kept", "--broker", "127.0.0.1:1"]],
+)
+def test_nothing_is_put_into_a_store_or_a_backup(arguments: list[str], tmp_path: Path) -> None:
+    outer = tmp_path / "OUTER"
+    (outer / "commitlog").mkdir(parents=True)
+    process = protomq(*(str(tmp_path / each) if each.startswith("OUTER") else each for each in arguments))
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, f"lies in {outer}, which is a store or a backup: take another folder" in err) == (6, True), err
+    assert [path.name for path in outer.iterdir()] == ["commitlog"]
+
+
 def test_a_port_that_says_nothing_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

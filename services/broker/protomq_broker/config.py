@@ -28,6 +28,7 @@ from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
 INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
+_OF_WINDOWS: Final = re.compile(r"\\|^[A-Za-z]:/")
 """A receipt cannot hold a longer time than some 49 days."""
 
 
@@ -219,6 +220,9 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.default_queues <= QUEUES_MAX:
             raise ValueError(f"default_queues must be 1 to {QUEUES_MAX}, not {self.default_queues}")
+        # Here it would be one folder, of this whole name, in the current one.
+        if _OF_WINDOWS.search(str(self.data_dir)):
+            raise ValueError(f"data_dir is '{self.data_dir}'; it is written with slashes, as in /data/mq")
         self._check_role()
         check_name("cluster", self.cluster)
         if self.broker_name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,13 @@ from protomq_runtime.addresses import Address
 def test_what_no_name_server_would_take_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BrokerConfig(**values)
+
+
+@pytest.mark.parametrize("folder", ["C:\\data\\mq", "data\\mq", "C:/data"])
+def test_a_folder_as_windows_writes_it_is_not_made_in_the_current_one(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"^data_dir is '.*'; it is written with slashes, as in /data/mq"):
+        BrokerConfig(data_dir=Path(folder))
+    assert BrokerConfig(data_dir=Path("a:b/c")).data_dir == Path("a:b/c")
 
 
 @pytest.mark.parametrize("name", ["pull_threads", "admin_depth_max"])
