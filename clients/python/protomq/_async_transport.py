@@ -27,7 +27,13 @@ from ._transport_options import (
     was_silent,
 )
 from ._types import BrokerAddress, MethodInfo
-from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError, ProtomqError
+from .errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtomqError,
+)
 
 if TYPE_CHECKING:
     from ._grpc_transport import AioGrpcLink
