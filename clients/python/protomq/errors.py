@@ -72,7 +72,8 @@ What a handler reads are attributes, not classes:
 - `reason`: UPPER_SNAKE, stable; for a ServerError a value of protomq.v1.ErrorReason without prefix.
 - `retriable`: the same request may succeed later or at another broker.
 - `definite`: the request did not happen and will not; a server says it with each error. It is about all tries of a call. False after a
-  time-out: the message may be stored all the same. The SDK's own retries are safe: the broker recognises a repeated send by its sequence number.
+  time-out: the message may be stored all the same. The SDK's own retries are safe: the broker recognises a repeated send by its sequence
+  number.
 - `stale_route`: the route may be out of date: look it up again before the next try.
 - `code`: gRPC status code as a number (0 where no code fits). `metadata`: values that the message names.
   `retry_delay_ms`: how long the server asks to wait, or None.
