@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, with_hint
+from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, hint_for, with_hint
 from protomq_cli.settings import find_namesrv
 
 if TYPE_CHECKING:
@@ -124,11 +124,15 @@ def translate(error: BaseException) -> CliError | None:
             message = f"broker {broker} does not answer: {message}"
         if reason == "REQUEST_TIMEOUT" and message.startswith("no reply to message"):
             message += "; see whether a consumer of the topic runs, and replies"
+        elif reason == "TOPIC_NOT_FOUND" and message.startswith("no broker is registered"):
+            message = f"{message.partition('; ')[0]}; {hint_for('BROKER_NOT_FOUND')}"
         elif reason not in ("NOT_PERMITTED", "TOPIC_NOT_FOUND") or _can_be_created(error.metadata.get("topic", "")):
             message = with_hint(reason, message)
         if reason == "NO_ROUTE" and message.startswith("no name server answers"):
             message += "; start one with `protomq standalone`, or give its address by --namesrv or PROTOMQ_NAMESRV_ADDR"
         if reason == "NOT_PERMITTED":
+            if " may not be written" in message:
+                message = message.replace(hint_for(reason), hint_for("DRAINED"))
             message = message.replace("create NAME", f"create {error.metadata.get('topic', 'NAME')}")
         if reason == "BROKER_MISSING":
             message = message.replace("forget NAME", f"forget {broker}")

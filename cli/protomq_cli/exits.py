@@ -82,6 +82,10 @@ _HINTS: Final = {
     "TOPIC_RECREATED": "start again, to read the topic as it is now",
     "QUEUE_NOT_FOUND": "`protomq topic describe NAME` shows its queues",
     "NOT_PERMITTED": "`protomq topic create NAME --update --permission read-write` allows it",
+    "DRAINED": (  # Of NOT_PERMITTED, where a message is sent.
+        "if its broker was drained, `protomq cluster drain BROKER --undo` opens all its topics again, "
+        "else `protomq topic create NAME --update --permission read-write` this one"
+    ),
     "SYSTEM_BUSY": "try again in a moment",
     "DISK_FULL": "free space on the broker's disk",
     "STORE_FAILED": "look at the broker's log, then restart it",

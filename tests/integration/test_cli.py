@@ -233,12 +233,13 @@ def test_a_topic_that_may_not_be_written_or_read_is_exit_code_5(cli: Cli) -> Non
             chosen = () if command[1] == "t-read-only" else ("--transport", transport)
             (line,) = cli(*command, *chosen, "-o", "json", code=5).stderr.splitlines()
             error = json.loads(line)["error"]
-            did = "written" if command[1] == "t-read-only" else "read"
             assert error["reason"] == "NOT_PERMITTED", command
-            assert error["message"] == (
-                f"topic '{command[1]}' may not be {did}: its permission was taken away; "
-                f"`protomq topic create {command[1]} --update --permission read-write` allows it"
-            ), command
+            opens = f"`protomq topic create {command[1]} --update --permission read-write`"
+            did, what = "read", f"{opens} allows it"
+            if command[1] == "t-read-only":
+                undo = "if its broker was drained, `protomq cluster drain BROKER --undo` opens all its topics again"
+                did, what = "written", f"{undo}, else {opens} this one"
+            assert error["message"] == f"topic '{command[1]}' may not be {did}: its permission was taken away; {what}", command
 
 
 def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(

@@ -230,6 +230,13 @@ def test_errors_are_the_same_over_both_transports(
     assert [field for field, _ in error.value.field_violations] == fields
 
 
+def test_without_any_broker_a_route_is_refused_with_that_cause(call: Transport) -> None:
+    with pytest.raises(ServiceError) as error:
+        call("GetRoute", GetRouteRequest(topic="nobody_has_it"))
+    assert error.value.message == "no broker is registered, so none has the topic nobody_has_it; start one"
+    assert (error.value.reason, error.value.metadata["missing_brokers"]) == ("TOPIC_NOT_FOUND", "")
+
+
 def test_garbage_is_refused_over_both_transports(namesrv: Namesrv, channel: grpc.Channel) -> None:
     function: Any = channel.unary_unary(f"/{SERVICE.full_name}/GetRoute")
     with pytest.raises(grpc.RpcError) as error:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -247,6 +248,8 @@ def test_a_broker_that_does_not_start_says_why() -> None:
         Broker(arguments=["--no-such-option"]).start()
 
 
-def test_a_broker_that_ends_at_its_start_says_so() -> None:
+def test_a_broker_that_ends_at_its_start_says_so_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(BrokerStartError, match=r"ended at its start \(exit code 2, printed ''\)"):
         Broker(environment={"PROTOMQ_BROKER_NAMES": "x"}).start()
+    assert not list(tmp_path.iterdir())

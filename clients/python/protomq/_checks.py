@@ -162,10 +162,11 @@ def check_selector(selector: object, queue: object = None) -> None:
     """What chooses a queue, or None; not beside a queue that is chosen already."""
     if selector is not None and queue is not None:
         raise ConfigurationError(f"selector would never be called: the queue is {queue}; give one of the two")
-    if selector is not None and not callable(selector):
-        raise WrongTypeError(
-            f"selector is a function (queues, message) -> MessageQueue or None, not {selector!r}"
-        )
+    if selector is None:
+        return
+    if not callable(selector):
+        raise WrongTypeError(f"selector is a function (queues, message) -> MessageQueue, not {selector!r}")
+    _check_call("selector", "(queues, message)", selector, may_be_coroutine=False, argument_count=2)
 
 
 def is_coroutine_function(call: object) -> bool:
@@ -194,7 +195,7 @@ def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
     """What is called when a broker asks about a transaction. What never decides leaves its transactions open until they expire."""
     if not callable(listener):
         raise WrongTypeError(f"check is a function of one TransactionCheck, not {listener!r}")
-    _check_call("check", "TransactionCheck", listener, may_be_coroutine=may_be_coroutine)
+    _check_call("check", "one TransactionCheck", listener, may_be_coroutine=may_be_coroutine)
 
 
 class ExecuteChecks:
@@ -222,30 +223,38 @@ def check_execute(execute: object, *, may_be_coroutine: bool) -> None:
         raise WrongTypeError(
             f"execute is the local work, a function of one SendResult, not {execute!r}; without one: producer.begin(...), then commit()"
         )
-    _check_call("execute", "SendResult", execute, may_be_coroutine=may_be_coroutine)
+    _check_call("execute", "one SendResult", execute, may_be_coroutine=may_be_coroutine)
 
 
-def _check_call(name: str, given: str, call: Callable[..., object], *, may_be_coroutine: bool) -> None:
-    """A function that can be called with one argument, and whose call runs it."""
+def check_hook(name: str, given: str, method: Callable[..., object]) -> None:
+    """A method of a hook. `given`: what it is called with, in words."""
+    _check_call(name, given, method, may_be_coroutine=False)
+
+
+def _check_call(
+    name: str, given: str, call: Callable[..., object], *, may_be_coroutine: bool, argument_count: int = 1
+) -> None:
+    """A function that can be called with so many arguments, and whose call runs it. `given`: what these are, in words."""
     if type(call) is FunctionType:
         # Each send of a transaction asks: a signature would take longer than all else here.
         code = call.__code__
         is_plain = not (code.co_kwonlyargcount or code.co_flags & _OTHER_KINDS)
-        takes_one = code.co_argcount >= 1 or code.co_flags & inspect.CO_VARARGS
-        if is_plain and takes_one and code.co_argcount - len(call.__defaults__ or ()) <= 1:
+        takes_all = code.co_argcount >= argument_count or code.co_flags & inspect.CO_VARARGS
+        if is_plain and takes_all and code.co_argcount - len(call.__defaults__ or ()) <= argument_count:
             return
     if is_generator_function(call):
         raise WrongTypeError(f"{name} is a function, not the generator function {call!r}: a call of it runs nothing")
     if not may_be_coroutine and is_coroutine_function(call):
-        raise WrongTypeError(f"{name} is a function, not the coroutine function {call!r}: AsyncTransactionProducer takes those")
+        elsewhere = ": AsyncTransactionProducer takes those" if name in ("execute", "check") else ""
+        raise WrongTypeError(f"{name} is a function, not the coroutine function {call!r}{elsewhere}")
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):  # A function in C that tells nothing.
         return
     try:
-        signature.bind(None)
+        signature.bind(*[None] * argument_count)
     except TypeError as error:
-        raise ConfigurationError(f"{name} is called with one {given}, which {call!r} does not take: {error}") from None
+        raise ConfigurationError(f"{name} is called with {given}, which {call!r} does not take: {error}") from None
 
 
 def check_batch(

@@ -75,6 +75,8 @@ class ConsumerBase(OfOneProcess):
         self._handed: HandedOut | None = None
         self._auto_commits = options.auto_commits
         self._pid = os.getpid()
+        self._is_newly_forked = False
+        """Whether this is a forked child in which nothing was polled yet."""
         self._closed = False
         self._began_s = time.monotonic()
         self.about: Callable[[], About] = partial(About, type(self).__name__, settings_of(options))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ._checks import check_hook
 from ._late_imports import fork_waits
 from ._outgoing import OutgoingMessage
 from .errors import ConfigurationError, WrongTypeError
@@ -53,7 +54,9 @@ _BEGAN: Final = "began_s"
 
 
 def check_hooks(hooks: object) -> None:
-    """Raises WrongTypeError for what are no hooks, ConfigurationError for methods whose names are most likely misspelled."""
+    """Raises WrongTypeError for what are no hooks, ConfigurationError for methods that nobody can call, or whose names are most likely
+    misspelled.
+    """
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise WrongTypeError(f"hooks is a list of Hook, not {hooks!r}")
     for hook in hooks:
@@ -63,8 +66,11 @@ def check_hooks(hooks: object) -> None:
         if not isinstance(hook, Hook):
             raise WrongTypeError(f"a hook is derived from protomq.hooks.Hook, {hook!r} is not")
         for name in _NAMES:
-            if inspect.iscoroutinefunction(getattr(hook, name)):
+            method = getattr(hook, name)
+            if inspect.iscoroutinefunction(method):
                 raise WrongTypeError(f"the methods of a hook are functions, {name} of {hook!r} is a coroutine function")
+            if getattr(type(hook), name) is not getattr(Hook, name):
+                check_hook(f"{name} of {hook!r}", "one message" if name == "keeps" else "one context", method)
         for name in dir(hook):
             if not hasattr(Hook, name) and (meant := difflib.get_close_matches(name, _NAMES, 1, 0.8)):
                 raise ConfigurationError(f"nobody calls {name} of {hook!r}; did you mean {meant[0]}?")

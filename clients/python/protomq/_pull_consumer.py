@@ -198,6 +198,8 @@ class PullConsumer(ConsumerBase):
         deadline_s = time.monotonic() + timeout_s
         with self._own_lock():
             self._check_open()
+            if self._is_newly_forked:
+                self._say_forked()
             self._check_something_to_poll()
             steps = self._steps
             steps.state.user_came_back()
@@ -534,6 +536,7 @@ class PullConsumer(ConsumerBase):
         """Returns the lock. A forked child gets a new one, and drops its parent's connections."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.RLock()
+            self._is_newly_forked = True
             if self._pulls is not None:
                 self._pulls.abandon()
                 self._pulls = None
@@ -542,6 +545,14 @@ class PullConsumer(ConsumerBase):
                 self._member.after_fork()
                 self._member.state.restart()
         return self._lock
+
+    def _say_forked(self) -> None:
+        self._is_newly_forked = False
+        logger.warning(
+            "the consumer of group %s was made before this process was forked: parent and child are two consumers now, and may get the "
+            "same messages. Make consumers after the fork",
+            self.group,
+        )
 
     def _close_pulls(self) -> None:
         if self._pulls is not None:

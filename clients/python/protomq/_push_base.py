@@ -128,7 +128,7 @@ class PushBase(OfOneProcess):
 
     def on(
         self,
-        topic: str,
+        topic: str | None = None,
         *,
         tags: Iterable[str] = (),
         sql: str | None = None,
@@ -145,6 +145,8 @@ class PushBase(OfOneProcess):
             raise WrongTypeError(
                 f'on takes a topic: write @consumer.on("orders") above {getattr(topic, "__name__", "it")}, not @consumer.on alone'
             )
+        if topic is None:
+            raise WrongTypeError('on takes a topic: write @consumer.on("orders")')
         check_topic(topic)
 
         def listens(listener: Function) -> Function:

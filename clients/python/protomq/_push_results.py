@@ -103,6 +103,8 @@ class Listener:
         """Raises WrongTypeError, ConfigurationError."""
         if not callable(call):
             raise WrongTypeError(f"a listener is a function or a coroutine function, not {call!r}")
+        if isinstance(call, type):
+            raise WrongTypeError(f"a listener is a function or a coroutine function, not the class {call.__name__}")
         if batch_size is not None:
             check_count("batch_size", batch_size, 1, BATCH_SIZE_MAX)
         name = getattr(call, "__qualname__", None) or type(call).__qualname__

@@ -291,6 +291,8 @@ class SendCore:
             raise nothing_to_write(route)
         if selector is not None:
             queue = selector(queues, message)
+            if queue is None:
+                raise ConfigurationError("the selector returned None: it returns one of the queues that it is given")
             if queue not in queues:
                 raise ConfigurationError(
                     f"the selector chose {queue!r}, which is not a queue of topic {route.topic!r} to write"

@@ -249,11 +249,14 @@ class RouteService:
                 if creatable
                 else "it is of the system's own, which brokers make when they need them"
             )
+            text = f"no broker has the topic {topic}; " + (f"not registered any more, but had it: {gone}" if gone else remedy)
+            if not gone and not snapshot.registrations:
+                # To make the topic would be refused, too.
+                text = f"no broker is registered, so none has the topic {topic}; start one"
             raise ServiceError(
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
-                f"no broker has the topic {topic}; "
-                + (f"not registered any more, but had it: {gone}" if gone else remedy),
+                text,
                 metadata={"topic": topic, "missing_brokers": gone},
             )
         return GetRouteResponse(route=route).SerializeToString()

@@ -86,7 +86,9 @@ class ConnectionTable:
         if isinstance(error, ShortFileError):
             logger.error("%s: %s: closed %s", self._lane_name, error, connection.peer)
         elif error is not None:
-            logger.info("%s: %s: closed %s", self._lane_name, error, connection.peer)
+            # A client that ends with an unread answer, of a held pull say, resets its connection: nothing is wrong.
+            level = logging.DEBUG if isinstance(error, ConnectionResetError | BrokenPipeError) else logging.INFO
+            logger.log(level, "%s: %s: closed %s", self._lane_name, error, connection.peer)
         del self.by_descriptor[connection.descriptor]
         self._poll.unregister(connection.descriptor)
         connection.stream.close()

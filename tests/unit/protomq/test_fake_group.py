@@ -269,6 +269,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda g: FakeGroup(PushConsumer("g"), retry_delays_s=[-1]), "each of retry_delays_s is 0 to"),
     (lambda g: FakeGroup(PushConsumer("g"), retry_delays_s=[math.nan]), "each of retry_delays_s is 0 to"),
     (lambda g: FakeGroup(PushConsumer("g"), clock=5), "clock is a FakeClock"),  # type: ignore[arg-type]
+    (lambda g: g.deliver(), "no member of group 'g' has a listener: subscribe one, or import the module that does"),
+    (lambda g: asyncio.run(g.deliver_async()), "no member of group 'g' has a listener"),
     (lambda g: g.advance(math.nan), "seconds is 0 to"),
     (lambda g: g.advance(1e300), "seconds is 0 to"),
     (lambda g: g.advance(-1), "seconds is 0 to"),

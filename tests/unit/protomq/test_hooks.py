@@ -187,6 +187,26 @@ def test_coroutine_functions_are_no_hooks() -> None:
         Producer(hooks=[Waits()])
 
 
+def test_a_hook_that_cannot_be_called_is_refused_where_it_is_given() -> None:
+    class NoContext(Hook):
+        def before_send(self) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    class TwoMessages(Hook):
+        def keeps(self, message: Message, other: Message) -> bool:  # type: ignore[override]
+            raise AssertionError
+
+    class Defaults(Hook):
+        def before_send(self, context: SendContext, more: int = 0) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=r"before_send of .*NoContext.* is called with one context, which .* does not take"):
+        Producer(hooks=[NoContext()])
+    with pytest.raises(ConfigurationError, match=r"keeps of .*TwoMessages.* is called with one message, which .* does not take"):
+        Producer(hooks=[TwoMessages()])
+    Producer(hooks=[Defaults()]).close()
+
+
 def test_hooks_of_calls_need_connections_of_the_clients_own() -> None:
     with pytest.raises(ConfigurationError, match="give it a connection, not a transport"):
         Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[Broken()])

@@ -67,6 +67,8 @@ PRODUCER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda p: p.send("T", b"x", queue=MessageQueue("T", "a", TEXT)), "queue_id of MessageQueue.* is an int"),
     (lambda p: p.send("T", b"x", selector=5), "selector is a function"),
     (lambda p: p.send_one_way("T", b"x", selector=5), "selector is a function"),
+    (lambda p: p.send("T", b"x", selector=lambda queues: queues[0]), r"selector is called with \(queues, message\), which .* not take"),
+    (lambda p: p.send("T", b"x", selector=generator), "selector is a function, not the generator function"),
     (lambda p: p.send("T", b"x", queue=Q, selector=lambda queues, message: Q), "selector would never be called"),
     (lambda p: p.send(MESSAGE, b"y", key="k"), "body, key beside it would be lost"),
     (lambda p: p.send_one_way(MESSAGE, tag="t"), "tag beside it would be lost"),
@@ -478,6 +480,14 @@ def test_on_without_a_topic_is_refused_where_it_stands(client: Any) -> None:
         consumer.on(bill)
     with pytest.raises(WrongTypeError, match="topic is a str, not 5"):
         consumer.on(5)
+    with pytest.raises(WrongTypeError, match=r'^on takes a topic: write @consumer.on\("orders"\)$'):
+        consumer.on()
+
+
+@pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
+def test_a_class_is_no_listener(client: Any) -> None:
+    with pytest.raises(WrongTypeError, match="a listener is a function or a coroutine function, not the class dict"):
+        client("g", namesrv=NOWHERE).subscribe("T", dict)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ def test_a_selector_decides_the_queue(producer: Producer) -> None:
     assert producer.send("T", b"x", key="k", selector=last).queue.queue_id == 3
     with pytest.raises(ConfigurationError, match="selector"):
         producer.send("T", b"x", selector=lambda queues, message: MessageQueue("T", "a", 99))
+    with pytest.raises(ConfigurationError, match="the selector returned None: it returns one of the queues that it is given"):
+        producer.send("T", b"x", selector=lambda queues, message: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_message_object_can_be_sent(cluster: FakeCluster, producer: Producer) -> None:

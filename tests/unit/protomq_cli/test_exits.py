@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from protomq.errors import NotPermittedError, ProtomqError, TopicNotFoundError
+from protomq_cli.connection import translate
 from protomq_cli.exits import (
     UNANSWERED,
     CliError,
@@ -45,6 +47,29 @@ def test_what_a_server_that_is_reached_refuses_is_refused() -> None:
 def test_an_error_is_one_line_whatever_it_holds() -> None:
     error = CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", "no topic\n  'x';\tmake it")
     assert error_line(error, as_json=False) == "protomq: no topic 'x'; make it"
+
+
+def told(error: ProtomqError) -> str:
+    translated = translate(error)
+    assert translated is not None
+    return translated.message
+
+
+def test_where_no_broker_is_registered_no_topic_is_to_be_made() -> None:
+    error = TopicNotFoundError("no broker is registered, so none has the topic t; start one", metadata={"topic": "t"})
+    assert told(error) == (
+        "no broker is registered, so none has the topic t; `protomq cluster list` shows the brokers, `protomq broker -c FILE` starts one"
+    )
+
+
+def test_a_topic_that_may_not_be_written_may_be_one_of_a_drained_broker() -> None:
+    written = NotPermittedError("topic 't' may not be written: x; ask the operator", metadata={"topic": "t"})
+    assert told(written) == (
+        "topic 't' may not be written: x; if its broker was drained, `protomq cluster drain BROKER --undo` opens all its topics again, "
+        "else `protomq topic create t --update --permission read-write` this one"
+    )
+    read = NotPermittedError("topic 't' may not be read: x; ask the operator", metadata={"topic": "t"})
+    assert told(read) == "topic 't' may not be read: x; `protomq topic create t --update --permission read-write` allows it"
 
 
 def test_an_error_as_json_has_code_reason_and_message() -> None:

@@ -47,8 +47,9 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     vars(module).update(make=make, PushConsumer=PushConsumer, AsyncPushConsumer=AsyncPushConsumer, consumer=PushConsumer("g"))
     vars(module).update(bill=bill, bill_with_hooks=bill_with_hooks, bill_by_hand=bill_by_hand, make_with_default=make_with_default)
     module.consumer.subscribe("orders", bill)
-    module.hooked = PushConsumer("h", hooks=[Hooked()])
-    module.hooked.subscribe("orders", bill_with_hooks)
+    hooked = PushConsumer("h", hooks=[Hooked()])
+    hooked.subscribe("orders", bill_with_hooks)
+    vars(module)["hooked"] = hooked
     monkeypatch.setitem(sys.modules, "told", module)
     return module
 

@@ -157,13 +157,19 @@ def test_a_closed_connection_is_gone_for_everybody_and_closed_once() -> None:
 
 @pytest.mark.parametrize(
     ("error", "level"),
-    [(None, None), (OSError("reset"), logging.INFO), (ShortFileError("short"), logging.ERROR)],
+    [
+        (None, None),
+        (ConnectionResetError(104, "Connection reset by peer"), logging.DEBUG),
+        (BrokenPipeError(32, "Broken pipe"), logging.DEBUG),
+        (OSError("no route to host"), logging.INFO),
+        (ShortFileError("short"), logging.ERROR),
+    ],
 )
 def test_the_log_says_why_unless_the_peer_has_left(
     error: BaseException | None, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Table()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         made.table.close(made.add(), error)
     assert [record.levelno for record in caplog.records] == ([] if level is None else [level])
 

@@ -126,8 +126,17 @@ class Broker:
         """
         if self.running:
             return self
-        if self._given_data_dir is None and self._temporary is None:
+        is_first = self._given_data_dir is None and self._temporary is None
+        if is_first:
             self._temporary = Path(tempfile.mkdtemp(prefix="protomq-test-"))
+        try:
+            return self._start()
+        except BaseException:
+            if is_first:  # Nobody stops what never ran.
+                self._remove_temporary()
+            raise
+
+    def _start(self) -> Broker:
         self._end(signal.SIGKILL)  # Of one that died by itself.
         self.data_dir.mkdir(parents=True, exist_ok=True)
         deadline_s = time.monotonic() + self._start_timeout_s
@@ -185,11 +194,14 @@ class Broker:
         `data_dir` was given.
         """
         code = self._end(signal.SIGTERM)
+        self._remove_temporary()
+        self._addresses = {}
+        return code
+
+    def _remove_temporary(self) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
-        self._addresses = {}
-        return code
 
     def kill(self) -> None:
         """SIGKILL, as a crash; data and ports are kept for `restart`."""

@@ -262,6 +262,13 @@ class FakeGroup:
         due_ms = min((self._due_ms(one) for one in self._waiting), default=math.inf)
         return max(due_ms - self.clock.monotonic_ms(), 0) / 1000
 
+    def _check_listeners(self) -> None:
+        """Raises ConfigurationError where nothing could ever be delivered."""
+        if not any(member.consumer._listeners for member in self.members):
+            raise ConfigurationError(
+                f"no member of group {self.members[0].consumer.group!r} has a listener: subscribe one, or import the module that does"
+            )
+
     def deliver(self) -> int:
         """Gives all that is due to listeners, and what falls due at once by what they say. How many messages were delivered.
 
@@ -269,6 +276,7 @@ class FakeGroup:
         """
         if loop_runs():
             raise ConfigurationError("deliver() has an event loop of its own, and one runs here: await group.deliver_async()")
+        self._check_listeners()
         count = 0
         with asyncio.Runner() as runner:
             while (found := self._next_batch()) is not None:
@@ -284,6 +292,7 @@ class FakeGroup:
 
     async def deliver_async(self) -> int:
         """`deliver` in the event loop that runs."""
+        self._check_listeners()
         count = 0
         while (found := self._next_batch()) is not None:
             member, batch = found
