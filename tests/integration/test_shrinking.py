@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import pytest
@@ -32,6 +33,11 @@ def broker() -> Iterator[Broker]:
     with Broker(environment={"PROTOMQ_TRANSACTION_TIMEOUT_MS": "600000", "PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
         run("topic", "create", TOPIC, "-q", "8", namesrv=broker.namesrv)
         yield broker
+
+
+def rests_with(consumer: PullConsumer, queue_count: int) -> bool:
+    """Nothing comes, and it has so many queues."""
+    return not consumer.poll(0.1) and len(consumer.assignment()) == queue_count
 
 
 def queues_of(producer: Producer) -> list[MessageQueue]:
@@ -179,9 +185,9 @@ def test_what_members_finish_of_queues_that_are_gone_is_committed_and_does_not_c
             change(broker, 4, read_queues)
         members[1].commit()
         for consumer in members:
-            wait_for(lambda consumer=consumer: not consumer.poll(0.1) and len(consumer.assignment()) == 4, PATIENCE_S)
+            wait_for(partial(rests_with, consumer, 4), PATIENCE_S)
             consumer.commit()
         assert [lag(broker, group) for group in groups] == [[0] * 4] * 3
         assert change(broker, 8, 8) == ""
         for consumer in members:
-            wait_for(lambda consumer=consumer: not consumer.poll(0.1) and len(consumer.assignment()) == 8, PATIENCE_S)
+            wait_for(partial(rests_with, consumer, 8), PATIENCE_S)
