@@ -23,6 +23,7 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
+from protomq.errors import DiskFullError
 from protomq_broker.config import MetricsConfig
 from protomq_broker.store.state.popped_queue import OPEN_MAX
 from protomq_cli.child import parse_ready_line
@@ -34,14 +35,14 @@ LABELS = ("lane", "group", "topic", "queue")
 
 
 @contextmanager
-def broker(folder: Path, **metrics: object) -> Iterator[dict[str, str]]:
-    """The words of its ready line."""
+def broker(folder: Path, *, refuse_ratio: float = 0.99, **metrics: object) -> Iterator[dict[str, str]]:
+    """The words of its ready line. `refuse_ratio`: used part of the disk from which writes are refused."""
     lines = "".join(f"  {name}: {value}\n" for name, value in metrics.items())
     config = folder / "broker.yaml"
     config.write_text(
         f"data_dir: {folder / 'data'}\ndefault_queues: {QUEUES}\n"
         "listen: {grpc_port: 0, remoting_port: 0}\n"
-        "store: {disk_delete_ratio: 0.97, disk_force_ratio: 0.98, disk_refuse_ratio: 0.99}\n"
+        f"store: {{disk_delete_ratio: {refuse_ratio - 2e-7}, disk_force_ratio: {refuse_ratio - 1e-7}, disk_refuse_ratio: {refuse_ratio}}}\n"
         f"metrics:\n  listen: 127.0.0.1:0\n{lines}"
     )
     command = [sys.executable, "-m", "protomq_cli", "standalone", "-c", str(config)]
@@ -169,6 +170,14 @@ def test_what_becomes_of_messages_is_counted_each_under_its_own_name(tmp_path: P
         "protomq_ha_replicas": 0, "protomq_ha_in_sync_copies": 1, "protomq_ha_lag_bytes": 0, "protomq_ha_following": 0,
     }  # fmt: skip
     assert {name: numbers[name] for name in expected} == expected
+
+
+@pytest.mark.slow
+def test_a_broker_whose_disk_is_full_counts_as_one_that_refuses_writes(tmp_path: Path) -> None:
+    with broker(tmp_path, refuse_ratio=1e-6) as words:
+        wait_for(lambda: scrape(words["metrics"])["protomq_writes_refused",] == 1)
+        with pytest.raises(DiskFullError):
+            send(words["namesrv"], "orders", 1)
 
 
 @pytest.mark.slow
