@@ -503,6 +503,25 @@ def test_members_of_a_group_pop_what_the_others_do_not(cli: Cli, protomq_topic: 
     assert "12 h" in cli("pop", protomq_topic, "-G", "clerks", "--invisible", "13h", code=2).stderr
 
 
+def test_a_pop_in_order_gives_one_message_of_each_sharding_key(cli: Cli, protomq_topic: str) -> None:
+    for number in range(2):
+        for key in ("a", "b"):
+            cli("send", protomq_topic, f"{key}{number}", "--sharding-key", key, "-Q")
+    pop = ("pop", protomq_topic, "-G", "in-order", "--fifo")
+    assert sorted(str(row["body"]) for row in jsonl(cli(*pop, "-c", "2", "--keep"))) == ["a0", "b0"]
+    assert jsonl(cli(*pop, "-c", "0", "--hold", "100ms")) == [], "their successors wait for them"
+
+
+def test_topics_of_groups_are_listed_if_that_is_asked_for(cli: Cli, protomq_server: Broker, protomq_topic: str) -> None:
+    cli("send", protomq_topic, "x", "-Q")
+    with PullConsumer("listed", namesrv=protomq_server.namesrv) as consumer:
+        consumer.subscribe(protomq_topic)
+        consumer.send_back(iter_one(consumer), dead_letter=True)
+    assert protomq_topic in cli("topic", "list").stdout
+    assert "%DLQ%listed" not in cli("topic", "list").stdout
+    assert {protomq_topic, "%DLQ%listed"} <= set(cli("topic", "list", "--group-topics").stdout.split())
+
+
 def test_a_delayed_message_is_recalled_once_and_its_option_is_one(
     cli: Cli, protomq_topic: str
 ) -> None:
@@ -525,7 +544,7 @@ def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:
     cli(
         "send",
         protomq_topic,
-        "-K",
+        "--key-separator",
         ":",
         "--queue",
         "2",
@@ -931,6 +950,8 @@ def test_log_dump_shows_records_and_seals(stopped_store: Path) -> None:
         run("log", "dump", str(stopped_store), "--seals", "--position", position, "-c", "3")
     )
     assert [row["kind"] for row in rows] == ["record", "seal", "record"]
+    rows = jsonl(run("log", "dump", str(stopped_store), "--topic", "t", "--end", position))
+    assert [row["body"] for row in rows] == [str(n) for n in range(8)], "up to that one, not including it"
     assert run("log", "dump", str(stopped_store), "-c", "1", "-o", "table").stdout.startswith(
         "POSITION"
     )

@@ -13,6 +13,7 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker import filtered_pulls
 from protomq_runtime.testing import FakeCall
 from tests.support.waiting import wait_for
+from tests.support.wasm_modules import LATE, that_loops
 from tests.unit.protomq_broker.fake_broker import PULL, SEND, FakeBroker
 
 SEARCHES = 2
@@ -35,6 +36,8 @@ def filled() -> FakeBroker:
             for number in range(PART_COUNT)
         ]
         broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=records)).response()
+    broker.modules.write("late", LATE)
+    broker.modules.write("slow", that_loops(55_000, matches=0))
     return broker
 
 
@@ -83,6 +86,9 @@ def memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("dest = 'D99'", FilterType.FILTER_TYPE_SQL92),
         ("dest ENDSWITH '9' AND origin IN ('ZRH', 'GVA') OR gate IS NULL", FilterType.FILTER_TYPE_SQL92),
         ("properties.dest == 'D99'", FilterType.FILTER_TYPE_CEL),
+        ("late", FilterType.FILTER_TYPE_MODULE),
+        # It needs for each message what a module may.
+        ("slow", FilterType.FILTER_TYPE_MODULE),
     ],
 )
 def test_a_turn_of_the_pull_lane_is_short_whatever_is_searched(filled: FakeBroker, text: str, kind: FilterType.ValueType) -> None:
@@ -91,7 +97,12 @@ def test_a_turn_of_the_pull_lane_is_short_whatever_is_searched(filled: FakeBroke
     assert late_turn_s(turns) <= TURN_S, f"{late_turn_s(turns) * 1000:.1f} ms at p99 of {len(turns)} turns, at most {max(turns) * 1000:.1f}"
 
 
-def test_slices_without_an_end_are_seen(filled: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "kind"), [("properties.dest == 'D99'", FilterType.FILTER_TYPE_CEL), ("slow", FilterType.FILTER_TYPE_MODULE)]
+)
+def test_slices_without_an_end_are_seen(
+    filled: FakeBroker, text: str, kind: FilterType.ValueType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("protomq_broker.filter_searches.SLICE_S", 10.0)
-    turns = turns_s(filled, "properties.dest == 'D99'", FilterType.FILTER_TYPE_CEL)
+    turns = turns_s(filled, text, kind)
     assert late_turn_s(turns) > TURN_S

@@ -19,6 +19,7 @@ from protomq import (
     OutgoingMessage,
     Producer,
     PullConsumer,
+    PushConsumer,
     SimpleConsumer,
 )
 from protomq._methods import PULL
@@ -33,7 +34,7 @@ from protomq.errors import (
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
 from protomq.wire.hashing import crc32c
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 from tests.support.wasm_modules import LATE, LATE_TEXT
 
 Transport = Literal["remoting", "grpc"]
@@ -330,6 +331,43 @@ def test_a_module_of_a_user_filters(
                 admin.delete_filter(wrong)
         with pytest.raises(IllegalFilterError, match="no module"):
             found()
+
+
+def test_a_module_filters_held_pulls(pull: Puller, protomq_server: Broker, protomq_producer: Producer) -> None:
+    name, queue = f"held-{pull._transport.options.transport}", pull.queue
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.deploy_filter(name, LATE)
+    with ThreadPoolExecutor(1) as executor:
+        held = executor.submit(pull, filter_type=FilterType.FILTER_TYPE_MODULE, filter=name, hold_ms=60_000)
+        for body in (b"early", b"late 1"):
+            protomq_producer.send(pull._topic, body, queue=queue)
+        found = held.result(PATIENCE_S)
+    assert [record.body for record in found.records] == [b"late 1"]
+
+
+def test_a_module_filters_what_is_popped_and_pushed(protomq_server: Broker, protomq_topic: str, protomq_producer: Producer) -> None:
+    trap = LATE_TEXT.replace("(i32.eq ", "(unreachable) (i32.eq ")
+    group, pushed = f"{protomq_topic}-pushed", set[bytes]()
+    push = PushConsumer(group, namesrv=protomq_server.namesrv)
+    push.subscribe(protomq_topic, lambda message: pushed.add(message.body), module="only-late")
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.deploy_filter("only-late", LATE)
+    with push:
+        for body in (b"late 1", b"early", b"late 2"):
+            protomq_producer.send(protomq_topic, body)
+        wait_for(lambda: pushed >= {b"late 1", b"late 2"}, PATIENCE_S)
+    popped = set[bytes]()
+    with SimpleConsumer(f"{protomq_topic}-popped", namesrv=protomq_server.namesrv) as pop:
+        while len(popped) < 2:
+            messages = pop.receive(protomq_topic, module="only-late", hold_s=1)
+            pop.ack(messages)
+            popped |= {message.body for message in messages}
+        assert pushed == popped == {b"late 1", b"late 2"}
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            admin.deploy_filter("only-late", bytes(wasmtime.wat2wasm(trap)))
+        protomq_producer.send(protomq_topic, b"late 3")
+        with pytest.raises(IllegalFilterError, match="unreachable"):
+            pop.receive(protomq_topic, module="only-late", hold_s=PATIENCE_S)
 
 
 def test_what_is_no_module_is_not_deployed(protomq_server: Broker) -> None:

@@ -16,3 +16,17 @@ LATE: Final = bytes(wasmtime.wat2wasm(LATE_TEXT))
 """Messages whose body begins with "late"."""
 OTHERS: Final = bytes(wasmtime.wat2wasm(LATE_TEXT.replace("(i32.eq ", "(i32.ne ")))
 """All others."""
+
+
+def that_loops(turns: int, *, matches: int = 1) -> bytes:
+    """All messages, or none (0), each after so many turns of five instructions."""
+    loop = "(loop $again (br_if $again (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))"
+    return bytes(
+        wasmtime.wat2wasm(
+            f"""(module
+                  (memory (export "memory") 1)
+                  (func (export "alloc") (param i32) (result i32) (i32.const 16))
+                  (func (export "matches") (param i32 i32) (result i32) (local $left i32)
+                    (local.set $left (i32.const {turns})) {loop} (i32.const {matches})))"""
+        )
+    )

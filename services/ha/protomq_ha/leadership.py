@@ -746,6 +746,7 @@ class Leadership:
             return False
         if self._is_ordered(view):
             return True
+        # A restored etcd may name this member although a later set, which it has forgotten, had more.
         if self._tail_may_be_lost or self._is_ahead(view):
             return False
         if in_sync is None:

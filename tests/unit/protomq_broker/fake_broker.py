@@ -154,7 +154,7 @@ class FakeBroker:
             delays_of(self.store, config, log_time),
             log_time,
         )
-        modules = FilterModules(self.disk, "/s/config/filters")
+        modules = self.modules = FilterModules(self.disk, "/s/config/filters")
         self.slaves: Sequence[ReplicaView] = ()
         self.pull = PullService(self.store, config, self.commits, modules, self.clock, lambda: self.slaves)
         self.pop = PopService(

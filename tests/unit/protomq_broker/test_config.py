@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from protomq_broker.broker import Broker
 from protomq_broker.config import BrokerConfig, EtcdConfig, LaneSizes
 from protomq_runtime.addresses import Address
 
@@ -77,3 +79,13 @@ def test_brokers_that_elect_their_master_are_sync_masters_with_ids_of_their_own(
 def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EtcdConfig(**values)
+
+
+def test_each_setting_of_lanes_is_that_of_its_lane() -> None:
+    lanes = LaneSizes(
+        send_depth_max=11, pull_threads=2, pull_depth_max=12, pop_depth_max=13, consumer_threads=3, consumer_depth_max=14, admin_threads=4,
+        admin_depth_max=15,
+    )  # fmt: skip
+    configs = Broker.lane_configs(SimpleNamespace(config=BrokerConfig(lanes=lanes)))  # type: ignore[arg-type]
+    found = {name: (config.threads, config.admission.depth_max) for name, config in configs.items()}
+    assert found == {"send": (1, 11), "pull": (2, 12), "pop": (1, 13), "consumer": (3, 14), "admin": (4, 15), "ha": (1, 10_000)}

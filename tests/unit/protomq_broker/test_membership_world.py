@@ -9,6 +9,7 @@ import errno
 import itertools
 import os
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -330,6 +331,19 @@ def test_while_a_broker_settles_who_joins_waits() -> None:
     assert newcomer.queues == set()
     world.run(2_000)
     assert len(newcomer.queues) == 4
+
+
+def test_who_joins_claims_nothing_of_a_broker_that_settles_and_calls_it_no_more_often_for_that() -> None:
+    """At the other one it takes its share. Each claim would be dropped with the answer, and made again."""
+    world = World(settling := BrokerNode("a", 4, known=("g",)), BrokerNode("b", 4))
+    newcomer = world.join("m1")
+    world.run(1_000)
+    with mock.patch.object(settling.server, "call", side_effect=settling.server.call) as calls:
+        world.run(1_500)
+    assert {queue.broker_name for queue in newcomer.queues} == {"b"}
+    assert calls.call_count == 0
+    world.run(2_000)
+    assert len(newcomer.queues) == 8
 
 
 def test_new_queues_get_owners() -> None:

@@ -18,7 +18,7 @@ from protomq.v1.send_service_pb2 import (
 )
 from protomq.v1.state_pb2 import TimerEnd, TimerRecord
 from protomq.wire import record as layout
-from protomq.wire.recall_handle import decode_handle
+from protomq.wire.recall_handle import decode_handle, encode_handle
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker import timer_mover
 from protomq_broker.config import BrokerConfig
@@ -194,6 +194,14 @@ def test_a_recall_wins_or_loses(world: World) -> None:
     assert world.restart().deliver(100_001) == [b"lost"]
     assert not world.recall(won)
     assert world.store.pending.count == world.store.pending.size_bytes == 0
+
+
+def test_a_recall_that_comes_to_another_broker_is_told_which_one_to_ask(world: World) -> None:
+    """That one may have another message of this time and id: an id is a producer's, which sends to several."""
+    handle = decode_handle(world.send(b"here", delay_ms=1_000).recall_handle)
+    other = encode_handle(handle._replace(broker_name="a"))
+    assert reason(lambda: world.recall(other)) == ("INVALID_ARGUMENT", {})
+    assert world.deliver(1_001) == [b"here"]
 
 
 def send_many(world: World, count: int, due_ms: int) -> list[str]:

@@ -193,6 +193,22 @@ def test_a_message_that_waits_for_its_time_keeps_the_broker(counts: list[int]) -
     assert str(rest) == "2 messages wait for their time"
 
 
+def test_the_table_says_what_is_left_each_in_its_column() -> None:
+    rest = Rest(behind={"b": 3, "a": 4}, open_transactions=5, delayed_messages=6, replica_lag_bytes=7, unread={"t": 11})
+    assert draining._row("x", 2, rest) == {
+        "broker": "x",
+        "closed_topics": 2,
+        "messages": 18,
+        "groups_behind": ["a", "b"],
+        "unread_topics": ["t"],
+        "open_transactions": 5,
+        "delayed_messages": 6,
+        "replica_lag_bytes": 7,
+        "may_be_removed": False,
+    }
+    assert draining._row("x", 2, rest).keys() == set(draining._COLUMNS)
+
+
 def test_a_topic_that_is_created_while_it_waits_is_closed_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -799,6 +799,17 @@ def test_who_gave_the_lead_away_for_a_full_disk_counts_as_full_for_a_while_whate
     assert not any("its disk" in each for each in master.machine.problems(1_500 + FULL_PAUSE_MS))
 
 
+def test_the_pause_of_a_full_disk_is_twice_as_long_each_time_up_to_16_minutes(etcd: SimEtcd) -> None:
+    machine, now_ms, pauses_s = Member(etcd, "m").machine, 0, []
+    for _ in range(7):
+        machine._begin_full_pause(now_ms)
+        pauses_s.append((machine._counts_as_full_until_ms - now_ms) / 1_000)
+        now_ms = machine._counts_as_full_until_ms
+    assert pauses_s == [60, 120, 240, 480, 960, 960, 960]
+    machine._begin_full_pause(now_ms + 60_000)
+    assert machine._counts_as_full_until_ms == now_ms + 120_000, "it was well for a minute"
+
+
 class Loser(Member):
     """Its hand-overs do not reach etcd while it has losses left; `time_out` tells it so."""
 

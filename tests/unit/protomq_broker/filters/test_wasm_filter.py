@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protomq_broker.filters import wasm_filter
 from protomq_broker.filters.errors import FilterError, FilterUnavailableError
 from protomq_broker.filters.wasm_filter import MODULE_SIZE_MAX_BYTES, WasmFilter
+from tests.support.wasm_modules import that_loops
 from tests.unit.protomq_broker.filters.run_helpers import run_of
 
 RUN = run_of({"body": b"a"}, {"body": b"late"}, {"body": b"b"}, {"body": b"late too"})
@@ -65,6 +66,13 @@ def test_a_module_that_fails_is_an_error_and_no_answer(module_of, said):
     made = WasmFilter(module(**module_of))
     with pytest.raises(FilterError, match=said):
         made.matching(*RUN)
+
+
+def test_a_module_may_do_some_300_000_instructions_for_each_record_and_no_more():
+    """A turn of the loop is five."""
+    assert WasmFilter(that_loops(55_000)).matching(*RUN).indexes == [0, 1, 2, 3]
+    with pytest.raises(FilterError, match="fuel"):
+        WasmFilter(that_loops(65_000)).matching(*RUN)
 
 
 def test_memory_is_not_grown_beyond_the_limit():
