@@ -422,8 +422,11 @@ class ConsumerSteps:
         if doubted := self.state.doubted:
             try:
                 yield from self.follow_resets(doubted)
-            finally:
+            except Exception:
                 self.state.believe(doubted)
+                raise
+            # Not of a poll that is cancelled meanwhile: the next one asks.
+            self.state.believe(doubted)
         if self.options.auto_commits and now_s >= self._next_commit_s and not self._committing_count:
             self._next_commit_s = now_s + self.options.auto_commit_interval_s
             yield from self._commit_now("in poll", IN_POLL)

@@ -282,23 +282,25 @@ class ConsumerService:
         check_group_name(request.consumer_group)
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
             raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
-        named: dict[str, set[int]] = {}
+        named: dict[str, dict[int, QueueOffset]] = {}
         for number, offset in enumerate(request.offsets):
-            queue_ids = named.setdefault(offset.topic, set())
-            if offset.queue_id in queue_ids:
+            of_topic = named.setdefault(offset.topic, {})
+            if offset.queue_id in of_topic:
                 raise invalid_argument(
                     f"offsets[{number}]", "names the queue of an earlier offset; give one offset for each queue"
                 )
-            queue_ids.add(offset.queue_id)
-        for name, queue_ids in named.items():
+            of_topic[offset.queue_id] = offset
+        for name, of_topic in named.items():
+            topic = existing_topic(self._store, name)
+            # First: which queues the topic has now says nothing of an earlier one of this name.
+            for offset in of_topic.values():
+                check_incarnation(topic, offset.topic_incarnation)
             # Of a queue that is gone, too: if it comes back, the group is not to get again what it has done.
-            check_known_queues(self._store, existing_topic(self._store, name), sorted(queue_ids))
-        for offset in request.offsets:
-            topic = existing_topic(self._store, offset.topic)
-            check_incarnation(topic, offset.topic_incarnation)
-            settle_commit(self._store, offset)
-            check_committed_offset(self._store, topic, offset.queue_id, offset.queue_offset)
-            offset.topic_incarnation = topic.incarnation
+            check_known_queues(self._store, topic, sorted(of_topic))
+            for offset in of_topic.values():
+                settle_commit(self._store, offset)
+                check_committed_offset(self._store, topic, offset.queue_id, offset.queue_offset)
+                offset.topic_incarnation = topic.incarnation
 
     def _read(
         self, name: str, incarnation: int, read: Callable[[TopicConfig], T]

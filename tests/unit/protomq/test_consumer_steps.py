@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -190,6 +192,21 @@ def test_a_poll_asks_for_resets_before_it_goes_on_with_queues_that_were_paused(w
     assert consumer.poll(3) == ([(A0, 8)] if answers else [(A0, 0), (A0, 1), (A0, 2)])
     assert calls(world, GET_OFFSETS) == ["a"]
     assert consumer.steps.state.paused == (B0,)
+
+
+def test_a_poll_that_is_cancelled_while_it_asks_for_resets_leaves_that_to_the_next_one(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 9
+    consumer = Consumer(world)
+    consumer.subscribe()
+    consumer.steps.state.pause([A0])
+    assert consumer.poll() == []
+    brokers.committed[A0], brokers.reset_epoch = 8, 77
+    consumer.steps.state.pause([A0], is_paused=False)
+    answer, world.answers[GET_OFFSETS] = world.answers[GET_OFFSETS], mock.Mock(side_effect=asyncio.CancelledError)
+    with pytest.raises(asyncio.CancelledError):
+        consumer.poll()
+    world.answers[GET_OFFSETS] = answer
+    assert consumer.poll() == [(A0, 8)]
 
 
 def test_a_reset_is_followed_in_a_queue_whose_first_answer_is_on_its_way(world: FakeWorld, brokers: Brokers) -> None:

@@ -207,6 +207,15 @@ def test_each_call_knows_the_incarnation_that_is_meant(path: str, make: Any) -> 
     )
 
 
+def test_a_commit_for_a_topic_that_was_made_again_with_fewer_queues_is_told_so() -> None:
+    broker = filled()
+    before = broker.topic.incarnation
+    broker.store.delete_topic("topic")
+    broker.store.topics.create(TopicConfig("topic", 1, 1))
+    refusal = broker.refusal(COMMIT, commit((1, 0), topic_incarnation=before))
+    assert refusal.reason == "TOPIC_RECREATED"
+
+
 # Look-ups.
 
 

@@ -398,13 +398,14 @@ def test_damaged_padding_at_the_end_of_a_segment_heals_for_good(caplog: pytest.L
     assert open_store(disk, clock=clock).damaged_ranges == []
 
 
-def given_twice() -> tuple[Store, Store, Store]:
+def given_twice(*, is_first: bool = False) -> tuple[Store, Store, Store]:
     """A master that had lost the last message of queue 1 and its queue files, gave that offset to a new one, and was healed after that.
-    Returns it, open again; a sound store without the new message; and a replica that had followed up to there.
+    Returns it, open again; a sound store without the new message; and a replica that had followed up to there. `is_first`: the message was
+    the queue's only one.
     """
     sound = open_store(SimDisk())
     for index in range(20):
-        sound.append([make_request([b"%d" % index], queue_id=index % 2)])
+        sound.append([make_request([b"%d" % index], queue_id=0 if is_first else index % 2)])
     start = sound.appended_position
     sound.append([make_request([b"lost for a while"], queue_id=1)])
     end = sound.appended_position
@@ -435,8 +436,9 @@ def test_offsets_that_were_given_twice_take_no_earlier_messages_out_of_a_queue(c
     assert "queue offsets 10 to 10 of queue 1 of topic topic were given twice" in caplog.text
 
 
-def test_a_replica_goes_on_where_its_master_has_given_offsets_twice() -> None:
-    store, _, replica = given_twice()
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_replica_goes_on_where_its_master_has_given_offsets_twice(*, is_first: bool) -> None:
+    store, _, replica = given_twice(is_first=is_first)
     for follower in (replica, open_store(SimDisk(), follows=True)):
         follow(store, follower)
         follower.positions.note_replicated(store.readable_position)
@@ -447,6 +449,21 @@ def test_a_replica_goes_on_where_its_master_has_given_offsets_twice() -> None:
                 after.positions.note_replicated(store.readable_position)
             for queue_id in (0, 1):
                 assert read_all(after, queue_id=queue_id) == read_all(store, queue_id=queue_id)
+
+
+def test_a_replica_that_is_killed_loses_no_earlier_messages_where_offsets_were_given_twice() -> None:
+    store, _, _ = given_twice()
+    log = log_of(disk_of(store), 0, store.appended_position)
+    for checkpoint in (0, *(seal.end_position for seal in walk_appends(log, 0, 0).seals)):
+        replica = open_store(SimDisk(), follows=True)
+        replica.append_verbatim(0, log[:checkpoint])
+        replica.positions.note_replicated(checkpoint)
+        replica.checkpoint()
+        replica.append_verbatim(checkpoint, log[checkpoint:])
+        replica = open_store(disk_of(replica).killed(), follows=True)
+        replica.positions.note_replicated(store.readable_position)
+        for queue_id in (0, 1):
+            assert read_all(replica, queue_id=queue_id) == read_all(store, queue_id=queue_id)
 
 
 def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before() -> None:

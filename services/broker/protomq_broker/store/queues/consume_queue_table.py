@@ -215,7 +215,7 @@ class ConsumeQueueTable:
         with self._files_lock:
             queue = self.queue(topic, queue_id)
             with self._lock:
-                is_cut = go_back(queue, queue_offset)
+                is_cut = go_back(queue, queue_offset, least=0)  # a deletion of the topic would have been applied
                 self._dirty.add(queue)
             if is_cut:  # else other records, at the same queue offsets, would pass for those that the table knows
                 self.checkpoint(self._checkpoint_position)
@@ -359,6 +359,7 @@ class ConsumeQueueTable:
             self.keep_known_ends(self.known_ends)
         for cut in found.cuts:
             cut()
+        self._whole_from = self.replay_from
         if self._touched:  # what is made good now is not durable before the next checkpoint
             self._write_table(position)
 

@@ -4,7 +4,8 @@
   that say so. So no queue offset is given twice.
 - Offsets that begin again are those of a topic that was removed and created again: the entries before them go.
 - A log that has no gap up to there reports each removal. So offsets that go back without one were given twice. A master had lost what is
-  in the log again. The later messages keep these offsets, since consumers had them, and the earlier ones stay before them.
+  in the log again. The later messages keep these offsets, since consumers had them, and the earlier ones stay before them. A replay that
+  goes on from a checkpoint does the same with what it has added itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64], whole_from: int) -> None:
     """Adds the entries of those of the records that stand in `rows`, in the log's order; skips what the queue has.
 
-    `whole_from`: the replay has skipped nothing since this position, and the queue has all of its entries from this replay.
+    `whole_from`: the replay has skipped nothing since this position, and began there or before.
     """
     offsets, positions = records.queue_offsets[rows], records.positions[rows]
     sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
@@ -53,9 +54,12 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
         queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
 
 
-def go_back(queue: ConsumeQueue, offset: int) -> bool:
-    """The offsets from `offset` on were given twice: the entries that had them first go. False: it may be a new topic of that name."""
-    if not max(queue.known_min_offset, 1) <= offset:
+def go_back(queue: ConsumeQueue, offset: int, *, least: int = 1) -> bool:
+    """The offsets from `offset` on were given twice: the entries that had them first go. False: it may be a new topic of that name.
+
+    `least`: a new topic begins below this offset.
+    """
+    if not max(queue.known_min_offset, least) <= offset:
         return False
     log.error(
         "queue offsets %d to %d of queue %d of topic %s were given twice. A master that had lost these messages gave them to later ones."
