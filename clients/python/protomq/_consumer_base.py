@@ -76,6 +76,8 @@ class ConsumerBase(OfOneProcess):
         self._auto_commits = options.auto_commits
         self._pid = os.getpid()
         self._closed = False
+        self._was_cut_off = False
+        """Whether a `close` was interrupted, so that the next one is to do all that is left."""
         self._began_s = time.monotonic()
         self.about: Callable[[], About] = partial(About, type(self).__name__, settings_of(options))
         """What it says of itself; a push consumer above it says more."""
