@@ -15,6 +15,10 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from protomq import Admin
+from protomq._name_servers import NameServerList
+from protomq.errors import BrokerNotFoundError
+from protomq.testing import Broker as StartedBroker
 from protomq.v1 import options_pb2, route_service_pb2
 from protomq.v1.route_service_pb2 import (
     Broker,
@@ -516,6 +520,27 @@ def test_name_servers_are_independent_and_a_restarted_one_learns_all_again() -> 
                     assert registration.wait_registered(PATIENCE_S)
                     with grpc.insecure_channel(str(restarted.grpc)) as channel:
                         assert topic_names(channel) == ["t", "u"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_one_name_server_does_not_know_yet_is_asked_for_at_others(protomq_server: StartedBroker, protomq_topic: str) -> None:
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        (name,) = {broker.broker_name for broker in admin.cluster_info()}
+    with running_namesrv() as young:
+        young_server, *_ = NameServerList(str(young.remoting)).in_order()
+        asked: list[Callable[[Admin], object]] = [
+            lambda admin: admin.broker_status(name),
+            lambda admin: admin.ha_status(name),
+            lambda admin: admin.list_topics(name),
+            Admin.cluster_info,
+            lambda admin: admin.create_topic(protomq_topic, brokers=[name], update=True),
+        ]
+        with Admin(namesrv=[str(young.remoting), protomq_server.namesrv]) as admin:
+            for ask in asked:
+                admin._routes.name_servers.prefer(young_server)
+                assert ask(admin)
+            with pytest.raises(BrokerNotFoundError, match="no broker of that name is registered: nobody"):
+                admin.broker_status("nobody")
 
 
 def topic_names(channel: grpc.Channel) -> list[str]:

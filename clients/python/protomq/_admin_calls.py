@@ -7,7 +7,7 @@ first refuses as wrong is not done at the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -86,6 +86,13 @@ class AdminCalls(OfOneProcess):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _brokers_named(self, name: str | None) -> list[BrokerInfo]:
+        """Those of a name, master and slaves; None: all."""
+        from .v1 import route_service_pb2 as pb
+
+        found, _ = self._cluster(pb.GetClusterInfoRequest(), () if name is None else (name,))
+        return [broker for broker in found if name in (None, broker.broker_name)]
 
     def cluster_info(self) -> list[BrokerInfo]:
         """All brokers, by cluster, name and id; slaves too."""
@@ -246,7 +253,7 @@ class AdminCalls(OfOneProcess):
         if wanted is not None and not wanted:
             raise ConfigurationError("brokers names no broker; None stands for all")
         request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
-        known, missing = self._cluster(request)
+        known, missing = self._cluster(request, wanted or ())
         found = {(broker.broker_id, broker.broker_name): broker for broker in known}
         registered = {broker.broker_name for broker in found.values()}
         if wanted is not None:
@@ -266,12 +273,18 @@ class AdminCalls(OfOneProcess):
             raise BrokerNotFoundError("no broker is registered at the name server")
         return [found[key] for key in sorted(found)], missing
 
-    def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+    def _cluster(self, request: PbMessage, wanted: Collection[str] = ()) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        """What a name server has that knows the brokers `wanted`, or any: others may have just started. Else what the first one has."""
         from .v1 import route_service_pb2 as pb
+
+        def knows(data: bytes) -> bool:
+            answer = decoded(data, pb.GetClusterInfoResponse.FromString)
+            names = {broker.broker_name for broker in answer.brokers} | {gone.broker.broker_name for gone in answer.missing_brokers}
+            return bool(names) and names.issuperset(wanted)
 
         self._check_open()
         data = self._routes.ask(
-            _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
+            _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s, knows
         )
         answer = decoded(data, pb.GetClusterInfoResponse.FromString)
         missing = [missing_broker_of(gone) for gone in answer.missing_brokers]

@@ -12,6 +12,7 @@ from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._checks import check_flag, explain_unknown_settings
 from ._client_name import client_name
+from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._hook_points import HookPoints, check_hooks
 from ._hooked_async_calls import async_transport_with
@@ -88,6 +89,7 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._driver = AsyncDriver(self._transport, self._routes)
         self._acks = AckGatherer(self._steps, self._driver.run)
         self._closed = False
+        self._closing = Closing(None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fork_count = _forks.fork_count
         self._handlers: set[HandlerTasks] = set()
@@ -188,7 +190,10 @@ class AsyncSimpleConsumer(OfOneProcess):
         try:
             return await tasks.work()
         finally:
-            self._handlers.discard(tasks)
+            if tasks.ending is None:
+                self._handlers.discard(tasks)
+            else:
+                tasks.ending.add_done_callback(lambda _: self._handlers.discard(tasks))
 
     def hold(self, message: Message) -> Hold:
         """See SimpleConsumer.hold."""
@@ -212,17 +217,26 @@ class AsyncSimpleConsumer(OfOneProcess):
         await self._driver.run(self._steps.reply(message, body, properties, timeout_s))
 
     async def close(self) -> None:
-        """See SimpleConsumer.close."""
+        """See SimpleConsumer.close. It goes on where the caller is cancelled, and a second call waits for it."""
+        if self._closing.is_own:
+            return
         if self._is_of_another_loop():
             raise ConfigurationError("this simple consumer belongs to another event loop, which is still open: close it there")
         self._closed = self._steps.is_closed = True
         self.request_stop()
-        if self._tracer is not None:
-            await self._driver.run(close_steps(self._tracer))
+        await self._closing.wait(self._end, self._end, self._transport.abort)
+
+    async def _end(self) -> None:
+        """May be called again where it was cut off."""
+        # Calls of `handle` that were cancelled, and not waited for.
+        if ending := [tasks.ending for tasks in self._handlers if tasks.ending is not None]:
+            await asyncio.wait(ending, timeout=RECEIVE_HOLD_S + GIVE_BACK_S)
         if self._giving_back:
             await asyncio.wait(self._giving_back, timeout=GIVE_BACK_S)
         await self._routes.close()
         await self._transport.close()
+        if self._tracer is not None:
+            await self._driver.run(close_steps(self._tracer))
 
     def _give_back_late(self, address: BrokerAddress, request: Sequence[bytes], answer: bytes) -> None:
         if not self._closed:

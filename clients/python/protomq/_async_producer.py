@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from ._async_request_calls import AsyncRequestCalls
@@ -19,6 +20,7 @@ from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._choices import CHOSE_BADLY, choices_of
 from ._client_name import client_name
+from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import when_of
 from ._forks import call_after_fork
@@ -112,6 +114,7 @@ class AsyncProducer(AsyncLineSender):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._binding = threading.Lock()
+        self._closing = Closing(None)
         self._requests = AsyncRequestCalls(self._driver)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -319,8 +322,11 @@ class AsyncProducer(AsyncLineSender):
         return route
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Waits until what is on its way has its answer. See Producer.close."""
-        if self._closed:
+        """Waits until what is on its way has its answer. See Producer.close.
+
+        It goes on where the caller is cancelled, and a second call waits for it.
+        """
+        if self._closing.is_over or self._closing.is_own:
             return
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
@@ -328,6 +334,11 @@ class AsyncProducer(AsyncLineSender):
         if self._loop is not None and not self._loop.is_closed() and asyncio._get_running_loop() not in (None, self._loop):
             raise ConfigurationError("this producer belongs to another event loop, which is still open: close it there")
         self._closed = True
+        abort = self._transport.abort if self._owns_transport else self._requests.abort
+        await self._closing.wait(partial(self._end, timeout_s), partial(self._end, 0.0), abort)
+
+    async def _end(self, timeout_s: float) -> None:
+        """May be called again where it was cut off."""
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
@@ -347,11 +358,11 @@ class AsyncProducer(AsyncLineSender):
                     ClosedError("the producer was closed before the message was sent")
                 )
         await self._requests.close()
-        if self._tracer is not None:
-            await self._driver.run(close_steps(self._tracer))
         await self._routes.close()
         if self._owns_transport:
             await self._transport.close()
+        if self._tracer is not None:
+            await self._driver.run(close_steps(self._tracer))
 
     async def __aenter__(self) -> AsyncProducer:
         if self._closed:

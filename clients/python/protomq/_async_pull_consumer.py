@@ -26,6 +26,7 @@ from ._checks import (
     check_time,
     check_topic,
 )
+from ._closing import HURRY_S, Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
@@ -92,6 +93,8 @@ class AsyncPullConsumer(ConsumerBase):
         self._pulls: set[asyncio.Task[None]] = set()
         self._pull_of: dict[Ticket, asyncio.Task[None]] = {}
         self._arrived: asyncio.Event | None = None
+        self._closing = Closing("")
+        """Its outcome: the warning about the last commit."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where it is a member, and pulls."""
         self._reads = True
@@ -391,25 +394,36 @@ class AsyncPullConsumer(ConsumerBase):
     # -- end -------------------------------------------------------------------------------------------------------------
 
     async def close(self, *, commit: bool = True) -> None:
-        """See PullConsumer.close."""
+        """See PullConsumer.close. It goes on where the caller is cancelled, and a second call waits for it."""
         if text := await self._shut(commit):
             warn(logger, text, 2)
 
     async def _shut(self, commit: bool) -> str:
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
-        if self._closed:
+        if self._closing.is_own:
             return ""
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None and not self._loop.is_closed() and not self._closing.is_over:
             self._check_loop()
-        text = ""
-        self._closed = True
-        closed(self)
-        self._wake()
-        if commit:
-            self._state.user_came_back()
+        if not self._closed:
+            self._closed = True
+            closed(self)
+            self._wake()
+            if commit:
+                self._state.user_came_back()
+        return await self._closing.wait(partial(self._end, commit), partial(self._end_in_a_hurry, commit), self._abort)
+
+    async def _end(self, commit: bool) -> str:
         await self._run(self._goodbye())
+        return await self._leave(commit, float("inf"))
+
+    async def _end_in_a_hurry(self, commit: bool) -> str:
+        return await self._leave(commit, time.monotonic() + HURRY_S / 2)
+
+    async def _leave(self, commit: bool, commits_until_s: float) -> str:
+        """All but the goodbye. May be called again where it was cut off."""
+        text = ""
         if self._auto_commits:
-            error = await self._run(self._steps.commit_last("on close"))
+            error = await self._run(self._steps.commit_last("on close", commits_until_s))
             if error is not None and (count := self._state.uncommitted_count()):
                 text = not_taken_text(self.group, count, error)
         # First: nothing must be pulled for a group that somebody deletes now.
@@ -424,7 +438,14 @@ class AsyncPullConsumer(ConsumerBase):
             self._handed.came_back(None if commit else NOT_DEALT_WITH)
         if self._tracer is not None:
             await self._run(close_steps(self._tracer))
+        if text and not self._closing.is_awaited:
+            logger.warning("%s", text)
         return text
+
+    def _abort(self) -> None:
+        if self._member is not None:
+            self._member.abandon()
+        self._transport.abort()
 
     async def __aenter__(self) -> AsyncPullConsumer:
         self._check_open()

@@ -11,10 +11,12 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Literal, Unpack, cast
 
 from . import _forks
 from ._async_pull_consumer import AsyncPullConsumer
+from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._daemon_threads import DaemonThreads
@@ -33,6 +35,11 @@ from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ConfigurationError, ProtomqError
 
 logger = logging.getLogger("protomq")
+
+
+JOIN_S = 5.0
+"""How long the end of a stop waits for coroutines that were cancelled, and go on."""
+HURRIED_JOIN_S = 0.2
 
 
 class AsyncListenedConsumer(AsyncPullConsumer):
@@ -139,8 +146,9 @@ class AsyncPushConsumer(PushBase):
         self._pool: set[asyncio.Task[None]] = set()
         self._threads = DaemonThreads("protomq-listener")
         self._watch: LoopWatch | None = None
-        self._stopping = asyncio.Lock()
-        self._end: asyncio.Task[int] | None = None
+        self._closing = Closing(0)
+        self._drains_until_s = float("inf")
+        self._stop_of_death: asyncio.Task[int] | None = None
         """The stop that a death has begun."""
         self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
 
@@ -184,51 +192,84 @@ class AsyncPushConsumer(PushBase):
         ]
 
     async def stop(self, timeout_s: float | None = None) -> int:
-        """See PushConsumer.stop. A coroutine that is not done in time is cancelled."""
+        """See PushConsumer.stop. A coroutine that is not done in time is cancelled.
+
+        It goes on where the caller is cancelled. A second call waits for it, and no longer than its own time-out for coroutines.
+        """
         consumer = self._consumer
         self._stop_wanted.set()
         task = asyncio.current_task()
-        if consumer is None or (self._is_ending and (not self._stopping.locked() or task in self._pool or task in self._own_tasks)):
+        is_part = task in self._pool or task in self._own_tasks
+        if consumer is None or self._closing.is_own or (self._is_ending and is_part):
             return 0
-        self._check_loop()
-        if task in self._pool:
-            raise ConfigurationError(
-                "stop() in a listener would wait for itself: call request_stop(), which ends run()"
-            )
-        async with self._stopping:
-            return await self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
+        if not self._closing.is_over:
+            self._check_loop()
+            if task in self._pool:
+                raise ConfigurationError(
+                    "stop() in a listener would wait for itself: call request_stop(), which ends run()"
+                )
+            within_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
+            self._drains_until_s = min(self._drains_until_s, time.monotonic() + within_s)
+            self._state.stop()
+            self._drained.set()
+        return await self._closing.wait(
+            partial(self._drain_and_leave, consumer), partial(self._leave, consumer, HURRIED_JOIN_S), self._abort
+        )
 
-    async def _stop(self, consumer: AsyncListenedConsumer, timeout_s: float) -> int:
-        if self._is_ending:
-            return 0  # Somebody else has stopped it meanwhile.
+    async def _drain_and_leave(self, consumer: AsyncListenedConsumer) -> int:
         state = self._state
-        state.stop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while state.is_running() or state.has_backs():
-                    self._drained.clear()
-                    self._failed.set()
+        while state.is_running() or state.has_backs():
+            left_s = self._drains_until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._drained.clear()
+            self._failed.set()
+            try:
+                async with asyncio.timeout(left_s):
                     await self._drained.wait()
-        except TimeoutError:
-            pass
+            except TimeoutError:
+                break
+        return await self._leave(consumer, JOIN_S)
+
+    async def _leave(self, consumer: AsyncListenedConsumer, join_s: float) -> int:
+        """Commits, and leaves the group. May be called again where it was cut off."""
+        state = self._state
         left_count = sum(run.count for run in state.runs) + state.backs.count
-        self._is_ending = True
-        if self._watch is not None:
-            self._watch.close()
-        for task in (*self._pool, *self._own_tasks):
-            task.cancel()
-        await asyncio.gather(*self._pool, *self._own_tasks, return_exceptions=True)
+        tasks = self._cancel_tasks()
+        if tasks:
+            ended, _ = await asyncio.wait(tasks, timeout=join_s)
+            for task in ended:
+                if not task.cancelled():
+                    task.exception()  # Seen: `_until_death` has told it.
         self._threads.close()
         if self._push is not None:
             await consumer._run(self._push.save(is_last=True))
-        if self._tracer is not None:
-            await consumer._run(close_steps(self._tracer))
         await consumer.close()
         if self._push is not None:
             self._push.close()
+        if self._tracer is not None:
+            await consumer._run(close_steps(self._tracer))
         if left_count:
             logger.warning("%s", self._left_text(left_count))
         return left_count
+
+    def _cancel_tasks(self) -> list[asyncio.Task[None]]:
+        """All that it has of its own."""
+        self._is_ending = True
+        if self._watch is not None:
+            self._watch.close()
+        tasks = [*self._pool, *self._own_tasks]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _abort(self) -> None:
+        self._cancel_tasks()
+        self._threads.close()
+        if self._consumer is not None:
+            self._consumer._abort()
+        if self._push is not None:
+            self._push.close()
 
     def request_stop(self) -> None:
         """Makes `run` end. From the loop, also from a listener."""
@@ -335,7 +376,7 @@ class AsyncPushConsumer(PushBase):
                 raise
             self._note_death(error, task.get_name())
             self._pool.discard(task)
-            self._end = asyncio.get_running_loop().create_task(self.stop(), name="protomq-push-end")
+            self._stop_of_death = asyncio.get_running_loop().create_task(self.stop(), name="protomq-push-end")
             if isinstance(error, SystemExit):
                 raise  # It ends the loop, as in any task.
 

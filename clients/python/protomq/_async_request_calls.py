@@ -99,14 +99,17 @@ class AsyncRequestCalls:
 
     async def close(self) -> None:
         """See RequestCalls.close."""
-        self._closed = True
-        for inbox in self._inboxes.values():
-            inbox.close()
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        self.abort()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
         for inbox in self._inboxes.values():
             with suppress(ProtomqError):
                 await self._driver.run(inbox.wait_steps(0.0, GOODBYE_S, leaves=True))
+
+    def abort(self) -> None:
+        """`close`, for whoever cannot wait: no broker hears of it."""
+        self._closed = True
+        for inbox in self._inboxes.values():
+            inbox.close()
+        for task in self._tasks.values():
+            task.cancel()

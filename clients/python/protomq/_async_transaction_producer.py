@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from ._async_producer import AsyncProducer
 from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
+from ._closing import Closing
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
@@ -155,6 +156,7 @@ class AsyncTransactionProducer(OfOneProcess):
             **settings,
         )
         self._closed = False
+        self._closing = Closing(None)
         self._lines: dict[str, AsyncEndLine] = {}
         self._listening: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -411,11 +413,18 @@ class AsyncTransactionProducer(OfOneProcess):
         return self._producer.group
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """See TransactionProducer.close."""
+        """See TransactionProducer.close. It goes on where the caller is cancelled, and a second call waits for it."""
+        if self._closing.is_over or self._closing.is_own:
+            return
+        within_s = self._seconds(timeout_s, zero=True)
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
+        await self._closing.wait(partial(self._end_all, within_s), partial(self._end_all, 0.0), self._producer._transport.abort)
+
+    async def _end_all(self, timeout_s: float) -> None:
+        """May be called again where it was cut off."""
+        deadline_s = time.monotonic() + timeout_s
         for line in self._lines.values():
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
         await self._producer.close(timeout_s)

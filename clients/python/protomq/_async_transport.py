@@ -173,21 +173,31 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Closes all connections; calls in flight fail. May be called twice."""
+        self.abort()
+        if not self._is_here():
+            self._grpc_links.clear()
+            return
+        while self._grpc_links:
+            _, link = self._grpc_links.popitem()
+            await link.close()
+        await asyncio.sleep(0)  # Lets the sockets be closed before the caller's loop ends.
+
+    def abort(self) -> None:
+        """`close`, for whoever cannot wait: channels of gRPC are closed when they are collected."""
         self._closed = True
         connections = [*self._connections.values(), *self._silent]
-        links = list(self._grpc_links.values())
-        opening = list(self._opening.values())
         self._connections.clear()
-        self._grpc_links.clear()
-        if self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
+        self._silent.clear()
+        if not self._is_here():
             return
-        for task in opening:
+        for task in self._opening.values():
             task.cancel()
         for connection in connections:
             connection.close()
-        for link in links:
-            await link.close()
-        await asyncio.sleep(0)  # Lets the sockets be closed before the caller's loop ends.
+
+    def _is_here(self) -> bool:
+        """Whether its connections are of this process and this loop."""
+        return self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     async def __aenter__(self) -> AsyncTransport:
         return self

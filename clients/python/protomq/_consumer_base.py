@@ -78,6 +78,8 @@ class ConsumerBase(OfOneProcess):
         self._is_newly_forked = False
         """Whether this is a forked child in which nothing was polled yet."""
         self._closed = False
+        self._was_cut_off = False
+        """Whether a `close` was interrupted, so that the next one is to do all that is left."""
         self._began_s = time.monotonic()
         self.about: Callable[[], About] = partial(About, type(self).__name__, settings_of(options))
         """What it says of itself; a push consumer above it says more."""

@@ -130,7 +130,7 @@ def ha_status(
     def ask(broker: BrokerInfo) -> pb.GetHaStatusResponse:
         return admin._call(broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse)
 
-    brokers = [broker for broker in admin.cluster_info() if broker_name in (None, broker.broker_name)]
+    brokers = admin._brokers_named(broker_name)
     for broker, said in zip(brokers, admin._side_by_side([partial(ask, broker) for broker in brokers]), strict=True):
         try:
             answer = said()
@@ -164,7 +164,7 @@ def order_lead(
     with fork_waits:
         from .v1 import ha_service_pb2 as pb
 
-    brokers = [each for each in admin.cluster_info() if each.broker_name == broker_name]
+    brokers = admin._brokers_named(broker_name)
     states, failures = ha_status(admin, broker_name)
     target = next((each for each in states if each.broker_id == broker_id), None)
     if target is None and broker_id is not None:
@@ -197,9 +197,7 @@ def forget_member(admin: AdminCalls, broker_name: str, broker_id: int) -> None:
     request = pb.ForgetMemberRequest(broker_name=broker_name, broker_id=broker_id)
     failure: ProtomqError = BrokerNotFoundError(f"no broker of that name is registered: {broker_name}")
     # The master is the likeliest to answer.
-    for broker in sorted(admin.cluster_info(), key=lambda each: each.broker_id):
-        if broker.broker_name != broker_name:
-            continue
+    for broker in sorted(admin._brokers_named(broker_name), key=lambda each: each.broker_id):
         try:
             admin._call(broker.address, _methods.FORGET_MEMBER, request, pb.ForgetMemberResponse)
             return
@@ -219,8 +217,8 @@ def wait_for_lead(admin: AdminCalls, broker_name: str, after_epoch: int, timeout
     give_up_s = time.monotonic() + timeout_s
     while True:
         with suppress(ProtomqError):  # stores are being opened again
-            for broker in admin.cluster_info():
-                if (broker.broker_name, broker.broker_id) != (broker_name, 0):
+            for broker in admin._brokers_named(broker_name):
+                if broker.broker_id:
                     continue
                 said = admin._call(broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse).leadership
                 if said.state == _LEADING and said.epoch > after_epoch:

@@ -104,11 +104,11 @@ class MemberTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with self.lock:
             requests = self.state.leave_requests(pull_member)
-        for address, request in requests:
-            with contextlib.suppress(ProtomqError):
-                await self._transport.call(
-                    address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S
-                )
+        await asyncio.gather(*(self._say_leaving(address, request) for address, request in requests))
+
+    async def _say_leaving(self, address: BrokerAddress, request: bytes) -> None:
+        with contextlib.suppress(ProtomqError):
+            await self._transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
 
     def abandon(self) -> None:
         """Nobody wants it any more; does not wait."""

@@ -153,26 +153,36 @@ def ask_one(
     request: bytes,
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
+    knows: Callable[[bytes], bool] = lambda answer: True,
 ) -> Steps[bytes]:
     """What the first name server says that answers; for methods that only read.
+
+    `knows`: whether an answer has what is looked for. If none has, it is what the first one said that answers.
 
     Raises NotFoundError if none knows what was named, NoRouteError if none answers, ConfigurationError for what is none.
     """
     deadline_s = clock() + timeout_s
     yield from _read_url(names, timeout_s, clock)
     errors: list[ProtomqError] = []
+    ignorant: bytes | None = None
     for server, try_timeout_s in _tries(names.in_order(), deadline_s, clock):
         try:
             answer = yield from _ask(server, method, request, clock() + try_timeout_s, clock)
-        except UnknownMethodError as error:
-            raise _no_name_server(server, method) from error
         except ProtomqError as error:
+            if ignorant is not None:
+                continue
+            if isinstance(error, UnknownMethodError):
+                raise _no_name_server(server, method) from error
             if not error.retriable and not isinstance(error, NotFoundError):
                 raise
             errors.append(error)
             continue
-        names.prefer(server)
-        return answer
+        if knows(answer):
+            names.prefer(server)
+            return answer
+        ignorant = answer if ignorant is None else ignorant
+    if ignorant is not None:
+        return ignorant
     raise outcome_of_failures(errors, names)
 
 

@@ -7,8 +7,10 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
+from ._closing import Closing
 from ._daemon_threads import DaemonThreads
 from ._loop_watch import LoopWatch
 from ._message import Message
@@ -49,6 +51,12 @@ class HandlerTasks:
         self._returned: defaultdict[str, list[Hold]] = defaultdict(list)
         """As in HandlerThreads."""
         self._acknowledging: set[str] = set()
+        self._closing = Closing(None)
+
+    @property
+    def ending(self) -> asyncio.Future[None] | None:
+        """What gives messages back when the call ends, also where it was cancelled once more meanwhile."""
+        return self._closing.task
 
     def stop(self) -> None:
         """No handler begins any more."""
@@ -70,12 +78,24 @@ class HandlerTasks:
         finally:
             if watch is not None:
                 watch.close()
-            await self._drain(timeout_s)
-            for task in self._renewing.values():
-                task.cancel()
-            await asyncio.gather(*self._renewing.values(), return_exceptions=True)
-            self._threads.close()
+            try:
+                await self._closing.wait(partial(self._end, timeout_s), partial(self._end, 0.0), self._end_renewals)
+            except asyncio.CancelledError:
+                self._cancel_handlers()
+                raise
         return self.handling.counts
+
+    async def _end(self, timeout_s: float) -> None:
+        """May be called again where it was cut off."""
+        await self._drain(timeout_s)
+        await asyncio.gather(*self._end_renewals(), return_exceptions=True)
+
+    def _end_renewals(self) -> list[asyncio.Task[None]]:
+        self._threads.close()
+        tasks = list(self._renewing.values())
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     async def _wait_for_room(self) -> int:
         """How many messages to receive; 0: it is stopped."""
@@ -201,10 +221,8 @@ class HandlerTasks:
             await self._run(self.handling.give_back(waiting))
         if self._tasks and timeout_s:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+        self._cancel_handlers()
         holds = self.handling.holds
-        for task, hold in self._tasks.items():
-            if holds.find(hold.message):  # Else its handler has returned, and the broker is being told.
-                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         goes_on = not self._handler.is_coroutine
         left = [hold for hold in holds.all() if not (hold.is_lost or (goes_on and hold.is_begun))]
@@ -214,6 +232,12 @@ class HandlerTasks:
                 holds.end(hold)
             await self._wait_for_renewals(left)
             await self._run(self.handling.give_back(left))
+
+    def _cancel_handlers(self) -> None:
+        for task, hold in self._tasks.items():
+            # Else its handler has returned, and the broker is being told.
+            if self.handling.holds.find(hold.message):
+                task.cancel()
 
     async def _received_last(self) -> list[Hold]:
         """Of the `receive` that was under way when the call was cancelled: at the broker it goes on, and would get what is given back."""

@@ -113,6 +113,8 @@ class Producer(LineSender):
             self._transport.is_replaced = self._routes.is_replaced
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
+        self._was_cut_off = False
+        """Whether a `close` was interrupted, so that the next one is to do all that is left."""
         self._tracer: Tracer | None = None
         if self.options.trace:
             self._tracer = traced(self._hooks, self._transport.options, namesrv)
@@ -427,12 +429,22 @@ class Producer(LineSender):
 
     def _shut(self, timeout_s: float | None) -> bool:
         """Closes everything. Returns False if it was closed before."""
-        if self._closed:
+        if self._closed and not self._was_cut_off:
             return False
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s, zero=True)
+        self._was_cut_off = False
         self._closed = True
+        try:
+            self._end(deadline_s)
+        except BaseException:
+            self._was_cut_off = True
+            raise
+        return True
+
+    def _end(self, deadline_s: float) -> None:
+        """May be called again where it was cut off."""
         for line in list(self._lines.values()):
             left = line.drain(max(deadline_s - time.monotonic(), 0.0))
             if left:
@@ -446,7 +458,6 @@ class Producer(LineSender):
             self._tracer.close()
         if self._owns_transport:
             self._transport.close()
-        return True
 
     def _tell_unseen_failures(self) -> None:
         """Warns about failures that nobody has seen, at the line that calls the public method. After `close` nobody can see messages

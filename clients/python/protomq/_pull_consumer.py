@@ -24,6 +24,7 @@ from ._checks import (
     check_time,
     check_topic,
 )
+from ._closing import HURRY_S
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
@@ -480,30 +481,54 @@ class PullConsumer(ConsumerBase):
 
     def _shut(self, commit: bool) -> str:
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
-        text = ""
-        was_closed, self._closed = self._closed, True
+        is_first = not self._closed or self._was_cut_off
+        self._was_cut_off, self._closed = False, True
         closed(self)
-        self.wakeup()
-        with self._own_lock():
-            if commit:
-                self._state.user_came_back()
-            if not was_closed:
-                self._run(self._goodbye())
-            if self._auto_commits and self._pulls is not None:
-                error = self._run(self._steps.commit_last("on close"))
-                if error is not None and (count := self._state.uncommitted_count()):
-                    text = not_taken_text(self.group, count, error)
-            self._auto_commits = False
-            if self._member is not None and not was_closed:
-                # Nothing must be pulled for a group that somebody deletes now.
-                self._close_pulls()
-                self._member.leave(self._state.member_name())
+        try:
+            self.wakeup()
+            with self._own_lock():
+                if commit:
+                    self._state.user_came_back()
+                if is_first:
+                    self._run(self._goodbye())
+                return self._leave(commit, is_first=is_first)
+        except BaseException:
+            self._was_cut_off = True
+            self._leave_in_a_hurry(commit, is_first=is_first)
+            self._was_cut_off = False
+            raise
+
+    def _leave_in_a_hurry(self, commit: bool, *, is_first: bool) -> None:
+        """After Ctrl-C, or an alarm: nobody may call `close` again, and others wait for the queues."""
+        lock, commits_until_s = self._own_lock(), time.monotonic() + HURRY_S / 2
+        # A thread that polls may have it, with a listener that does not return.
+        if not lock.acquire(timeout=HURRY_S / 2):
+            if self._member is not None:
+                self._member.abandon()
+            return
+        try:
+            self._leave(commit, is_first=is_first, commits_until_s=commits_until_s)
+        finally:
+            lock.release()
+
+    def _leave(self, commit: bool, *, is_first: bool, commits_until_s: float = float("inf")) -> str:
+        """All but the goodbye. May be called again where it was cut off."""
+        text = ""
+        if self._auto_commits and self._pulls is not None:
+            error = self._run(self._steps.commit_last("on close", commits_until_s))
+            if error is not None and (count := self._state.uncommitted_count()):
+                text = not_taken_text(self.group, count, error)
+        self._auto_commits = False
+        if self._member is not None and is_first:
+            # Nothing must be pulled for a group that somebody deletes now.
             self._close_pulls()
-            self._transport.close()
-            if self._handed is not None:
-                self._handed.came_back(None if commit else NOT_DEALT_WITH)
-            if self._tracer is not None:
-                self._tracer.close()
+            self._member.leave(self._state.member_name())
+        self._close_pulls()
+        self._transport.close()
+        if self._handed is not None:
+            self._handed.came_back(None if commit else NOT_DEALT_WITH)
+        if self._tracer is not None:
+            self._tracer.close()
         return text
 
     def __enter__(self) -> PullConsumer:

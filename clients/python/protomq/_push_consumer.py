@@ -40,6 +40,7 @@ logger = logging.getLogger("protomq")
 
 JOIN_S = 5.0
 """How long the end of a stop waits for the consumer's own threads, whose calls have time-outs."""
+HURRIED_JOIN_S = 0.5
 
 
 class ListenedConsumer(PullConsumer):
@@ -153,6 +154,8 @@ class PushConsumer(PushBase):
         self._thread_number = 0
         self._is_revoking = False
         self._stop_wanted = threading.Event()
+        self._was_cut_off = False
+        """Whether a `stop` was interrupted, so that the next one is to do all that is left."""
         self._stopping = threading.RLock()
         """A signal's handler may call `stop` in the midst of it."""
         self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
@@ -214,8 +217,20 @@ class PushConsumer(PushBase):
             return self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
 
     def _stop(self, consumer: ListenedConsumer, timeout_s: float) -> int:
-        if self._is_ending:
+        if self._is_ending and not self._was_cut_off:
             return 0  # Somebody else has stopped it meanwhile.
+        self._was_cut_off = False
+        try:
+            self._drain(timeout_s)
+            return self._leave(consumer, JOIN_S)
+        except BaseException:
+            self._was_cut_off = True
+            # Ctrl-C, or an alarm: nobody may call `stop` again, and others wait for the queues.
+            self._leave(consumer, HURRIED_JOIN_S)
+            self._was_cut_off = False
+            raise
+
+    def _drain(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
         with self._lock:
             self._state.stop()
@@ -225,12 +240,16 @@ class PushConsumer(PushBase):
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0 or not self._drained.wait(left_s):
                     break
+
+    def _leave(self, consumer: ListenedConsumer, join_s: float) -> int:
+        """Commits, and leaves the group. May be called again where it was cut off."""
+        with self._lock:
             left_count = sum(run.count for run in self._state.runs) + self._state.backs.count
             self._is_ending = True
             self._failed.notify_all()
         consumer.wakeup()
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join(join_s)
         if self._push is not None:
             consumer._run(self._push.save(is_last=True))
         consumer.close()

@@ -475,9 +475,11 @@ class Routes(RouteBook):
             if not request.page_token:
                 return names
 
-    def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-        """What the first name server says that answers. See ask_one."""
-        return self._driver.run(ask_one(self.name_servers, method, request, timeout_s))
+    def ask(
+        self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S, knows: Callable[[bytes], bool] = lambda answer: True
+    ) -> bytes:
+        """What the first name server says that answers, and knows. See ask_one."""
+        return self._driver.run(ask_one(self.name_servers, method, request, timeout_s, knows=knows))
 
     def ask_all(
         self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S

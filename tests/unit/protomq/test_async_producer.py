@@ -372,6 +372,24 @@ async def test_close_waits_for_what_is_on_its_way(transport: FakeAsyncTransport)
         await producer.send("T", b"x")
 
 
+async def test_a_close_that_is_cancelled_goes_on_and_a_second_one_waits_for_it(transport: FakeAsyncTransport) -> None:
+    gate = Gate(transport)
+    producer = AsyncProducer(transport=transport)
+    sending = asyncio.create_task(producer.send("T", b"x"))
+    await turns()
+    first = asyncio.create_task(producer.close())
+    await turns()
+    while not first.done():
+        first.cancel()
+        await asyncio.sleep(0)
+    second = asyncio.create_task(producer.close())
+    await turns()
+    assert not second.done()
+    gate.open.set()
+    await second
+    assert (await sending).status == SendStatus.SEND_OK
+
+
 async def test_close_fails_what_it_cannot_send_in_time(transport: FakeAsyncTransport) -> None:
     gate = Gate(transport)
     producer = AsyncProducer(transport=transport)

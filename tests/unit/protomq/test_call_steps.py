@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,7 @@ def call(world: FakeWorld, retries: Retries, timeout_s: float = 3.0) -> bytes:
     return world.driver.run(steps)
 
 
-def world_with(*errors: ProtomqError) -> FakeWorld:
+def world_with(*errors: ProtomqError | bytes) -> FakeWorld:
     world = FakeWorld(route_of("T", "a"))
     world.script.extend(errors)
     return world
@@ -244,6 +246,19 @@ def test_name_servers_are_asked_in_turn_and_the_one_that_answers_is_kept() -> No
     assert asked(world) == ["n1:1", "n2:1", "n3:1"]
     assert [timeout_s for *_, timeout_s in world.calls] == pytest.approx([1.0, 1.5, 3.0])
     assert servers.in_order()[0].grpc_address == "n3:1"
+
+
+def test_one_that_knows_is_believed_rather_than_one_that_has_just_started() -> None:
+    world, servers = world_with(b"", ConnectFailedError("x"), b"known"), names("n1:1", "n2:1", "n3:1")
+    assert world.driver.run(ask_one(servers, GET_ROUTE, b"", 3.0, world.now_s, bool)) == b"known"
+    assert servers.in_order()[0].grpc_address == "n3:1"
+
+
+@pytest.mark.parametrize("other", [b"", UnknownMethodError("x"), ConnectFailedError("x"), TopicNotFoundError("x")])
+def test_where_none_knows_the_first_that_answers_is_believed(other: Any) -> None:
+    world, servers = world_with(b"0", other), names("n1:1", "n2:1")
+    assert world.driver.run(ask_one(servers, GET_ROUTE, b"", 3.0, world.now_s, lambda answer: answer == b"known")) == b"0"
+    assert asked(world) == ["n1:1", "n2:1"]
 
 
 def test_a_lost_connection_to_a_name_server_is_made_anew_once() -> None:

@@ -326,6 +326,31 @@ def test_in_an_event_loop_coroutines_are_delivered_by_awaiting() -> None:
     assert seen == [b"a", b"b"]
 
 
+def test_a_message_whose_delivery_is_cancelled_comes_again() -> None:
+    seen: list[bytes] = []
+
+    async def listen(message: Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 1:
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        consumer = AsyncPushConsumer("g")
+        consumer.subscribe("t", listen)
+        group = FakeGroup(consumer)
+        group.send("t", b"a")
+        delivery = asyncio.create_task(group.deliver_async())
+        await asyncio.sleep(0)
+        delivery.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await delivery
+        assert await group.deliver_async() == 1
+        assert [message.body for message in group.done] == [b"a"]
+
+    asyncio.run(run())
+    assert seen == [b"a", b"a"]
+
+
 def two_members(**options: Any) -> tuple[FakeGroup, list[tuple[str, bytes]]]:
     """A group whose members note what they are given: their names, and the bodies."""
     seen: list[tuple[str, bytes]] = []

@@ -20,7 +20,7 @@ class Name:
         self.looks = 0
         self.orders: list[str] = []
 
-    def cluster_info(self) -> list[Any]:
+    def _brokers_named(self, name: str | None) -> list[Any]:
         self.looks += bool(self.orders)
         is_new = self.looks > self.registered_after
         ids = {"a": 1, "b": 0} if is_new else {"a": 0, "b": 2}
@@ -88,8 +88,8 @@ class NameWithOneAway:
         self.silent = {"c"}
 
     @staticmethod
-    def cluster_info() -> list[Any]:
-        ids = {"c": 3, "a": 0}
+    def _brokers_named(name: str | None) -> list[Any]:
+        ids = {"c": 3, "a": 0} if name == "n" else {}
         return [SimpleNamespace(broker_name="n", broker_id=number, address=address) for address, number in ids.items()]
 
     def _call(self, address: str, method: Any, request: Any, response: Any) -> Any:

@@ -857,6 +857,24 @@ def test_close_waits_for_what_is_on_its_way(cluster: FakeCluster) -> None:
     assert [future.result(0).status for future in futures] == [SendStatus.SEND_OK] * 5
 
 
+def test_a_close_that_was_interrupted_is_finished_by_the_next_one(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(transport=FakeSyncTransport(cluster))
+    interrupts, closes = iter([KeyboardInterrupt]), []
+
+    def close() -> None:
+        for error in interrupts:
+            raise error
+        closes.append("requests")
+
+    monkeypatch.setattr(producer._requests, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    assert not closes
+    producer.close()
+    producer.close()
+    assert closes == ["requests"]
+
+
 def test_close_fails_what_it_cannot_send_in_time(cluster: FakeCluster) -> None:
     gate = Gate(cluster)
     producer = Producer(transport=FakeSyncTransport(cluster))

@@ -25,7 +25,8 @@ import itertools
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -283,10 +284,11 @@ class FakeGroup:
                 member, batch = found
                 count += len(batch)
                 run, worker, settle = self._begun(member, batch)
-                if run.listener.is_coroutine:
-                    runner.run(worker.work_async(run))
-                else:
-                    worker.work(run)
+                with self._comes_again(batch):
+                    if run.listener.is_coroutine:
+                        runner.run(worker.work_async(run))
+                    else:
+                        worker.work(run)
                 settle()
         return count
 
@@ -298,14 +300,24 @@ class FakeGroup:
             member, batch = found
             count += len(batch)
             run, worker, settle = self._begun(member, batch)
-            if run.listener.is_coroutine:
-                await worker.work_async(run)
-            else:
-                worker.work(run)
+            with self._comes_again(batch):
+                if run.listener.is_coroutine:
+                    await worker.work_async(run)
+                else:
+                    worker.work(run)
             settle()
         return count
 
     # --------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _comes_again(self, batch: Sequence[_Waiting]) -> Iterator[None]:
+        """Where the delivery is cancelled, or interrupted, nobody has done it."""
+        try:
+            yield
+        except BaseException:
+            self._waiting += batch
+            raise
 
     def _due_ms(self, one: _Waiting) -> int:
         """An orderly queue waits as a whole."""
