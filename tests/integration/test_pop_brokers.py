@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import statistics
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -149,6 +150,46 @@ def test_a_silent_broker_holds_back_nothing_of_another(place: Place, flavour: st
         assert [message.body for message in receiver.receive(topic, hold_s=LONG_HOLD_S)] == [b"last"]
     receiver.close()
     assert took_s < 5.0  # One call to it that is waited for takes that long.
+
+
+STOPPED_S = (0.098, 0.101, 0.104, 0.11)
+"""About as long as a broker is waited for before the next one is asked: so its answer crosses the end of the call."""
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_what_a_slow_broker_hands_out_is_neither_lost_nor_counted(place: Place, flavour: str, transport: Any) -> None:
+    topic, count = f"slow-{flavour}-{transport}", 300
+    place.create(topic)
+    with Producer(namesrv=place.namesrv) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, queue=MessageQueue(topic, NAMES[number % 2], 0))
+    is_over = Event()
+
+    def slow_down() -> None:
+        for stopped_s, name in itertools.cycle(itertools.product(STOPPED_S, NAMES)):
+            with place.silent(name):
+                is_over.wait(stopped_s)
+            if is_over.wait(0.01):
+                return
+
+    found: list[tuple[bytes, int]] = []
+    receiver = Receiver(place, flavour, transport)
+    slow = Thread(target=slow_down)
+    slow.start()
+    try:
+        limit_s = time.monotonic() + PATIENCE_S / 2
+        while len(found) < count and time.monotonic() < limit_s:
+            messages = receiver.receive(topic, count=2, hold_s=2.0, invisible_s=2 * PATIENCE_S)
+            for message in messages:
+                assert isinstance(message.queue, PoppedQueue)
+                found.append((message.body, message.queue.attempt))
+            receiver.ack(messages)
+            is_over.wait(0.005)  # Its work: there are messages at both brokers for a while.
+    finally:
+        is_over.set()
+        slow.join()
+        receiver.close()
+    assert sorted(found) == sorted((b"%d" % number, 1) for number in range(count))
 
 
 def test_a_close_ends_what_is_held_at_several_brokers(place: Place) -> None:

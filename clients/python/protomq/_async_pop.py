@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -18,6 +19,7 @@ from ._hook_points import HookPoints, check_hooks
 from ._hooked_async_calls import async_transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
+from ._late_pops import KEPT_S, LatePop
 from ._message import Message
 from ._of_one_process import OfOneProcess
 from ._pop import REQUEST_TIMEOUT_S
@@ -40,6 +42,7 @@ from ._pop_steps import (
     INVISIBLE_DEFAULT_S,
     PopSteps,
     Start,
+    is_held,
 )
 from ._pop_tasks import HandlerTasks
 from ._push_results import Listener
@@ -83,7 +86,8 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
-        self._transport.on_late = self._give_back_late
+        self._transport.on_late = self._came_late
+        self._transport.runs_out = lambda request: not is_held(request)
         self._steps.on_abandoned = self._give_back
         self._giving_back: set[asyncio.Task[None]] = set()
         self._driver = AsyncDriver(self._transport, self._routes)
@@ -114,9 +118,10 @@ class AsyncSimpleConsumer(OfOneProcess):
         fifo: bool = False,
         start: Start = "earliest",
     ) -> list[Message]:
-        """See SimpleConsumer.receive. A call that is cancelled takes no messages. Those that were on their way are given back.
+        """See SimpleConsumer.receive. A call that is cancelled takes no messages. Those that were on their way go to the next call,
+        or are given back.
 
-        Over gRPC, those that had left the broker come again when their time is up.
+        Over gRPC, those that had left a broker that held the call come again when their time is up. With several brokers none holds it.
         """
         self._check_open()
         wish = self._steps.wish(
@@ -231,16 +236,35 @@ class AsyncSimpleConsumer(OfOneProcess):
         # Calls of `handle` that were cancelled, and not waited for.
         if ending := [tasks.ending for tasks in self._handlers if tasks.ending is not None]:
             await asyncio.wait(ending, timeout=RECEIVE_HOLD_S + GIVE_BACK_S)
-        if self._giving_back:
-            await asyncio.wait(self._giving_back, timeout=GIVE_BACK_S)
+        await self._end_late()
         await self._routes.close()
         await self._transport.close()
         if self._tracer is not None:
             await self._driver.run(close_steps(self._tracer))
 
-    def _give_back_late(self, address: BrokerAddress, request: Sequence[bytes], answer: bytes) -> None:
-        if not self._closed:
-            self._begin_to_give_back(self._steps.give_back_late(request, address.broker_name, answer))
+    def _came_late(self, address: BrokerAddress, request: Sequence[bytes], answer: bytes) -> None:
+        """An answer has come when its `receive` was over."""
+        late = self._steps.keep_late(request, address.broker_name, answer)
+        if late is None:
+            return
+        if late.over.is_set():
+            self._give_back_kept(late)
+        else:
+            asyncio.get_running_loop().call_later(KEPT_S, self._give_back_kept, late)
+
+    def _give_back_kept(self, late: LatePop) -> None:
+        if late in self._steps.late:
+            self._begin_to_give_back(self._steps.give_back_kept(late))
+
+    async def _end_late(self) -> None:
+        """Gives back what is on its way to nobody, as far as it comes in time."""
+        until_s = time.monotonic() + GIVE_BACK_S
+        for late in self._steps.late.close():
+            self._give_back_kept(late)
+        await self._transport.wait_for_late(GIVE_BACK_S)
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=max(until_s - time.monotonic(), 0.0))
+        self._transport.on_late = None
 
     def _give_back(self, messages: list[Message]) -> None:
         if not self._closed:

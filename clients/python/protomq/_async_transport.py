@@ -52,6 +52,11 @@ class AsyncTransport:
     on_late: Callable[[BrokerAddress, Sequence[bytes], bytes], None] | None = None
     """Gets address, request and answer of a call of `GIVEN_UP` which was answered when its caller had been cancelled."""
 
+    runs_out: Callable[[Sequence[bytes]], bool] | None = None
+    """Whether a call of `GIVEN_UP`, by its request, ends soon by itself. Over gRPC it may do so when its caller is cancelled: what is
+    cancelled there loses its answer, even if that is here.
+    """
+
     def __init__(self, options: TransportOptions | None = None) -> None:
         load_needed_modules()
         self.options = options or TransportOptions()
@@ -65,6 +70,8 @@ class AsyncTransport:
         self._silent: list[AsyncConnection] = []
         self._opening: dict[_Key, asyncio.Task[AsyncConnection]] = {}
         self._grpc_links: dict[str, AioGrpcLink] = {}
+        self._late: set[asyncio.Task[bytes]] = set()
+        """Calls over gRPC whose callers are gone."""
         self._kinds: dict[BrokerAddress, Kind] = {}
         self._choice = Choice(self.options.transport)
 
@@ -153,6 +160,18 @@ class AsyncTransport:
         if method.method_id in GIVEN_UP and self.on_late is not None:
             self.on_late(address, payload, answer)
 
+    async def wait_for_late(self, timeout_s: float) -> None:
+        """Waits until all calls of `GIVEN_UP` have ended whose callers were cancelled."""
+        await asyncio.sleep(0)  # Tasks that were cancelled just now give up their calls.
+        if self._loop is not asyncio.get_running_loop():
+            return
+        late: set[asyncio.Future[Any]] = {*self._late}
+        for connection in (*self._connections.values(), *self._silent):
+            late |= connection.awaited
+        if late:
+            await asyncio.wait(late, timeout=timeout_s)
+            await asyncio.sleep(0)  # Its callbacks are behind ours.
+
     def look_again(self) -> None:
         """A route has changed: `is_replaced` may say something else now."""
         for connection in self._connections.values():
@@ -217,26 +236,42 @@ class AsyncTransport:
     ) -> bytes:
         calling = self._grpc_link(address.grpc_address).call(method, payload, timeout_s, one_way)
         try:
-            return await (self._watched(address, method, calling) if is_watched else calling)
+            return await (self._watched(address, method, payload, calling) if is_watched else calling)
         except (ConnectFailedError, ConnectionLostError):
             self._choice.grpc_failed(address)
             raise
 
     async def _watched(
-        self, address: BrokerAddress, method: MethodInfo, calling: Coroutine[Any, Any, bytes]
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], calling: Coroutine[Any, Any, bytes]
     ) -> bytes:
         """The outcome of a call over gRPC, which is given up where its server is silent, and another one has its name."""
         assert self.is_replaced is not None
         task, (wait_s, look_s) = asyncio.get_running_loop().create_task(calling), WATCHED[method.method_id]
+        is_over = False
         try:
             while True:
                 done, _ = await asyncio.wait((task,), timeout=wait_s)
                 if done:
+                    is_over = True
                     return task.result()
                 if self.is_replaced(address, wait_s):
                     raise given_up(address.grpc_address, method)
                 wait_s = look_s
         finally:
+            if not is_over:
+                self._leave(task, address, method, payload)
+
+    def _leave(self, task: asyncio.Task[bytes], address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes]) -> None:
+        """A call over gRPC has lost its caller."""
+
+        def ended(done: asyncio.Task[bytes]) -> None:
+            self._late.discard(done)
+            if not done.cancelled() and done.exception() is None:
+                self.came_late(address, method, payload, done.result())
+
+        self._late.add(task)
+        task.add_done_callback(ended)
+        if method.method_id not in GIVEN_UP or self.runs_out is None or not self.runs_out(payload):
             task.cancel()
 
     async def _connect(

@@ -13,6 +13,7 @@ from ._hook_points import HookPoints, check_hooks
 from ._hooked_calls import transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
+from ._late_pops import KEPT_S, HandOut
 from ._message import Message
 from ._of_one_process import OfOneProcess
 from ._pop_handling import (
@@ -29,9 +30,9 @@ from ._pop_handling import (
 )
 from ._pop_steps import (
     COUNT_DEFAULT,
+    GIVE_BACK_S,
     HOLD_DEFAULT_S,
     INVISIBLE_DEFAULT_S,
-    HandOut,
     PopSteps,
     Start,
 )
@@ -39,7 +40,7 @@ from ._pop_threads import HandlerThreads
 from ._push_results import Listener
 from ._races import Races
 from ._routes import Routes
-from ._steps import Driver
+from ._steps import CallServer, Driver
 from ._trace import Tracer, traced
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Body, BrokerAddress, MessageQueue, MethodInfo
@@ -120,7 +121,7 @@ class SimpleConsumer(OfOneProcess):
         self._routes = Routes(self._transport, connection.namesrv)
         self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
-        self._races = Races(self._transport, _methods.POP)
+        self._races = Races(self._transport, _methods.POP, self._came_late)
         self._driver = Driver(self._transport, self._routes, race=self._races.run)
         self._closed = False
         self._handlers: set[HandlerThreads] = set()
@@ -284,7 +285,8 @@ class SimpleConsumer(OfOneProcess):
         self._driver.run(self._steps.reply(message, body, properties, timeout_s))
 
     def close(self) -> None:
-        """Closes all connections. What was not acknowledged comes to others when its time is up.
+        """Closes all connections. What was not acknowledged comes to others when its time is up. What is on its way to a `receive` that is
+        over is given back before, which takes a second at most.
 
         A `receive` that waits in another thread ends with ClosedError. Messages that the broker has given it meanwhile come again.
         """
@@ -292,8 +294,16 @@ class SimpleConsumer(OfOneProcess):
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()
-        self._races.close()
+        self._steps.late.close()
+        self._races.close(GIVE_BACK_S)
         self._transport.close()
+
+    def _came_late(self, call: CallServer, answer: bytes) -> None:
+        """An answer has come when its `receive` was over. A thread of its own."""
+        late = self._steps.keep_late(call.payload, call.address.broker_name, answer)
+        if late is not None:
+            late.over.wait(KEPT_S)
+            self._driver.run(self._steps.give_back_kept(late))
 
     def __enter__(self) -> SimpleConsumer:
         self._check_open()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 from . import _methods
 from ._call_steps import broker_of, call_broker, forget_route, retried
@@ -38,6 +38,7 @@ from ._filters import MessageFilter, checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
+from ._late_pops import HandOut, LatePop, LatePops
 from ._message import Message
 from ._offset_calls import checked_tags
 from ._outages import Outages
@@ -105,13 +106,6 @@ logger = logging.getLogger("protomq")
 Start = Literal["earliest", "latest"]
 
 
-class HandOut(NamedTuple):
-    """What a broker has handed out: its answer."""
-
-    broker_name: str
-    data: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class PopWish:
     """What one `receive` asks for.
@@ -155,6 +149,25 @@ class PopWish:
         return request.SerializeToString()
 
 
+def wanted_in(request: bytes) -> bytes:
+    """What an encoded pop wants, without how long it waits, and how many it takes: what answers one answers another, too."""
+    with fork_waits:
+        from .v1 import pop_service_pb2 as pb
+
+    wanted = pb.PopRequest.FromString(request)
+    for name in ("hold_ms", "record_count_max", "topic_incarnation", "start"):
+        wanted.ClearField(name)
+    return wanted.SerializeToString()
+
+
+def is_held(request: Sequence[bytes]) -> bool:
+    """Whether an encoded pop may be held."""
+    with fork_waits:
+        from .v1 import pop_service_pb2 as pb
+
+    return pb.PopRequest.FromString(b"".join(request)).hold_ms > 0
+
+
 class PopSteps:
     """The steps of one consumer. Any thread."""
 
@@ -188,6 +201,7 @@ class PopSteps:
         """Of topics from which it receives from the end on, at their brokers: what was made again since is another topic."""
         self._made_again: set[tuple[str, str]] = set()
         """Topics, at their brokers, that were made again since it has received from them: all of their messages are new."""
+        self.late = LatePops()
         self._rests: dict[str, tuple[float, float]] = {}
         """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
@@ -249,6 +263,10 @@ class PopSteps:
 
     def _receive(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
+        if self.late:  # Hardly ever.
+            messages = yield from self._receive_late(wish, given)
+            if messages:
+                return messages
         if self._clock() >= self._next_look_s.get(wish.topic, 0.0):
             self._next_look_s[wish.topic] = self._clock() + LOOK_S
             yield ForgetRoute(wish.topic, may_be_old=True)
@@ -267,7 +285,7 @@ class PopSteps:
                 route, names = Route(wish.topic), []
             else:
                 failed.pop(NAME_SERVERS, None)
-            messages: list[Message] = []
+            messages = []
             if len(names) == 1:
                 failed.clear()
                 messages = yield from self._receive_from_one(wish, names[0], deadline_s, failed)
@@ -299,6 +317,37 @@ class PopSteps:
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)
             if not names:
                 yield ForgetRoute(wish.topic)
+
+    def _receive_late(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
+        """What an earlier call has asked for, and did not wait for."""
+        found: list[Message] = []
+        for name, data in self.late.take(wanted_in(wish.encoded(0))):
+            given.append(HandOut(name, data))
+            self._note_incarnation(wish, name, data)
+            found += decode_pop_answer(data, wish.topic, name)
+        if not found:
+            return []
+        return (yield from self._kept(wish, found[: wish.count], found[wish.count :]))
+
+    def keep_late(self, request: Sequence[bytes], broker_name: str, answer: bytes) -> LatePop | None:
+        """Keeps an answer that came when nobody waited for it any more; None: it has no messages. See `late`."""
+        encoded = b"".join(request)
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
+
+        topic = pb.PopRequest.FromString(encoded).topic
+        try:
+            if not decode_pop_answer(answer, topic, broker_name):
+                return None
+        except ProtomqError as error:
+            logger.warning("the answer to a call that was given up cannot be read: %r", error)
+            return None
+        return self.late.keep(wanted_in(encoded), topic, HandOut(broker_name, answer))
+
+    def give_back_kept(self, late: LatePop) -> Steps[None]:
+        """Gives back an answer that was kept, unless it was taken. Others may have its messages at once."""
+        if self.late.end(late):
+            yield from self.give_back(decode_pop_answer(late.hand_out.data, late.topic, late.hand_out.broker_name))
 
     def _receive_from_one(
         self, wish: PopWish, name: str, deadline_s: float, failed: dict[str, ProtomqError]
@@ -500,20 +549,6 @@ class PopSteps:
         stale = yield from self._hooked("nack", found, self.change_invisible(found, after_s, error, retry_level))
         self._tell_settled(found, stale, error_text(error) or "given back")
         return stale
-
-    def give_back_late(self, request: Sequence[bytes], broker_name: str, answer: bytes) -> Steps[None]:
-        """Gives back what a broker handed out when nobody waited for it any more. Others may have it at once."""
-        with fork_waits:
-            from .v1 import pop_service_pb2 as pb
-
-        try:
-            topic = pb.PopRequest.FromString(b"".join(request)).topic
-            messages = decode_pop_answer(answer, topic, broker_name)
-        except ProtomqError as error:
-            logger.warning("the answer to a call that was given up cannot be read: %r", error)
-            return
-        if messages:
-            yield from self.give_back(messages)
 
     def give_back_all(self, topic: str, given: Iterable[HandOut]) -> Steps[None]:
         """Gives back what a `receive` that was interrupted has taken; it takes GIVE_BACK_S at most."""

@@ -122,7 +122,7 @@ class PullMultiplexer:
             self._connecting[address] = [request]  # What the thread reports is taken in `wait`.
 
     def give_up(self, ticket: Any) -> None:
-        """Ends what a server holds; `wait` tells how, unless the server is silent."""
+        """Ends what a server holds; `wait` tells how, unless the server is silent. A pop over gRPC goes on to its end."""
         request_id = self._request_ids.get(ticket)
         if request_id is not None:
             try:
@@ -132,7 +132,9 @@ class PullMultiplexer:
             return
         for call, of_call in list(self._grpc_tickets.items()):
             if of_call == ticket:
-                call.cancel()
+                # gRPC drops the answer to a call that is cancelled, even if it is here. It may have messages that nobody else gets then.
+                if self._method.method_id != _methods.POP.method_id:
+                    call.cancel()
                 return
         for requests in self._connecting.values():
             for request in requests:

@@ -113,6 +113,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """By request id: who waits, until when, since when, for what, and after how long a silence the server is asked (LongHold)."""
         self._unclaimed: dict[int, bytes] = {}
         """Answers that came between the cancelling of their future and the turn of the loop in which its task gives the call up."""
+        self.awaited: set[asyncio.Future[bytes]] = set()
+        """Answers to calls that were given up."""
         self._out: list[bytes] = []
         self._flush_due = False
         self._writable: asyncio.Future[None] | None = None
@@ -207,6 +209,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
 
         def take(done: asyncio.Future[bytes]) -> None:
+            self.awaited.discard(done)
             if not done.cancelled() and done.exception() is None and late is not None:
                 late(done.result())
 
@@ -214,6 +217,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.forget(request_id)
         else:
             awaited = self._loop.create_future()
+            self.awaited.add(awaited)
             awaited.add_done_callback(take)
             self._pending[request_id] = (awaited, *pending[1:])
         out = self._out

@@ -153,7 +153,7 @@ class PopPipeline:
             pop = self._pops.popleft()
             if pop.call.answered:
                 continue  # its caller has gone
-            if nothing and pop.wanted in nothing:
+            if pop.call.is_late or (nothing and pop.wanted in nothing):  # Its caller has stopped waiting, or it would find nothing.
                 plan.nothing.append(pop)
                 continue
             try:

@@ -192,10 +192,10 @@ class PopService:
     # What the pipeline tells.
 
     def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
-        """Answers a pop with its messages. If its caller has gone or given it up, others may have them at once."""
+        """Answers a pop with its messages. If its caller has gone, given it up or stopped waiting, others may have them at once."""
         order = answer.order
         self._drop(order)
-        if order.call.answered or order.call.closed:
+        if order.call.answered or order.call.closed or order.call.is_late:
             if failure is None:
                 self._settler.post_give_back(answer)
             if not order.call.answered:
@@ -219,7 +219,7 @@ class PopService:
     def found_nothing(self, order: PopOrder, time_ms: int) -> None:
         """Holds the pop if its hold time is not over. What was due at this pop time has been looked at."""
         left_ms = order.ends_ms - self._clock.monotonic_ms()
-        if left_ms <= 0 or self._stopping:
+        if left_ms <= 0 or self._stopping or order.call.is_late:
             self._answer_nothing(order)
             return
         call, request = order.call, order.request

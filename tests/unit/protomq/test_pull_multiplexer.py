@@ -241,11 +241,27 @@ def test_over_grpc_the_end_of_a_call_wakes_who_waits_however_it_ends(world: Worl
     world.connect(link)
     link.calls[0].answer(b"messages")
     assert world.ended() == [(1, b"messages")]
-    world.calls.give_up(2)
+    link.calls[1].cancel()
     assert world.ended() == [(2, b"cancelled")]
     link.is_closed = True
     world.calls.send(A, 3, b"", LONG_S)
     assert isinstance(only_error(world.connect(link), 3), ConnectionLostError)
+
+
+def test_over_grpc_a_pop_that_is_given_up_goes_on_since_its_answer_would_be_lost_and_a_pull_is_cancelled(world: World) -> None:
+    link = FakeGrpcLink()
+    world.calls.send(A, 1, b"", LONG_S)
+    world.connect(link)
+    world.calls.give_up(1)
+    assert world.calls.wait(0.0, 1) == []
+    link.calls[0].answer(b"messages")
+    assert world.ended() == [(1, b"messages")]
+    pulls = World(PullMultiplexer(SyncTransport(), _methods.PULL))
+    pulls.calls.send(A, 1, b"", LONG_S)
+    pulls.connect(link)
+    pulls.calls.give_up(1)
+    assert pulls.ended() == [(1, b"cancelled")]
+    pulls.calls.close()
 
 
 def test_hooks_hear_how_a_dropped_call_ended() -> None:

@@ -1,7 +1,11 @@
-"""Races from threads: what is given up, waited for and dropped when one is over, and who has which connections. Calls are fakes."""
+"""Races from threads: what is given up, waited for and dropped when one is over, and who has which connections. Calls are fakes.
+
+What a thread would do is done when a test says so: `World.do_aside`.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 
 from protomq import _forks, _methods, _races
 from protomq._pull_multiplexer import Outcome
-from protomq._races import GIVEN_UP_S, Races
+from protomq._races import GIVEN_UP_S, LATE_S, Races
 from protomq._steps import CallServer, Start
 from protomq._transport import SyncTransport
 from protomq.errors import ClosedError, ConnectionLostError, ProtomqError
@@ -101,7 +105,17 @@ class World:
         self.next = FakeCalls(self.clock)
         monkeypatch.setattr(_races, "multiplexer_with", self._make)
         monkeypatch.setattr(_races, "time", self.clock)
-        self.races = Races(SyncTransport(), _methods.POP)
+        self.late: list[tuple[str, bytes]] = []
+        self.aside: list[Callable[[], None]] = []
+        self.races = Races(SyncTransport(), _methods.POP, self._came_late, self.aside.append)
+
+    def _came_late(self, call: CallServer, answer: bytes) -> None:
+        self.late.append((call.address.broker_name, answer))
+
+    def do_aside(self) -> None:
+        """What threads would do."""
+        while self.aside:
+            self.aside.pop()()
 
     def _make(self, _: object, method: object) -> FakeCalls:
         assert method is _methods.POP
@@ -125,20 +139,80 @@ def test_what_others_answer_while_they_are_given_up_is_heard(world: World) -> No
     assert world.clock.monotonic() == 0.0, "nobody is waited for any longer"
 
 
-def test_who_does_not_end_a_call_that_is_given_up_is_waited_for_a_moment_and_loses_its_connection(world: World) -> None:
+def test_an_answer_that_comes_when_its_race_is_over_is_waited_for_aside_and_not_lost(world: World) -> None:
     calls, race = world.next, FirstAnswer("a", "b")
     calls.answers = {"a": b"first"}
     world.races.run(race)
-    assert calls.did[2:] == ["give up b", "drop b", "look"], "hooks hear at the next look how it ended"
-    assert world.clock.monotonic() == pytest.approx(GIVEN_UP_S)
+    assert calls.did[2:] == ["give up b"]
+    assert world.clock.monotonic() == pytest.approx(GIVEN_UP_S), "its caller waits for a moment only"
+    world.next.answers = {"a": b"x"}
+    world.races.run(FirstAnswer("a"))
+    assert len(world.made) == 2, "these calls are not used meanwhile"
+    calls.late_answers = {"b": b"late"}
+    world.do_aside()
+    assert world.late == [("b", b"late")]
+    assert "drop b" not in calls.did
+    assert race.heard == [("a", b"first")]
+
+
+def test_the_calls_of_a_race_whose_late_answers_have_come_serve_others_again(world: World) -> None:
+    calls, race = world.next, FirstAnswer("a", "b")
+    calls.answers = {"a": b"first"}
+    world.races.run(race)
+    calls.late_answers = {"b": ConnectionLostError("CANCELLED")}
+    world.do_aside()
+    assert world.late == [], "it has brought nothing"
+    calls.answers = {"a": b"x"}
+    world.races.run(FirstAnswer("a"))
+    assert world.made == [calls]
+
+
+def test_who_never_ends_a_call_that_is_given_up_loses_its_connection(world: World) -> None:
+    calls, race = world.next, FirstAnswer("a", "b")
+    calls.answers = {"a": b"first"}
+    world.races.run(race)
+    world.do_aside()
+    assert calls.did[2:] == ["give up b", "drop b", "look", "close"], "hooks hear at the next look how it ended"
+    assert world.clock.monotonic() == pytest.approx(GIVEN_UP_S + LATE_S)
 
 
 def test_a_silent_broker_is_not_waited_for(world: World) -> None:
     calls, race = world.next, FirstAnswer("a", "b", silent=["b"])
     calls.answers = {"a": b"first"}
     world.races.run(race)
-    assert calls.did[2:] == ["give up b", "drop b", "look"]
+    assert calls.did[2:] == ["give up b", "look"]
     assert world.clock.monotonic() == 0.0
+
+
+def test_late_answers_are_waited_for_until_the_close_is_over(world: World) -> None:
+    calls, race = world.next, FirstAnswer("a", "b")
+    calls.answers = {"a": b"first"}
+    world.races.run(race)
+    world.races.close(0.0)
+    assert calls.did[-1] == "wake"
+    world.do_aside()
+    assert world.late == []
+    assert calls.did[-1] == "close"
+
+
+def test_a_close_waits_for_the_late_answers_of_a_thread() -> None:
+    clock, late, threads = FakeClock(), [], []
+    calls = FakeCalls(clock)
+
+    def run_aside(function: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=function))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(_races, "multiplexer_with", lambda transport, method: calls)
+        monkeypatch.setattr(_races, "time", clock)
+        races = Races(SyncTransport(), _methods.POP, lambda call, answer: late.append(answer), run_aside)
+        calls.answers = {"a": b"first"}
+        races.run(FirstAnswer("a", "b"))
+        calls.late_answers = {"b": b"late"}
+        threads[0].start()
+        races.close(60.0)
+        assert late == [b"late"]
+        threads[0].join()
 
 
 def test_a_failure_goes_to_the_race_and_ends_nothing(world: World) -> None:
@@ -156,7 +230,7 @@ def test_the_calls_of_one_race_serve_the_next_one(world: World) -> None:
         calls.answers = {"a": b"x"}
         world.races.run(FirstAnswer("a"))
     assert world.made == [calls]
-    world.races.close()
+    world.races.close(0.0)
     assert calls.did[-1] == "close"
     with pytest.raises(ClosedError):
         world.races.run(FirstAnswer("a"))
@@ -180,7 +254,7 @@ def test_races_at_one_time_have_calls_of_their_own(world: World) -> None:
 
 def test_a_race_that_is_closed_while_it_waits_says_so_and_leaves_no_connection(world: World) -> None:
     calls = world.next
-    calls.on_wait = world.races.close
+    calls.on_wait = lambda: world.races.close(0.0)
     with pytest.raises(ClosedError, match="closed while this call waited"):
         world.races.run(FirstAnswer("a"))
     assert calls.did == ["send a pop", "wake", "close"]
@@ -218,5 +292,5 @@ def test_a_child_that_only_closes_ends_nothing_of_its_parent(world: World, monke
     calls.answers = {"a": b"x"}
     world.races.run(FirstAnswer("a"))
     monkeypatch.setattr(_forks, "fork_count", _forks.fork_count + 1)
-    world.races.close()
+    world.races.close(0.0)
     assert "close" not in calls.did

@@ -478,8 +478,22 @@ def test_what_is_planned_for_a_caller_that_gives_up_is_handed_to_the_next_one() 
     assert [(message.body, message.attempt) for message in group.pop()] == [(b"0", 1)]
 
 
+def test_who_has_stopped_waiting_is_given_nothing_any_more() -> None:
+    broker = FakeBroker()
+    group = Group(broker)
+    call = group.begin(hold_ms=20_000)
+    call.deadline = 0.0
+    broker.server.call(SEND, _send(1))
+    records = broker.store.appended_end_offset("%SYS%POP", 0)
+    broker.server.run()
+    assert messages_of(call) == []
+    assert broker.store.appended_end_offset("%SYS%POP", 0) == records, "it was not even handed out"
+    assert [(message.body, message.attempt) for message in group.pop()] == [(b"0", 1)]
+
+
+@pytest.mark.parametrize("is_late", [True, False])
 @pytest.mark.parametrize("is_held", [True, False])
-def test_what_is_handed_out_to_nobody_is_given_back_at_once(is_held: bool) -> None:
+def test_what_is_handed_out_to_nobody_is_given_back_at_once(is_held: bool, is_late: bool) -> None:
     broker = FakeBroker(sync_flush=True)
     group = Group(broker)
 
@@ -495,7 +509,10 @@ def test_what_is_handed_out_to_nobody_is_given_back_at_once(is_held: bool) -> No
         call = group.begin(hold_ms=20_000)
     assert not call.answered
     assert call.is_held is is_held
-    call.hang_up()
+    if is_late:
+        call.deadline = 0.0
+    else:
+        call.hang_up()
     other = group.begin(hold_ms=20_000)
     flush()
     flush()
