@@ -189,7 +189,12 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
             try:
                 copy.run(source, Cut())
                 return copy.report()
-            except _GoneError:
+            except _GoneError as gone:
+                if source.look().first_position <= gone.position:
+                    raise BackupError(
+                        f"the log has nothing at position {gone.position}, though retention has not deleted that: a segment is lost"
+                        " (`protomq log verify` where its files are). Back up another member, or heal or repair the log first"
+                    ) from None
                 if manifest.is_complete and manifest.end != START:
                     raise BackupError(
                         f"{root} has the log up to {copy.manifest.end.position}, and the broker's begins at {source.look().first_position} "
@@ -251,10 +256,8 @@ def restore(
         copy = _Copy(disk, root, begun or fresh, kept.end.position)
         try:
             copy.run(source, cut)
-        except _GoneError:
-            raise BackupError(
-                f"{backup}: a segment is missing behind {copy.manifest.end.position}"
-            ) from None
+        except _GoneError as gone:
+            raise BackupError(_what_is_missing(source, gone.position, kept)) from None
         manifest = copy.manifest
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
@@ -322,6 +325,10 @@ class FolderSource:
         size_bytes = min(size_max_bytes, segment.end_position - position)
         return segment.read(position - segment.base_position, size_bytes)
 
+    def path_at(self, position: int) -> str:
+        """The file in which a position lies, or should."""
+        return self._store.folder.path_at(position)
+
     def first_append(self) -> Seal | None:
         """The first append that is not the empty head of a segment, as far as the log holds; None if there is none."""
         store = self._store
@@ -357,7 +364,24 @@ class LinkingSource:
 
 
 class _GoneError(Exception):
-    """The source has no more what comes next: retention has deleted it."""
+    """The source has no more what comes next, at `position`: retention has deleted it, or it is lost."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.position = position
+
+
+def _what_is_missing(source: FolderSource, position: int, kept: Manifest) -> str:
+    path = source.path_at(position)
+    left = (
+        "the log up to there, `protomq restore --position` gives that"
+        if position > kept.first_position and position >= kept.complete_from
+        else "nothing that could be restored"
+    )
+    return (
+        f"{path} is missing or cut short: the backup lacks the log from position {position} on. Bring the file back from a copy of the"
+        f" backup, or take another backup. This one has {left}; `protomq log repair` of a copy of the folder gives the rest"
+    )
 
 
 def _begun(look: SourceLook) -> Manifest:
@@ -453,7 +477,7 @@ class _Copy:
             left_bytes = min(self._end_position, cut.position) - read_at
             data = source.read(read_at, min(PART_SIZE_BYTES, left_bytes))
             if not data:
-                raise _GoneError
+                raise _GoneError(read_at)
             run += data
             for block in self._prove(run, position):
                 if not self._write(block, cut):

@@ -122,11 +122,12 @@ def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock 
             skips = skips_of(store.damaged)
             synced_behind = max_synced_behind(store.disk, store.folder, found, skips, store.epochs)
             synced = max(synced, synced_behind)
-        is_proved = (store.same_cache and found is not None) or position < store.written_position
+        written = max(store.written_position, store.folder.lost_front_end)
+        is_proved = (store.same_cache and found is not None) or position < written
         if position >= synced and not is_proved and find_misplaced(store.folder, position) is None:
             return
         if found is None:
-            proved = max(position + 1, synced, store.written_position)
+            proved = max(position + 1, synced, written)
             free = first_free_base(store.disk, store.folder, proved)
             yield DamagedRange(position, free, crc or 0, explain_problem(walker.problem))
             return
