@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.log_walk import Seal
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
+from protomq_broker.store.config import BACKUP_MARK, BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
     BackupError,
     CutError,
@@ -57,8 +57,10 @@ from protomq_broker.store.files.side_files import (
 from protomq_broker.store.log.agreement import START, LogPoint
 from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, write_epochs
 from protomq_broker.store.log.positions import LogTail
+from protomq_broker.store.log.seals import LogWalker, seal_before
 from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
 from protomq_broker.store.log.verbatim import ForeignBlock, LogEnd, prove
+from protomq_broker.store.start.front_note import keep_front
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 
 from .offline import open_offline
@@ -152,6 +154,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
     Raises BackupError, StoreLockedError, OSError, and what the source raises.
     """
     disk, root = disk or Disk(), str(root).rstrip("/")
+    _refuse_file(disk, root, "back up")
     known = read_manifest(root, disk=disk)
     if known is not None and known.is_restore:
         raise WrongFolderError(f"{root} is a store that is being restored: back up into another folder")
@@ -218,6 +221,9 @@ def restore(
     """
     disk, root = disk or Disk(), str(root).rstrip("/")
     cut = cut or Cut()
+    _refuse_file(disk, root, "restore")
+    if not disk.is_folder(str(backup)):
+        raise NoBackupError(f"{backup} is no folder, so it is no backup")
     kept = read_manifest(backup, disk=disk)
     if kept is None:
         raise NoBackupError(f"{backup} is no backup: {BACKUP_NAME} is missing")
@@ -268,6 +274,7 @@ def restore(
             highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
             epochs = replace(epochs, highest_epoch=highest)
         write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
+        keep_front(disk, root, folder, manifest.first_position)
         remove_file(disk, f"{root}/{BACKUP_NAME}")
         return copy.report()
     finally:
@@ -409,6 +416,37 @@ def _is_free(disk: Disk, root: str) -> bool:
     )
 
 
+def _refuse_file(disk: Disk, root: str, what: str) -> None:
+    if disk.exists(root) and not disk.is_folder(root):
+        raise WrongFolderError(f"{root} is a file: {what} into a folder")
+
+
+def _check_copied(disk: Disk, root: str, manifest: Manifest) -> None:
+    """Looks whether what the manifest lists is there: each segment with its first and its last seal. Raises BackupError if not."""
+    if manifest.end == START:
+        return
+    size, end = manifest.segment_size_bytes, manifest.end
+    folder = SegmentFolder(disk, f"{root}/commitlog", size)
+    folder.open(read_only=True)
+    crc: int | None = None
+    for base in range(manifest.first_position, end.position, size):
+        segment = folder.files.get(base)
+        if segment is None or segment.stored_size_bytes() < size:
+            problem = "is missing" if segment is None else "is cut short"
+        else:
+            head = LogWalker(disk, folder, base, crc, end_position=base + SEAL_SIZE_BYTES)
+            holds = any(True for _ in head)
+            last = seal_before(folder, min(base + size, end.position))
+            if holds and last is not None and (last.end_position < end.position or last.crc32c == end.crc32c):
+                crc = last.crc32c
+                continue
+            problem = "does not hold"
+        advice = "restore it into another folder" if manifest.is_restore else "begin another backup in another folder"
+        raise BackupError(
+            f"{folder.path_at(base)} {problem}, so nothing is added to what {root} has: bring the file back from a copy, or {advice}"
+        )
+
+
 def _make_folders(disk: Disk, root: str) -> None:
     for folder in ("config", "commitlog"):
         disk.make_folder(f"{root}/{folder}")
@@ -432,9 +470,12 @@ class _Copy:
         self._base = -1
         self._links = not manifest.is_restore
         self._copied_bytes = self._linked_bytes = 0
+        _check_copied(disk, root, manifest)
         self._keep()
         size = manifest.segment_size_bytes
         settings = {"format_version": FORMAT_VERSION, "segment_size_bytes": size}
+        if not manifest.is_restore:
+            settings[BACKUP_MARK] = True
         write_json_file(disk, f"{root}/config/store.json", settings)
         self._clear_behind(manifest.end.position)
 

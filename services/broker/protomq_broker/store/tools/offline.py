@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.log_walk import Seal
-from protomq_broker.store.config import BACKUP_NAME, check_format
+from protomq_broker.store.config import BACKUP_MARK, BACKUP_NAME, check_format
 from protomq_broker.store.errors import StoreSettingsError
 from protomq_broker.store.files.disk import Disk, read_json
 from protomq_broker.store.files.lock import is_locked, previous_cache_id
@@ -52,6 +52,7 @@ class OfflineStore:
         epochs: as the store has them written down.
         synced_position: up to where the log had been synced, by what stands beside it.
         written_position: up to where the log was written for sure; 0 if the page cache is another one.
+        is_backup: its settings say that it is a backup.
     """
 
     root: str
@@ -63,6 +64,7 @@ class OfflineStore:
     epochs: Epochs
     synced_position: int
     written_position: int
+    is_backup: bool
 
     @property
     def quarantine_path(self) -> str:
@@ -143,6 +145,7 @@ def open_offline(
             manifest.get("end", (0,))[0],
         ),
         written_position(disk, root) if may_ask_queues else 0,
+        settings.get(BACKUP_MARK) is True,
     )
 
 
