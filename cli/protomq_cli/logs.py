@@ -95,6 +95,7 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     """
     with offline_store(store):
         from protomq_broker.store.config import BACKUP_NAME
+        from protomq_broker.store.tools.backup import read_manifest
         from protomq_broker.store.tools.verify import FindingKind
         from protomq_broker.store.tools.verify import verify as verify_store
 
@@ -107,10 +108,17 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
             sys.stderr.write(f"{left} more of {kind.value}; `-o jsonl` shows all\n")
     kinds = {finding.kind for finding in findings}
     damage = [finding for finding in findings if finding.kind in (FindingKind.CORRUPTION, FindingKind.QUARANTINE)]
-    if damage and (store / BACKUP_NAME).exists():
+    if FindingKind.BACKUP in kinds:
         advice = (
-            "this is a backup: make another one in another folder, of the broker or a slave. If none has this log any more, "
-            f"`protomq restore {store} NEW --position {damage[0].start_position}` gives what stands before the damage. "
+            f"this is a backup without a valid {BACKUP_NAME}, and `protomq restore` takes none: bring that file back from a copy, or make "
+            "another backup in another folder, of the broker or a slave"
+        )
+    elif damage and (store / BACKUP_NAME).exists():
+        position, manifest = damage[0].start_position, read_manifest(store)
+        has_some = manifest is not None and position > manifest.first_position
+        before = f"`protomq restore {store} NEW --position {position}` gives what stands before the damage. " if has_some else ""
+        advice = (
+            f"this is a backup: make another one in another folder, of the broker or a slave. If none has this log any more, {before}"
             "`protomq log repair` of a copy of the folder takes the damage out, and the rest can be restored"
         )
     elif damage:

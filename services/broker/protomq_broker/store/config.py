@@ -16,6 +16,8 @@ SEGMENT_SIZE_MAX_BYTES: Final = 64 << 30
 """A file of this size fits on every file system. A segment is deleted as a whole: few want more than 1 GiB."""
 BACKUP_NAME: Final = "backup.json"
 """A file that marks a folder as a backup (tools/backup.py), or as a restore that is not finished."""
+BACKUP_MARK: Final = "is_backup"
+"""In config/store.json of a backup: true. So it is known as one even if it has lost the file above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,9 @@ class Store:
         tail = recovery.log.tail
         seal = seal_before(self._folder, tail.position)
         self._has_lost_its_end = tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
-        self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
+        self._log = CommitLog(
+            disk, self._folder, self.positions, epoch=epoch, keep_front=self._files.keep_front
+        )
         self._flusher = LogFlusher(disk, self._log, self.positions, self._clock.monotonic)
         self.flush = self._flusher.flush
         self.sync_durations = self._flusher.durations

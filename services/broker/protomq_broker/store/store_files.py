@@ -36,6 +36,7 @@ from .log.segment import SegmentFolder
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
 from .start.derived_recovery import rebuild, recover_store
+from .start.front_note import keep_front, settle_front
 from .start.log_proof import forget_unused_segments
 from .start.log_replay import StartFiles
 from .start.settings import check_settings, make_folders
@@ -77,6 +78,7 @@ class StoreFiles:
         self.folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
         self.folder.open()
         complete_truncation(disk, root, self.folder, lock)
+        settle_front(disk, root, self.folder)
         complete_healing(disk, root, self.folder)
         forget_unused_segments(disk, root, self.folder)
         self.queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
@@ -219,6 +221,10 @@ class StoreFiles:
     def _ends_with_damage(self, recovered: RecoveredLog) -> bool:
         end = recovered.tail.position
         return any(found.end_position == end and not is_repaired(self.disk, self.folder, found) for found in recovered.damaged)
+
+    def keep_front(self, position: int) -> bool:
+        """Notes where the log begins, before segments go; whether the disk had the space for it. Raises OSError."""
+        return keep_front(self.disk, self.root, self.folder, position)
 
     def keep_epochs(self, epochs: Epochs) -> None:
         """Writes the epochs to their file. Raises OSError."""

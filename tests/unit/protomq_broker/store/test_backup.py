@@ -13,6 +13,7 @@ from protomq_broker.store.errors import (
     BackupError,
     CorruptLogError,
     CutError,
+    NoBackupError,
     StoreLockedError,
     StoreSettingsError,
     WrongFolderError,
@@ -578,3 +579,84 @@ def test_a_restore_that_is_killed_anywhere_is_run_again(powerless: bool) -> None
         assert verify("/r", disk=after) == []
     disk.plan = None
     assert contents(open_at(disk, "/r")) == contents(store)
+
+
+@pytest.mark.parametrize("front", [0, SEGMENT])
+@pytest.mark.parametrize(
+    "what", ["first", "first two", "middle", "last", "all", "cut short", "zeros", "manifest empty", "manifest flipped", "manifest gone"]
+)
+def test_what_a_backup_has_lost_is_told_by_verify_by_restore_and_by_the_next_run(what: str, front: int) -> None:
+    store = leader(150)
+    if front:
+        forget_first_segments(store, front)
+    disk = SimDisk()
+    back_up(OpenStore(store), "/b", disk=disk)
+    assert verify("/b", disk=disk) == []
+    kept = read_manifest("/b", disk=disk)
+    assert kept is not None
+    names = disk.list("/b/commitlog")
+    assert len(names) >= 4
+    lost = {"first": names[:1], "first two": names[:2], "middle": names[2:3], "last": names[-1:], "all": names}.get(what, [])
+    for name in lost:
+        disk.remove(f"/b/commitlog/{name}")
+    path = f"/b/commitlog/{lost[0]}" if lost else f"/b/commitlog/{names[1]}"
+    if what == "cut short":
+        disk.cut(path, 100)
+    elif what == "zeros":
+        disk.overwrite(path, 0, bytes(SEGMENT))
+    elif what == "manifest empty":
+        disk.cut("/b/backup.json", 0)
+    elif what == "manifest flipped":
+        disk.flip_bit("/b/backup.json", 3)
+    elif what == "manifest gone":
+        disk.remove("/b/backup.json")
+    (found, *_) = verify("/b", disk=disk)
+    is_log = not what.startswith("manifest")
+    assert (found.kind, found.path) == (
+        (FindingKind.CORRUPTION, path) if is_log else (FindingKind.BACKUP, "/b/backup.json")
+    )
+    place = f"for position {found.start_position} of the log" if what == "zeros" else path
+    with pytest.raises(BackupError, match=place if is_log else "backup.json"):
+        restore("/b", "/r", disk=disk)
+    fill(store, 3)
+    store.flush()
+    with pytest.raises(BackupError, match=path if is_log else "/b"):
+        back_up(OpenStore(store), "/b", disk=disk)
+    if is_log:
+        assert read_manifest("/b", disk=disk) == kept
+
+
+def test_a_restore_that_lacks_a_segment_names_the_file_and_what_to_do() -> None:
+    store = leader(150)
+    disk = SimDisk()
+    report = back_up(OpenStore(store), "/b", disk=disk)
+    *_, name = disk.list("/b/commitlog")
+    disk.remove(f"/b/commitlog/{name}")
+    with pytest.raises(BackupError, match=f"/b/commitlog/{name} is missing or cut short: .* `protomq restore --position` gives that"):
+        restore("/b", "/r", disk=disk)
+    restored = restore("/b", "/other", Cut(position=int(name)), disk=disk)
+    assert restored.manifest.end.position == int(name) < report.manifest.end.position
+
+
+def test_a_file_is_no_folder_to_write_into_nor_a_backup() -> None:
+    store = leader()
+    disk = SimDisk()
+    back_up(OpenStore(store), "/b", disk=disk)
+    disk.close(disk.create("/file"))
+    with pytest.raises(WrongFolderError, match="/file is a file: restore into a folder"):
+        restore("/b", "/file", disk=disk)
+    with pytest.raises(WrongFolderError, match="/file is a file: back up into a folder"):
+        back_up(OpenStore(store), "/file", disk=disk)
+    with pytest.raises(NoBackupError, match="/file is no folder"):
+        restore("/file", "/r", disk=disk)
+
+
+def test_a_restored_store_knows_where_its_log_begins() -> None:
+    store = leader(150)
+    forget_first_segments(store)
+    disk = SimDisk()
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk)
+    disk.remove(f"/r/commitlog/{SEGMENT:020d}")
+    with pytest.raises(CorruptLogError):
+        open_at(disk, "/r")

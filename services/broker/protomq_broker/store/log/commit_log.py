@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -68,7 +68,9 @@ class CommitLog:
         positions: Positions,
         *,
         epoch: int = 0,
+        keep_front: Callable[[int], bool] | None = None,
     ) -> None:
+        """`keep_front` notes durably where the log begins, before segments go; False if the disk is too full for that."""
         self.folder = folder
         self.tail = positions.tail
         """Where the writer goes on: ahead of the published tail while an append is under way."""
@@ -87,6 +89,7 @@ class CommitLog:
         self._positions = positions
         self._pwritev = disk.pwritev
         self._segment: SegmentFile | None = folder.at(self.tail.position)
+        self._keep_front = keep_front or (lambda _: True)
         self._create_lock = threading.Lock()
 
     def position_for(self, size_bytes: int, reserve: Reserve = Reserve.MESSAGES) -> int:
@@ -179,6 +182,7 @@ class CommitLog:
         """A log without an append begins at this multiple of the size of a segment. What was made for it elsewhere goes. Raises OSError."""
         assert position % self.folder.segment_size_bytes == 0
         with self._create_lock:
+            self._keep_front(position)
             self.folder.remove([base for base in self.folder.files if base != position])
             self._segment = self.folder.files.get(position)
             self.tail = LogTail(position, 0, 0)
@@ -239,10 +243,10 @@ class CommitLog:
         """Where the log would begin if the segments that end at or below `position` were removed; any thread."""
         position = min(position, self.tail.position, self._positions.flushed)
         first = self.folder.first_position
-        while (
-            segment := self.folder.files.get(first)
-        ) is not None and segment.end_position <= position:
-            first = segment.end_position
+        # Lost segments between them are as old as these.
+        for segment in self.folder.files.values():
+            if segment.end_position <= position:
+                first = segment.end_position
         return first
 
     def remove_segments_below(self, position: int) -> list[SegmentFile]:
@@ -256,7 +260,12 @@ class CommitLog:
                 if segment.end_position <= position and segment is not current
             ]
             removed.sort(key=lambda segment: segment.base_position)
-            self.folder.remove([segment.base_position for segment in removed])
+            if removed:
+                front = removed[-1].end_position
+                is_kept = self._keep_front(front)
+                self.folder.remove([segment.base_position for segment in removed])
+                if not is_kept:  # now there is space
+                    self._keep_front(front)
             return removed
 
     def segment_to_heal(self, position: int, *, in_backups: bool) -> SegmentFile | None:

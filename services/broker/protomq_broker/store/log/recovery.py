@@ -190,7 +190,8 @@ def recover_log(
         synced_behind = synced
         if position >= synced and found is not None:
             synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged), epochs)
-        is_proved = (same_cache and found is not None) or position < written_position
+        written = max(written_position, folder.lost_front_end)
+        is_proved = (same_cache and found is not None) or position < written
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
@@ -198,13 +199,13 @@ def recover_log(
         if found is not None:
             damage = DamagedRange(position, found.position, found.crc32c, reason)
         else:
-            end = first_free_base(disk, folder, max(position + 1, synced, written_position))
+            end = first_free_base(disk, folder, max(position + 1, synced, written))
             damage = DamagedRange(position, end, chain_crc32c or 0, reason)
         if mode == "refuse":
             raise CorruptLogError(
                 folder.path_at(position),
                 position,
-                _explain(damage, synced, synced_behind, misplaced, written_position),
+                _explain(damage, synced, synced_behind, misplaced, written_position, folder.lost_front_end),
                 damage.end_position,
             )
         log.error(
@@ -272,7 +273,7 @@ def check_before(
             raise CorruptLogError(
                 folder.path_at(position),
                 position,
-                _explain(damage, checkpoint.flushed_position, 0, None, 0),
+                _explain(damage, checkpoint.flushed_position, 0, None, 0, 0),
                 damage.end_position,
             )
         log.error(
@@ -561,9 +562,11 @@ def explain_problem(problem: str) -> str:
 
 
 def _explain(
-    damage: DamagedRange, synced: int, synced_behind: int, misplaced: int | None, written: int
+    damage: DamagedRange, synced: int, synced_behind: int, misplaced: int | None, written: int, lost_front_end: int
 ) -> str:
-    if damage.start_position < synced:
+    if damage.start_position < lost_front_end:
+        proof = f"retention has not deleted what stood before {lost_front_end}"
+    elif damage.start_position < synced:
         proof = f"the log had been synced up to {synced}"
     elif damage.start_position < synced_behind:
         proof = f"a later seal says that the log had been synced up to {synced_behind}"

@@ -85,7 +85,7 @@ class SegmentFile:
 class SegmentFolder:
     """The segments of a log, by base position."""
 
-    __slots__ = ("_disk", "files", "path", "segment_size_bytes")
+    __slots__ = ("_disk", "files", "front", "path", "segment_size_bytes")
 
     def __init__(self, disk: Disk, path: str, segment_size_bytes: int) -> None:
         self._disk = disk
@@ -93,6 +93,8 @@ class SegmentFolder:
         self.segment_size_bytes = segment_size_bytes
         self.files: dict[int, SegmentFile] = {}
         """In their order. Replaced, never changed: a reader that took it may go on with it."""
+        self.front: int | None = None
+        """Where the log is known to begin: segments that are missing behind it are lost. None: its first segment tells."""
 
     def open(self, *, read_only: bool = False) -> None:
         """Opens the segments that are there; half-made ones are removed, unless `read_only`. The folder exists.
@@ -146,8 +148,17 @@ class SegmentFolder:
 
     @property
     def first_position(self) -> int:
-        """Where the oldest segment starts; 0 if there is none."""
-        return next(iter(self.files), 0)
+        """Where the log begins: with its oldest segment, or where it should begin if that one is lost."""
+        first, front = next(iter(self.files), None), self.front
+        if front is None:
+            return first or 0
+        return front if first is None or front < first else first
+
+    @property
+    def lost_front_end(self) -> int:
+        """Up to where the first segments are lost; 0 if they are there."""
+        first = next(iter(self.files), 0)
+        return first if first > self.first_position else 0
 
     def create(self, base_position: int) -> SegmentFile:
         """Makes a segment, durably, or raises OSError and leaves nothing behind."""

@@ -38,13 +38,17 @@ def written_position(disk: Disk, root: str) -> int:
 
 
 def forget_unused_segments(disk: Disk, root: str, folder: SegmentFolder) -> None:
-    """Forgets segments in which nothing was ever written, if a file says that there were segments before them.
+    """Forgets segments in which nothing was ever written, if a file says that there were segments before them. It is known where the log
+    begins.
 
     Retention deletes nothing behind the checkpoint, and never the segment being written. So if only the segment made in advance is left,
     somebody has removed the log; retention has not shortened it.
     """
-    first = folder.first_position
+    first = next(iter(folder.files), 0)
     if not first or has_bytes_behind(disk, folder, first):
+        return
+    if folder.lost_front_end:
+        folder.files = {}
         return
     checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
     known = max(checkpoint.replay_position if checkpoint else 0, derived_position(disk, root))

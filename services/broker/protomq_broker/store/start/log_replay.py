@@ -89,7 +89,7 @@ class LogReplay:
             ) from error
         self._note_deletions(block, records)
         start = 0
-        for row, body in _state_records(block, records, LOG_TOPIC):
+        for row, body in state_records(block, records, LOG_TOPIC):
             self._replay(records.select(_between(records, start, row)))
             position = int(records.positions[row])
             queues, repeated = self._one_of(ConsumeQueueTable), self._one_of(RepeatedSends)
@@ -145,12 +145,12 @@ class LogReplay:
 
 def deletions_in_block(block: WalkedBlock, records: ScannedRecords) -> Iterator[tuple[str, int]]:
     """Yields the topics that records of a block delete, each with the position up to which its records are deleted."""
-    for row, body in _state_records(block, records, TOPICS_TOPIC):
+    for row, body in state_records(block, records, TOPICS_TOPIC):
         with suppress(DecodeError):
             yield from deletions_in(TopicsRecord.FromString(body), int(records.positions[row]))
 
 
-def _state_records(
+def state_records(
     block: WalkedBlock, records: ScannedRecords, topic: str
 ) -> Iterator[tuple[int, bytes]]:
     """Yields row and body of each record of a system topic in a block."""

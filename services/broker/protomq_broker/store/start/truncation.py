@@ -40,6 +40,8 @@ from protomq_broker.store.queues.queue_ends import read_saved_ends, save_ends
 from protomq_broker.store.state import sent_snapshot, transaction_files
 from protomq_broker.store.timer import pending_state
 
+from .front_note import keep_front
+
 log = logging.getLogger(__name__)
 
 TRUNCATION_NAME: Final = "config/truncation.json"
@@ -82,6 +84,7 @@ def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: Stor
     _lower_checkpoint(disk, root, folder, point, checkpoint)
     _lower_marks(disk, root, point)
     if point.position < folder.first_position:
+        keep_front(disk, root, folder, 0)
         folder.remove(sorted(folder.files, reverse=True))
     else:
         folder.clear_from(point.position)

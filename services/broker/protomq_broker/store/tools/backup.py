@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.log_walk import Seal, decode_seal, walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
+from protomq_broker.store.config import BACKUP_MARK, BACKUP_NAME, FORMAT_VERSION
 from protomq_broker.store.errors import (
     BackupError,
     CutError,
@@ -57,8 +57,10 @@ from protomq_broker.store.files.side_files import (
 from protomq_broker.store.log.agreement import START, LogPoint
 from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, write_epochs
 from protomq_broker.store.log.positions import LogTail
+from protomq_broker.store.log.seals import LogWalker, seal_before
 from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
 from protomq_broker.store.log.verbatim import ForeignBlock, LogEnd, prove
+from protomq_broker.store.start.front_note import keep_front
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 
 from .offline import open_offline
@@ -153,6 +155,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
     Raises BackupError, StoreLockedError, OSError, and what the source raises.
     """
     disk, root = disk or Disk(), str(root).rstrip("/")
+    _refuse_file(disk, root, "back up")
     known = read_manifest(root, disk=disk)
     if known is not None and known.is_restore:
         raise WrongFolderError(f"{root} is a store that is being restored: back up into another folder")
@@ -195,7 +198,12 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
             try:
                 copy.run(source, Cut())
                 return copy.report()
-            except _GoneError:
+            except _GoneError as gone:
+                if source.look().first_position <= gone.position:
+                    raise BackupError(
+                        f"the log has nothing at position {gone.position}, though retention has not deleted that: a segment is lost"
+                        " (`protomq log verify` where its files are). Back up another member, or heal or repair the log first"
+                    ) from None
                 if manifest.is_complete and manifest.end != START:
                     raise BackupError(
                         f"{root} has the log up to {copy.manifest.end.position}, and the broker's begins at {source.look().first_position} "
@@ -219,6 +227,9 @@ def restore(
     """
     disk, root = disk or Disk(), str(root).rstrip("/")
     cut = cut or Cut()
+    _refuse_file(disk, root, "restore")
+    if not disk.is_folder(str(backup)):
+        raise NoBackupError(f"{backup} is no folder, so it is no backup")
     kept = read_manifest(backup, disk=disk)
     if kept is None:
         raise NoBackupError(f"{backup} is no backup: {BACKUP_NAME} is missing")
@@ -257,10 +268,8 @@ def restore(
         copy = _Copy(disk, root, begun or fresh, kept.end.position)
         try:
             copy.run(source, cut)
-        except _GoneError:
-            raise BackupError(
-                f"{backup}: a segment is missing behind {copy.manifest.end.position}"
-            ) from None
+        except _GoneError as gone:
+            raise BackupError(_what_is_missing(source, gone.position, kept)) from None
         manifest = copy.manifest
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
@@ -271,6 +280,7 @@ def restore(
             highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
             epochs = replace(epochs, highest_epoch=highest)
         write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
+        keep_front(disk, root, folder, manifest.first_position)
         remove_file(disk, f"{root}/{BACKUP_NAME}")
         return copy.report()
     finally:
@@ -328,6 +338,10 @@ class FolderSource:
         size_bytes = min(size_max_bytes, segment.end_position - position)
         return segment.read(position - segment.base_position, size_bytes)
 
+    def path_at(self, position: int) -> str:
+        """The file in which a position lies, or should."""
+        return self._store.folder.path_at(position)
+
     def first_append(self) -> Seal | None:
         """The first append that is not the empty head of a segment, as far as the log holds; None if there is none."""
         store = self._store
@@ -363,7 +377,24 @@ class LinkingSource:
 
 
 class _GoneError(Exception):
-    """The source has no more what comes next: retention has deleted it."""
+    """The source has no more what comes next, at `position`: retention has deleted it, or it is lost."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.position = position
+
+
+def _what_is_missing(source: FolderSource, position: int, kept: Manifest) -> str:
+    path = source.path_at(position)
+    left = (
+        "the log up to there, `protomq restore --position` gives that"
+        if position > kept.first_position and position >= kept.complete_from
+        else "nothing that could be restored"
+    )
+    return (
+        f"{path} is missing or cut short: the backup lacks the log from position {position} on. Bring the file back from a copy of the"
+        f" backup, or take another backup. This one has {left}; `protomq log repair` of a copy of the folder gives the rest"
+    )
 
 
 def _begun(look: SourceLook) -> Manifest:
@@ -408,6 +439,37 @@ def _is_free(disk: Disk, root: str) -> bool:
     )
 
 
+def _refuse_file(disk: Disk, root: str, what: str) -> None:
+    if disk.exists(root) and not disk.is_folder(root):
+        raise WrongFolderError(f"{root} is a file: {what} into a folder")
+
+
+def _check_copied(disk: Disk, root: str, manifest: Manifest) -> None:
+    """Looks whether what the manifest lists is there: each segment with its first and its last seal. Raises BackupError if not."""
+    if manifest.end == START:
+        return
+    size, end = manifest.segment_size_bytes, manifest.end
+    folder = SegmentFolder(disk, f"{root}/commitlog", size)
+    folder.open(read_only=True)
+    crc: int | None = None
+    for base in range(manifest.first_position, end.position, size):
+        segment = folder.files.get(base)
+        if segment is None or segment.stored_size_bytes() < size:
+            problem = "is missing" if segment is None else "is cut short"
+        else:
+            head = LogWalker(disk, folder, base, crc, end_position=base + SEAL_SIZE_BYTES)
+            holds = any(True for _ in head)
+            last = seal_before(folder, min(base + size, end.position))
+            if holds and last is not None and (last.end_position < end.position or last.crc32c == end.crc32c):
+                crc = last.crc32c
+                continue
+            problem = "does not hold"
+        advice = "restore it into another folder" if manifest.is_restore else "begin another backup in another folder"
+        raise BackupError(
+            f"{folder.path_at(base)} {problem}, so nothing is added to what {root} has: bring the file back from a copy, or {advice}"
+        )
+
+
 def _make_folders(disk: Disk, root: str) -> None:
     for folder in ("config", "commitlog"):
         disk.make_folder(f"{root}/{folder}")
@@ -431,9 +493,12 @@ class _Copy:
         self._base = -1
         self._links = not manifest.is_restore
         self._copied_bytes = self._linked_bytes = 0
+        _check_copied(disk, root, manifest)
         self._keep()
         size = manifest.segment_size_bytes
         settings = {"format_version": FORMAT_VERSION, "segment_size_bytes": size}
+        if not manifest.is_restore:
+            settings[BACKUP_MARK] = True
         write_json_file(disk, f"{root}/config/store.json", settings)
         self._clear_behind(manifest.end.position)
 
@@ -476,7 +541,7 @@ class _Copy:
             left_bytes = min(self._end_position, cut.position) - read_at
             data = source.read(read_at, min(PART_SIZE_BYTES, left_bytes))
             if not data:
-                raise _GoneError
+                raise _GoneError(read_at)
             run += data
             for block in self._prove(run, position):
                 if not self._write(block, cut):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.log_walk import Seal
-from protomq_broker.store.config import BACKUP_NAME, check_format
+from protomq_broker.store.config import BACKUP_MARK, BACKUP_NAME, check_format
 from protomq_broker.store.errors import StoreSettingsError
 from protomq_broker.store.files.disk import Disk, read_json
 from protomq_broker.store.files.lock import is_locked, previous_cache_id
@@ -29,6 +29,7 @@ from protomq_broker.store.log.recovery import (
 )
 from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.start.front_note import find_front
 from protomq_broker.store.start.log_proof import (
     derived_position,
     forget_unused_segments,
@@ -51,6 +52,7 @@ class OfflineStore:
         epochs: as the store has them written down.
         synced_position: up to where the log had been synced, by what stands beside it.
         written_position: up to where the log was written for sure; 0 if the page cache is another one.
+        is_backup: its settings say that it is a backup.
     """
 
     root: str
@@ -62,6 +64,7 @@ class OfflineStore:
     epochs: Epochs
     synced_position: int
     written_position: int
+    is_backup: bool
 
     @property
     def quarantine_path(self) -> str:
@@ -118,6 +121,8 @@ def open_offline(
     check_format(f"{root}/config/store.json", settings)
     folder = SegmentFolder(disk, f"{root}/commitlog", size)
     folder.open(read_only=not writable)
+    manifest = _manifest_of(disk, root)
+    find_front(disk, root, folder, manifest.get("first_position"))
     forget_unused_segments(disk, root, folder)
     cache_id = disk.cache_id(root)
     same_cache = bool(cache_id) and cache_id == previous_cache_id(disk, root)
@@ -137,19 +142,20 @@ def open_offline(
             checkpoint.flushed_position if checkpoint else 0,
             derived_position(disk, root),
             epochs.synced_position,
-            _backed_up_position(disk, root),
+            manifest.get("end", (0,))[0],
         ),
         written_position(disk, root) if may_ask_queues else 0,
+        settings.get(BACKUP_MARK) is True,
     )
 
 
-def _backed_up_position(disk: Disk, root: str) -> int:
-    """Up to where a backup has the log, which was synced there; 0 if the folder is none, or does not tell."""
+def _manifest_of(disk: Disk, root: str) -> dict[str, Any]:
+    """What a backup has, all of it synced; nothing if the folder is none, or does not tell."""
     try:
         content = read_json_file(disk, f"{root}/{BACKUP_NAME}")
-        return int(content["end"][0]) if content is not None else 0
-    except (SideFileDamagedError, LookupError, TypeError, ValueError):
-        return 0
+    except SideFileDamagedError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def epochs_of(root: Path | str, *, disk: Disk | None = None) -> list[dict[str, int | bool]]:

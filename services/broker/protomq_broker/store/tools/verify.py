@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.record import PHYSICAL_OFFSET_AT
+from protomq_broker.store.config import BACKUP_NAME
+from protomq_broker.store.errors import BackupError
 from protomq_broker.store.files.disk import Disk, read_fully
 from protomq_broker.store.files.lock import is_locked
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
@@ -46,6 +48,7 @@ from protomq_broker.store.queues.repaired import is_within, repaired_in
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
 from protomq_broker.store.start.log_replay import deletions_in_block
 
+from .backup import read_manifest
 from .offline import OfflineStore, open_offline
 
 
@@ -64,6 +67,8 @@ class FindingKind(Enum):
     """A record that holds says something about itself that is not so: a defect of the broker, please report it."""
     WRONG_ENTRY = "WRONG_ENTRY"
     """A consume queue does not agree with the log: delete the folder `consumequeue`, the next start rebuilds it."""
+    BACKUP = "BACKUP"
+    """A backup does not say what it has: its backup.json is damaged or gone, and `restore` refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,21 @@ class Finding:
 def verify(root: Path | str, *, disk: Disk | None = None) -> list[Finding]:
     """Everything that is wrong with a store; nothing if all is well. Raises StoreSettingsError if it is no store."""
     store = open_offline(root, disk)
-    return list(_Verification(store, is_live=is_locked(store.disk, store.root)).run())
+    return [*_check_manifest(store), *_Verification(store, is_live=is_locked(store.disk, store.root)).run()]
+
+
+def _check_manifest(store: OfflineStore) -> Iterator[Finding]:
+    """What is wrong with the file that makes a folder a backup."""
+    path = f"{store.root}/{BACKUP_NAME}"
+    explanation = ""
+    try:
+        if read_manifest(store.root, disk=store.disk) is None and store.is_backup:
+            explanation = "it is gone, and nothing else says what the backup has"
+    except BackupError as error:
+        explanation = str(error.__cause__)
+    if explanation:
+        position = store.folder.first_position
+        yield Finding(FindingKind.BACKUP, path, position, position, (), explanation)
 
 
 def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock | DamagedRange]:
@@ -122,11 +141,12 @@ def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock 
             skips = skips_of(store.damaged)
             synced_behind = max_synced_behind(store.disk, store.folder, found, skips, store.epochs)
             synced = max(synced, synced_behind)
-        is_proved = (store.same_cache and found is not None) or position < store.written_position
+        written = max(store.written_position, store.folder.lost_front_end)
+        is_proved = (store.same_cache and found is not None) or position < written
         if position >= synced and not is_proved and find_misplaced(store.folder, position) is None:
             return
         if found is None:
-            proved = max(position + 1, synced, store.written_position)
+            proved = max(position + 1, synced, written)
             free = first_free_base(store.disk, store.folder, proved)
             yield DamagedRange(position, free, crc or 0, explain_problem(walker.problem))
             return
