@@ -140,6 +140,7 @@ class QueueLocks:
             assert owner is not None
             self._loose.pop(key, None)
             self._loose[key] = (owner.token, now_ms + self._gap_ms)
+            self._awaited.pop(key, None)
         return []
 
     def is_loose(self, key: LockKey) -> bool:
@@ -155,6 +156,7 @@ class QueueLocks:
 
     def begin(self, now_ms: int) -> None:
         """Starts the time of owners that have not asked here yet. Call it soon after a start or a promotion. It walks all locks."""
+        self._loose.clear()  # Of a slave, which members come to and leave again.
         for key, owner in self._table.all().items():
             if self._deadlines_ms.get(key, (0, 0))[0] != owner.token:
                 self._renew(key, owner, now_ms)
@@ -181,6 +183,8 @@ class QueueLocks:
                 del self._deadlines_ms[key]
             elif self.is_member(key.group, owner.client_id, owner.nonce) and self.is_there(key):
                 self._renew(key, owner, now_ms)
+            elif self.is_loose(key):  # It has its own end.
+                self._begin_time(key, owner.token, now_ms)
             else:
                 changes.append((key, None))
         return changes
@@ -218,9 +222,12 @@ class QueueLocks:
         owner = self._table.owner(key)
         return token == (owner.token if owner is not None else 0) or (not token and self.is_loose(key))
 
-    def _renew(self, key: LockKey, owner: LockOwner, now_ms: int) -> None:
+    def _begin_time(self, key: LockKey, token: int, now_ms: int) -> None:
         self._deadlines_ms.pop(key, None)
-        self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
+        self._deadlines_ms[key] = (token, now_ms + self.lock_ms)
+
+    def _renew(self, key: LockKey, owner: LockOwner, now_ms: int) -> None:
+        self._begin_time(key, owner.token, now_ms)
         self._awaited.pop(key, None)
         self._loose.pop(key, None)
 

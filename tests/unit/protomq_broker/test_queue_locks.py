@@ -217,6 +217,45 @@ def test_the_lock_of_a_member_whose_connection_broke_ends_with_the_gap() -> None
     assert commit(broker, old, 3).error is not None
 
 
+def test_the_gap_of_a_member_whose_connection_broke_is_not_cut_short_by_the_time_of_its_lock() -> None:
+    broker = filled()
+    broker.locks.arm()
+    broker.members.add(("g", "a", 1))
+    ((token, _),) = lock(broker, "a", Q0)
+    broker.advance(LOCK_MS - 5_000)
+    broker.members.clear()
+    broker.locks.gone("g", "a", 1, True)
+    broker.server.run()
+    broker.advance(LOCK_GAP_MS - 2_000)
+    commit(broker, token, 3).response()
+    broker.advance(3_000)
+    assert (broker.store.locks.count, broker.queue_locks.counts().expired) == (0, 1)
+
+
+def after_start() -> tuple[FakeBroker, int]:
+    """A broker that has just started, and the token of a member that was there before."""
+    broker, token = broken()
+    broker.store.close()
+    again = FakeBroker(disk=broker.disk)
+    again.locks.arm()
+    return again, token
+
+
+def test_a_member_that_is_back_after_a_start_and_whose_connection_breaks_then_has_the_whole_gap() -> None:
+    broker, token = after_start()
+    broker.advance(LOCK_GAP_MS - 5_000)
+    broker.locks.gone("g", "a", 1, True)
+    broker.advance(LOCK_GAP_MS - 2_000)
+    commit(broker, token, 3).response()
+
+
+def test_a_promotion_waits_for_members_whose_connections_had_broken_at_the_slave() -> None:
+    broker, token = broken()
+    broker.locks.arm()
+    assert lock(broker, "b", Q0) == [(0, "a")]
+    commit(broker, token, 3).response()
+
+
 def test_a_commit_without_a_lock_ends_the_lock_of_a_member_whose_connection_broke() -> None:
     broker, old = broken()
     commit(broker, 0, 5).response()
@@ -244,10 +283,7 @@ def test_a_commit_that_is_refused_for_one_queue_ends_no_lock_of_another() -> Non
 
 
 def test_who_reads_the_log_gives_a_member_whose_connection_had_broken_its_time() -> None:
-    broker, token = broken()
-    broker.store.close()
-    again = FakeBroker(disk=broker.disk)
-    again.locks.arm()
+    again, token = after_start()
     assert lock(again, "b", Q0) == [(0, "a")]
     commit(again, token, 3).response()
     again.members.add(("g", "a", 1))
