@@ -8,16 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, PushConsumer
 from protomq._push_steps import PushSteps
 from protomq.errors import ConfigurationError, QueueNotOwnedError
 from protomq.testing import Broker
+from protomq.testing.fakes import FaultProxy
+from protomq.v1.queue_lock_service_pb2 import ListQueueLocksRequest
+from protomq.v1.queue_lock_service_pb2_grpc import QueueLockServiceStub
 from tests.support.cli import jsonl, run
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -360,6 +365,42 @@ def test_a_member_that_leaves_by_any_way_leaves_no_queue_without_an_owner(protom
         wait_for(lambda: len(of_topic(survivor)) == QUEUES)
         assert time.monotonic() - began_s < LEAVE_S
         assert locked_by_others(admin, "survivor") == set()
+
+
+def test_the_only_member_repeats_nothing_after_its_connection_was_broken_for_so_long_that_its_queues_were_free() -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy()) for _ in range(2)]
+        ports = [proxy.address.rpartition(":")[2] for proxy in proxies]
+        environment = {"PROTOMQ_LISTEN_ADVERTISED_REMOTING_PORT": ports[0], "PROTOMQ_LISTEN_ADVERTISED_GRPC_PORT": ports[1]}
+        broker = stack.enter_context(Broker(environment=environment))
+        proxies[0].target, proxies[1].target = broker.remoting_address, broker.grpc_address
+        channel = stack.enter_context(grpc.insecure_channel(broker.grpc_address))
+
+        def lock_count() -> int:
+            return len(QueueLockServiceStub(channel).ListQueueLocks(ListQueueLocksRequest(consumer_group="g"), timeout=PATIENCE_S).locks)
+
+        admin = stack.enter_context(Admin(namesrv=broker.namesrv))
+        admin.create_topic("t", write_queues=QUEUES, read_queues=QUEUES)
+        got: Counter[bytes] = Counter()
+        consumer = PushConsumer("g", namesrv=broker.namesrv, orderly=True, commit_interval_s=2.0)
+        consumer.subscribe("t", lambda message: got.update([message.body]))
+        stack.enter_context(consumer)
+        fill(broker, 40)
+        wait_for(lambda: len(got) == 40)
+        for proxy in proxies:
+            proxy.set(refuse=True)
+            proxy.cut()
+        wait_for(lambda: lock_count() == 0)
+        for proxy in proxies:
+            proxy.heal()
+        wait_for(lambda: lock_count() > QUEUES)  # with that of the retries
+        fill(broker, 48)
+
+        def committed() -> int:
+            return sum(lag.committed_offset or 0 for lag in admin.group_lag("g", "t"))
+
+        wait_for(lambda: committed() == 88)
+        assert got == Counter(b"%d" % number for count in (40, 48) for number in range(count))
 
 
 def test_a_start_that_fails_leaves_no_lock_behind(protomq_server: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ ANSWERS_MAX: Final = 50
 SHARED_MIN_BYTES: Final = 32 << 10
 """From this size on answers share the list of members, instead of a copy each."""
 BACK_MS: Final = 400.0
-"""How long the locks of a member whose connection broke wait for it: it calls again after 100 ms, if it lives. Who has its queues then asks
-for their locks each 500 ms."""
+"""How long the locks of a member whose connection broke wait for it alone: it calls again after 100 ms, if it lives. From then on they are
+whose who asks first: others who have its queues in their shares ask each 500 ms."""
 TOGETHER_MS: Final = 250.0
 """Long holds end at multiples of this. For 1,000 members at rest the lane would else wake up twice for each of 67 calls a second."""
 TOGETHER_MIN_MS: Final = 5_000.0
@@ -192,11 +192,12 @@ class MembershipService:
         self._is_stopping = False
         self._lane: CallLane | None = None
         self._said = SaidOnce()
-        self._tell_gone: Callable[[str, str, int], None] = lambda *_: None
+        self._tell_gone: Callable[[str, str, int, bool], None] = lambda *_: None
         self._tell_left: Callable[[str, str], None] = lambda *_: None
 
-    def listen_for_gone(self, listener: Callable[[str, str, int], None]) -> None:
-        """Registers a listener, called with group, name and number of a member that is gone, under the lock. Call before the broker runs.
+    def listen_for_gone(self, listener: Callable[[str, str, int, bool], None]) -> None:
+        """Registers a listener, called under the lock with group, name and number of a member that is gone. And with whether it may be back
+        in a moment, since only its connection broke. Call before the broker runs.
         """
         self._tell_gone = listener
 
@@ -404,7 +405,7 @@ class MembershipService:
         if not self._memberships.left(name, key, now_ms):
             return False
         self._tell(name)
-        self._tell_gone(name, *key)
+        self._tell_gone(name, *key, False)
         return True
 
     def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
@@ -466,7 +467,7 @@ class MembershipService:
             del self._between[member]
             if self._memberships.left(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
-                self._tell_gone(member[0], *member[1])
+                self._tell_gone(member[0], *member[1], True)
 
     def _end_waiter(self, member: MemberId) -> None:
         """Ends the previous call of a member that has called again, or leaves."""
@@ -583,7 +584,7 @@ class MembershipService:
             for name, key in expired:
                 self._between.pop((name, key), None)
                 self._tell(name)
-                self._tell_gone(name, *key)
+                self._tell_gone(name, *key, False)
             self._take_out_closed()
             for name in self._memberships.beside_changed(self._beside()):
                 self._tell(name)
@@ -657,7 +658,7 @@ class MembershipService:
         with self._lock:
             known = self._memberships.find(member[0])
             if known is None or member[1] not in known.members:
-                self._tell_gone(member[0], *member[1])
+                self._tell_gone(member[0], *member[1], True)
 
     def _end(self, waiter: _Waiter) -> None:
         """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""

@@ -33,7 +33,7 @@ from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC, POP_TO
 from protomq_runtime.errors import system_busy
 
 from .queue_locks import not_owned
-from .store.state.locks import LockKey
+from .store.state.locks import LockKey, locks_record
 from .store.state.offsets import OffsetKey, TooManyGroupsError
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
@@ -327,6 +327,8 @@ class _Record:
         self._parts: list[bytes] = []
         self._groups: set[str] = set()
         self._popped: list[PoppedQueue] = []
+        self._overtaken: set[LockKey] = set()
+        """Queues whose locks end: others commit there, and the owner is not there. It must not go on from its own offset."""
         self.commits: list[_Commit] = []
         self.size_bytes = 0
 
@@ -345,6 +347,7 @@ class _Record:
         resets: list[QueueOffset] = []
         taken: list[QueueOffset] = []
         popped: list[PoppedQueue] = []
+        overtaken: set[LockKey] = set()
         # First: who commits in the topic before has lost no lock, but the topic.
         for offset in request.offsets:
             check_incarnation(existing_topic(store, offset.topic), offset.topic_incarnation)
@@ -352,7 +355,7 @@ class _Record:
             if request.HasField("member"):
                 self._members.check(request)
                 request.ClearField("member")  # It was needed for the check only.
-            self._check_locks(group, request.offsets)
+            overtaken = self._check_locks(group, request.offsets)
         for offset in request.offsets:
             place = (group, offset.topic, offset.topic_incarnation, offset.queue_id)
             current = offsets.find(*place)
@@ -387,6 +390,7 @@ class _Record:
                 raise TooManyGroupsError
         self.commits.append(commit)
         self._popped += popped
+        self._overtaken |= overtaken
         if is_told:
             return  # as it is: the answer waits for the record that said so, if that is not stored yet
         # The tokens were needed for the check only.
@@ -404,32 +408,39 @@ class _Record:
             known = state.find(QueueOfGroup(group, offset.topic, offset.queue_id), offset.topic_incarnation)
             return None if known is None else known.reset_to(offset.queue_offset)
 
-    def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> None:
-        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue."""
+    def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> set[LockKey]:
+        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that the commit ends."""
         refused: list[tuple[LockKey, int]] = []
+        overtaken: set[LockKey] = set()
         for offset in offsets:
             key = LockKey(group, offset.topic, offset.topic_incarnation, offset.queue_id)
-            if not self._locks.may_commit(key, offset.lock_token):
+            if not self._locks.may_commit(key, offset.lock_token) or (offset.lock_token and key in self._overtaken):
                 refused.append((key, offset.queue_id))
+            elif not offset.lock_token and self._store.locks.owner(key) is not None:
+                overtaken.add(key)
         if refused:
             self._locks.refused_commit_count += 1
             first = refused[0][0]
             owner = self._store.locks.owner(first)
             ids = [queue_id for key, queue_id in refused if key.topic == first.topic]
             raise not_owned(group, first.topic, ids, owner.client_id if owner is not None else "")
+        return overtaken
 
     def append(self, writer: SystemWriter) -> int:
-        """Appends the record and that of popped queues in one append, each if it is not empty.
+        """Appends the record, that of locks and that of popped queues in one append, each if it is not empty.
 
         Returns the position up to which the log must be stored before callers are answered.
         """
         body = b"".join(self._parts)
+        states = [(OFFSETS_TOPIC, [body])] if body else []
+        if self._overtaken:
+            states.append((LOCKS_TOPIC, [locks_record((key, None) for key in sorted(self._overtaken))]))
         if self._popped:
-            states = [(OFFSETS_TOPIC, [body])] if body else []
             states.append((POP_TOPIC, [PopRecord(queues=self._popped).SerializeToString()]))
+        if len(states) > 1:
             writer.append_moved((), states)
-        elif body:
-            writer.append(OFFSETS_TOPIC, [body])
+        elif states:
+            writer.append(*states[0])
         return self._store.appended_position
 
 

@@ -91,9 +91,12 @@ class QueueLockService:
         self._locks.begin(self._clock.monotonic_ms())
         self._tick()
 
-    def gone(self, group: str, client_id: str, nonce: int) -> None:
-        """Frees the queues of a member that seems to be gone, unless it comes back before that is done."""
-        self._writer.post(partial(self._free, group, client_id, nonce))
+    def gone(self, group: str, client_id: str, nonce: int, may_return: bool) -> None:
+        """Frees the queues of a member that seems to be gone, unless it comes back before that is done.
+
+        `may_return`: see `QueueLocks.gone`.
+        """
+        self._writer.post(partial(self._free, group, client_id, nonce, may_return))
 
     # On the consumer lane.
 
@@ -136,8 +139,10 @@ class QueueLockService:
             changes, owners = self._locks.take(
                 there, request.client_id, request.nonce, now_ms, self._clock.now_ms()
             )
+            freed_count = sum(self._store.locks.owner(key) is not None for key, _ in changes)
             self._append(changes)
             self._locks.on_granted(len(changes))
+            self._locks.on_freed(freed_count)
         except Exception as error:
             self._answer(call, None, error)
             return
@@ -181,20 +186,20 @@ class QueueLockService:
                     is_member=self._locks.is_member(key.group, owner.client_id, owner.nonce),
                 )
                 for key, owner in sorted(self._store.locks.of_group(request.consumer_group).items())
-                if self._is_there(key)
+                if self._is_there(key) and not self._locks.is_loose(key)
             ]
         )
         self._answer(call, response.SerializeToString(), None)
 
-    def _free(self, group: str, client_id: str, nonce: int) -> None:
-        all_changes = self._locks.gone(group, client_id, nonce)
+    def _free(self, group: str, client_id: str, nonce: int, may_return: bool) -> None:
+        all_changes = self._locks.gone(group, client_id, nonce, self._clock.monotonic_ms(), may_return=may_return)
         changes = all_changes[:SLICE_COUNT]
         if not changes or not self._append_or_log(changes):
             return
         self._locks.on_freed(len(changes))
         _tell(f"{client_id} is gone", changes)
         if len(changes) < len(all_changes):
-            self._writer.post(partial(self._free, group, client_id, nonce))
+            self._writer.post(partial(self._free, group, client_id, nonce, may_return))
 
     def _key(self, group: str, queue: QueueName) -> LockKey | None:
         """Returns the lock's key; None if this broker has no such queue, or nobody may read it, and it is not locked.

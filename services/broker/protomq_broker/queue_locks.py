@@ -7,12 +7,15 @@
 
 Each returns changes, which go into one record. `LockTable` (store/state/locks.py) applies them once the record is appended. Rules:
 
-- A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. When a member counts as
-  gone, its queues are free at once, not only when the lock's time is over.
+- A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. Where a member has left,
+  or was not heard of in time, its queues are free at once, not only with the lock's time.
+- A member whose connection broke may be back in a moment. Its queues go to whoever asks for them first. If that is itself, its locks are as
+  they were, token and all: nobody had the queues meanwhile. If nobody asks within `gap_ms`, they are free.
 - A topic that is made again has locks of its own. Nobody asks for those of the one before: they end with their time, members or not.
 - The log does not contain the end time of a lock. After a start or a promotion each owner counts as having asked just then. An owner that
   was a member when it got its lock comes back within `gap_ms`. Else it is gone: it may have died with the broker.
 - Each lock gets a new token, also for the same member. A member that lost a queue and got it again does not know what happened in between.
+  After a start nobody knows whose connection had broken before: such owners have `gap_ms`, too, and others wait for them.
 
 The writer's thread only.
 """
@@ -80,6 +83,10 @@ class QueueLocks:
         self._awaited: dict[LockKey, int] = {}
         """Token of each lock whose owner was a member before the start, and is not known to be back."""
         self._awaited_until_ms = 0
+        self._loose: dict[LockKey, tuple[int, int]] = {}
+        """Token of each lock whose owner's connection broke, and until when it may come back. Whoever asks for the queue gets it. The
+        earliest stands first. Those of owners that are back stay until somebody looks.
+        """
         self._granted = self._expired = self._freed = 0
         self.refused_commit_count = 0
         """Commits that were refused because they lacked the token of their queue's lock."""
@@ -98,7 +105,7 @@ class QueueLocks:
         owners: list[LockOwner] = []
         for key in keys:
             owner = self._table.owner(key)
-            if owner is None:
+            if owner is None or (not owner.has_name(client_id, nonce) and self.is_loose(key)):
                 is_member = self.is_member(key.group, client_id, nonce)
                 owner = LockOwner(self._draw(), client_id, nonce, is_member, wall_clock_ms)
                 changes.append((key, owner))
@@ -119,14 +126,37 @@ class QueueLocks:
                 changes.append((key, None))
         return changes
 
-    def gone(self, group: str, client_id: str, nonce: int) -> Changes:
-        """Returns the changes when a member is gone, unless it has come back since."""
+    def gone(self, group: str, client_id: str, nonce: int, now_ms: int, *, may_return: bool) -> Changes:
+        """Returns the changes when a member is gone, unless it has come back since. `may_return`: its connection broke, so nothing changes
+        until others ask for its queues.
+        """
         if self.is_member(group, client_id, nonce):
             return []
-        return self.give_up((), group, client_id, nonce)
+        changes = self.give_up((), group, client_id, nonce)
+        if not may_return:
+            return changes
+        for key, _ in changes:
+            owner = self._table.owner(key)
+            assert owner is not None
+            self._loose.pop(key, None)
+            self._loose[key] = (owner.token, now_ms + self._gap_ms)
+            self._awaited.pop(key, None)
+        return []
+
+    def is_loose(self, key: LockKey) -> bool:
+        """Whether the queue is locked by a member whose connection broke, so that it is anybody's who asks first."""
+        token, _ = self._loose.get(key, (0, 0))
+        if not token:
+            return False
+        owner = self._table.owner(key)
+        if owner is not None and owner.token == token and not self.is_member(key.group, owner.client_id, owner.nonce):
+            return True
+        del self._loose[key]
+        return False
 
     def begin(self, now_ms: int) -> None:
         """Starts the time of owners that have not asked here yet. Call it soon after a start or a promotion. It walks all locks."""
+        self._loose.clear()  # Of a slave, which members come to and leave again.
         for key, owner in self._table.all().items():
             if self._deadlines_ms.get(key, (0, 0))[0] != owner.token:
                 self._renew(key, owner, now_ms)
@@ -140,6 +170,11 @@ class QueueLocks:
         changes: Changes = []
         if self._awaited and self._awaited_until_ms <= now_ms:
             return self._not_back()
+        for key, (_, until_ms) in list(islice(self._loose.items(), SLICE_COUNT)):
+            if self.is_loose(key) and until_ms <= now_ms:
+                changes.append((key, None))
+        if changes:
+            return changes
         for key, (token, deadline_ms) in list(islice(self._deadlines_ms.items(), SLICE_COUNT)):
             if deadline_ms > now_ms:
                 break
@@ -148,6 +183,8 @@ class QueueLocks:
                 del self._deadlines_ms[key]
             elif self.is_member(key.group, owner.client_id, owner.nonce) and self.is_there(key):
                 self._renew(key, owner, now_ms)
+            elif self.is_loose(key):  # It has its own end.
+                self._begin_time(key, owner.token, now_ms)
             else:
                 changes.append((key, None))
         return changes
@@ -156,8 +193,8 @@ class QueueLocks:
         """Whether the time of any lock is over."""
         if self._awaited and self._awaited_until_ms <= now_ms:
             return True
-        first = next(iter(self._deadlines_ms.values()), None)
-        return first is not None and first[1] <= now_ms
+        firsts = [next(iter(ends.values()), None) for ends in (self._loose, self._deadlines_ms)]
+        return any(first is not None and first[1] <= now_ms for first in firsts)
 
     def on_granted(self, count: int) -> None:
         """Counts locks whose record is appended."""
@@ -168,6 +205,7 @@ class QueueLocks:
         for key, _ in changes:
             self._deadlines_ms.pop(key, None)
             self._awaited.pop(key, None)
+            self._loose.pop(key, None)
         self._expired += len(changes)
 
     def on_freed(self, count: int) -> None:
@@ -180,14 +218,18 @@ class QueueLocks:
         return max(deadline_ms - now_ms, 0)
 
     def may_commit(self, key: LockKey, token: int) -> bool:
-        """Whether a commit with this token is accepted; 0: it has none."""
+        """Whether a commit with this token is accepted; 0: it has none. One without a token in a queue that is loose ends its lock."""
         owner = self._table.owner(key)
-        return token == (owner.token if owner is not None else 0)
+        return token == (owner.token if owner is not None else 0) or (not token and self.is_loose(key))
+
+    def _begin_time(self, key: LockKey, token: int, now_ms: int) -> None:
+        self._deadlines_ms.pop(key, None)
+        self._deadlines_ms[key] = (token, now_ms + self.lock_ms)
 
     def _renew(self, key: LockKey, owner: LockOwner, now_ms: int) -> None:
-        self._deadlines_ms.pop(key, None)
-        self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
+        self._begin_time(key, owner.token, now_ms)
         self._awaited.pop(key, None)
+        self._loose.pop(key, None)
 
     def _not_back(self) -> Changes:
         """The changes for at most SLICE_COUNT locks of members that did not come back after the start."""
@@ -203,7 +245,7 @@ class QueueLocks:
     def counts(self) -> LockCounts:
         """Returns what metrics show. Any thread."""
         return LockCounts(
-            self._table.count, self._granted, self._expired, self._freed, self.refused_commit_count
+            max(self._table.count - len(self._loose), 0), self._granted, self._expired, self._freed, self.refused_commit_count
         )
 
 

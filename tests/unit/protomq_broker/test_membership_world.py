@@ -996,7 +996,7 @@ def described(call: FakeCall) -> DescribeMemberResponse:
 @pytest.mark.parametrize("is_back", [True, False])
 def test_the_locks_of_a_member_whose_connection_breaks_wait_for_it_a_moment(is_back: bool) -> None:
     broker = BrokerNode("a", 2)
-    gone: list[tuple[str, str, int]] = []
+    gone: list[tuple[str, str, int, bool]] = []
     broker.service.listen_for_gone(lambda *member: gone.append(member))
     call = hold(broker)
     version = call.response().version
@@ -1008,7 +1008,7 @@ def test_the_locks_of_a_member_whose_connection_breaks_wait_for_it_a_moment(is_b
     if is_back:
         hold(broker)
     broker.advance(1)
-    assert gone == ([] if is_back else [("g", *left)])
+    assert gone == ([] if is_back else [("g", *left, True)])
 
 
 def test_a_question_goes_down_the_held_call_and_the_answer_comes_with_the_next() -> None:
@@ -1239,15 +1239,15 @@ def test_each_of_many_hears_how_the_first_differs_from_it() -> None:
 
 def test_who_dies_between_two_calls_is_gone_at_the_next_look_and_not_only_after_the_gap() -> None:
     broker = BrokerNode("a", 4)
-    gone: list[str] = []
-    broker.service.listen_for_gone(lambda group, client_id, nonce: gone.append(client_id))
+    gone: list[tuple[str, bool]] = []
+    broker.service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append((client_id, may_return)))
     dies, stays = (broker.server.call(HOLD, joining(number).SerializeToString()) for number in range(2))
     broker.advance(int(GATHER_MAX_MS))
     assert dies.answered
     assert stays.answered
     dies.hang_up()
     broker.advance(int(TICK_MS))
-    assert gone == ["m000"]
+    assert gone == [("m000", True)]
     broker.advance(int(TICK_MS))
     answer = broker.server.call(LIST, ListMembersRequest(consumer_group="g").SerializeToString()).answer_payload
     assert answer is not None

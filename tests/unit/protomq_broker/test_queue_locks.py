@@ -146,10 +146,148 @@ def test_queues_of_a_member_that_is_gone_are_free_at_once_unless_it_is_back() ->
     lock(broker, "a", Q0)
     lock(broker, "b", Q1)
     broker.members.add(("g", "b", 1))
-    broker.locks.gone("g", "a", 1)
-    broker.locks.gone("g", "b", 1)
+    broker.locks.gone("g", "a", 1, False)
+    broker.locks.gone("g", "b", 1, False)
     assert list(listed(broker)) == [Q1]
     assert broker.queue_locks.counts().freed == 1
+
+
+def broken() -> tuple[FakeBroker, int]:
+    """A broker, and the token of a member whose connection has broken."""
+    broker = filled()
+    broker.locks.arm()
+    broker.members.add(("g", "a", 1))
+    ((token, _),) = lock(broker, "a", Q0)
+    commit(broker, token, 2).response()
+    broker.members.clear()
+    broker.locks.gone("g", "a", 1, True)
+    broker.server.run()
+    return broker, token
+
+
+def test_a_member_whose_connection_broke_goes_on_with_its_lock_if_nobody_asked_for_the_queue() -> None:
+    broker, token = broken()
+    assert (listed(broker), broker.queue_locks.counts().held) == ({}, 0), "nobody has it now"
+    broker.advance(LOCK_GAP_MS - 2_000)
+    commit(broker, token, 3).response()
+    broker.members.add(("g", "a", 1))
+    assert lock(broker, "a", Q0) == [(token, "")], "what it has finished and not committed, it has still"
+    assert lock(broker, "b", Q0) == [(0, "a")]
+    broker.advance(LOCK_GAP_MS)
+    commit(broker, token, 4).response()
+    assert (committed(broker), list(listed(broker)), broker.queue_locks.counts().freed) == ([4], [Q0], 0)
+
+
+def test_a_member_that_is_back_has_its_queues_before_it_asks() -> None:
+    broker, token = broken()
+    broker.members.add(("g", "a", 1))
+    assert lock(broker, "b", Q0) == [(0, "a")]
+    broker.members.clear()
+    assert lock(broker, "b", Q0) == [(0, "a")], "another break waits for it again"
+    commit(broker, token, 3).response()
+
+
+def test_the_queue_of_a_member_whose_connection_broke_is_whose_who_asks_first() -> None:
+    broker, old = broken()
+    ((new, owner),) = lock(broker, "b", Q0)
+    assert (new != old, owner, list(listed(broker))) == (True, "", [Q0])
+    broker.members.add(("g", "a", 1))
+    assert lock(broker, "a", Q0) == [(0, "b")]
+    error = commit(broker, old, 3).error
+    assert error is not None
+    assert (error.reason, error.metadata["owner"]) == ("QUEUE_NOT_OWNED", "b")
+    commit(broker, new, 3).response()
+    assert (committed(broker), broker.queue_locks.counts().freed) == ([3], 1)
+
+
+def test_who_had_the_queue_in_between_and_gave_it_up_has_ended_the_lock_all_the_same() -> None:
+    broker, old = broken()
+    lock(broker, "b", Q0)
+    unlock(broker, "b", Q0)
+    broker.members.add(("g", "a", 1))
+    assert commit(broker, old, 3).error is not None
+    ((new, _),) = lock(broker, "a", Q0)
+    assert new not in (0, old)
+
+
+def test_the_lock_of_a_member_whose_connection_broke_ends_with_the_gap() -> None:
+    broker, old = broken()
+    broker.advance(LOCK_GAP_MS + 1_000)
+    assert (broker.store.locks.count, broker.queue_locks.counts().expired) == (0, 1)
+    assert commit(broker, old, 3).error is not None
+
+
+def test_the_gap_of_a_member_whose_connection_broke_is_not_cut_short_by_the_time_of_its_lock() -> None:
+    broker = filled()
+    broker.locks.arm()
+    broker.members.add(("g", "a", 1))
+    ((token, _),) = lock(broker, "a", Q0)
+    broker.advance(LOCK_MS - 5_000)
+    broker.members.clear()
+    broker.locks.gone("g", "a", 1, True)
+    broker.server.run()
+    broker.advance(LOCK_GAP_MS - 2_000)
+    commit(broker, token, 3).response()
+    broker.advance(3_000)
+    assert (broker.store.locks.count, broker.queue_locks.counts().expired) == (0, 1)
+
+
+def after_start() -> tuple[FakeBroker, int]:
+    """A broker that has just started, and the token of a member that was there before."""
+    broker, token = broken()
+    broker.store.close()
+    again = FakeBroker(disk=broker.disk)
+    again.locks.arm()
+    return again, token
+
+
+def test_a_member_that_is_back_after_a_start_and_whose_connection_breaks_then_has_the_whole_gap() -> None:
+    broker, token = after_start()
+    broker.advance(LOCK_GAP_MS - 5_000)
+    broker.locks.gone("g", "a", 1, True)
+    broker.advance(LOCK_GAP_MS - 2_000)
+    commit(broker, token, 3).response()
+
+
+def test_a_promotion_waits_for_members_whose_connections_had_broken_at_the_slave() -> None:
+    broker, token = broken()
+    broker.locks.arm()
+    assert lock(broker, "b", Q0) == [(0, "a")]
+    commit(broker, token, 3).response()
+
+
+def test_a_commit_without_a_lock_ends_the_lock_of_a_member_whose_connection_broke() -> None:
+    broker, old = broken()
+    commit(broker, 0, 5).response()
+    broker.members.add(("g", "a", 1))
+    assert commit(broker, old, 3).error is not None, "a step back"
+    ((new, _),) = lock(broker, "a", Q0)
+    assert (committed(broker), new not in (0, old)) == ([5], True)
+
+
+def test_a_commit_without_a_lock_ends_that_lock_also_for_commits_of_the_same_record() -> None:
+    broker, old = broken()
+    calls = []
+    for token, queue_offset in ((0, 5), (old, 3)):
+        offset = QueueOffset(topic="topic", queue_id=0, queue_offset=queue_offset, lock_token=token)
+        calls.append(broker.server.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset])))
+    broker.server.run()
+    assert (calls[0].error, calls[1].error is not None, committed(broker)) == (None, True, [5])
+
+
+def test_a_commit_that_is_refused_for_one_queue_ends_no_lock_of_another() -> None:
+    broker, old = broken()
+    offsets = [QueueOffset(topic="topic", queue_id=i, queue_offset=3, lock_token=token) for i, token in ((0, 0), (1, 9))]
+    assert broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=offsets)).error is not None
+    commit(broker, old, 3).response()
+
+
+def test_who_reads_the_log_gives_a_member_whose_connection_had_broken_its_time() -> None:
+    again, token = after_start()
+    assert lock(again, "b", Q0) == [(0, "a")]
+    commit(again, token, 3).response()
+    again.members.add(("g", "a", 1))
+    assert lock(again, "a", Q0) == [(token, "")]
 
 
 def test_a_member_that_does_not_come_back_after_a_start_is_gone_within_the_gap_and_one_without_a_call_has_its_time() -> None:
@@ -221,7 +359,7 @@ def test_an_old_token_commits_nothing_whether_another_has_the_queue_or_nobody() 
     broker = filled()
     ((old, _),) = lock(broker, "a", Q0)
     commit(broker, old, 2).response()
-    broker.locks.gone("g", "a", 1)
+    broker.locks.gone("g", "a", 1, False)
     broker.server.run()
     error = commit(broker, old, 3).error
     assert error is not None
@@ -397,7 +535,7 @@ def test_what_ends_together_is_appended_in_slices(monkeypatch: pytest.MonkeyPatc
     assert sizes == [SLICE_COUNT, 1]
     fill_locks(broker, SLICE_COUNT + 1)
     sizes.clear()
-    broker.locks.gone("g", "a", 1)
+    broker.locks.gone("g", "a", 1, False)
     broker.server.run()
     assert sizes == [SLICE_COUNT, 1]
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (501, 501)
@@ -407,7 +545,7 @@ def test_a_member_that_goes_while_its_first_lock_is_on_its_way_leaves_none() -> 
     broker = filled()
     request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0]))
     broker.server.call(LOCKS + "LockQueues", request)
-    broker.locks.gone("g", "a", 1)
+    broker.locks.gone("g", "a", 1, False)
     broker.server.run()
     assert listed(broker) == {}
 
@@ -424,7 +562,7 @@ def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
 
     monkeypatch.setattr(broker.store, "append_state", fail)
     broker.advance(LOCK_MS + 1_000)
-    broker.locks.gone("g", "a", 1)
+    broker.locks.gone("g", "a", 1, False)
     broker.server.run()
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (0, 0)
     monkeypatch.undo()
