@@ -282,6 +282,25 @@ async def test_an_error_of_the_second_connection_leaves_open_what_came_of_the_fi
         assert caught.value.definite is not is_lost
 
 
+async def test_a_second_connection_that_is_refused_leaves_open_what_came_of_the_first(server: FakeServer, transport: SyncTransport) -> None:
+    """A broker that stops has carried the call out, and takes no connections any more."""
+    async with AsyncTransport() as loops:
+        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        await loops.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+        for is_sync in (True, False):
+            server.drop(_methods.PING)
+            server.hello_refusals.append(BUSY)
+            with pytest.raises(SystemBusyError) as caught:
+                await call_by(transport if is_sync else loops, server)
+            assert not caught.value.definite
+
+
+async def call_by(transport: SyncTransport | AsyncTransport, server: FakeServer) -> None:
+    answer = transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    if not isinstance(answer, bytes):
+        await answer
+
+
 async def test_a_connection_that_turns_out_to_be_closed_costs_a_coroutine_no_read(server: FakeServer) -> None:
     async with AsyncTransport() as transport:
         await transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)

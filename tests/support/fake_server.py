@@ -78,6 +78,8 @@ class FakeServer:
         self.brokers: list[route_service_pb2.Broker] = []
         self.auto_create = False
         """The route of a topic that is not there has two queues, as if a broker made it on the first send."""
+        self.hello_refusals: list[RpcStatus] = []
+        """What the next connections are refused with."""
         self._faults: dict[int, list[Any]] = defaultdict(list)
         self._lock = threading.RLock()
         self._physical = 0
@@ -223,6 +225,10 @@ class FakeServer:
     ) -> bool:
         if method_id == HELLO_METHOD_ID:
             self.hello = remoting_pb2.RemotingHello.FromString(payload)
+            if self.hello_refusals:
+                refusal = self.hello_refusals.pop(0)
+                self._answer(sock, request_id, 0, encode_status(refusal), refusal.code)
+                return True
             welcome = remoting_pb2.RemotingWelcome(
                 server_name=self.broker_name, frame_size_max_bytes=32 << 20
             )

@@ -124,9 +124,18 @@ class AsyncTransport:
                 raise
         # The server had closed the connection, and this loop had not heard of it.
         try:
-            connection = await self._connect(address, method.lane, left_s)
+            return await self._call_again(address, method, payload, deadline_s)
         except ConnectFailedError:
             raise lost from None  # It does not say that nothing was sent.
+        except ProtomqError as error:
+            error.definite = False  # What went over the connection that was lost may have been carried out.
+            raise
+
+    async def _call_again(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], deadline_s: float
+    ) -> bytes:
+        """The answer over another connection than the one that was lost."""
+        connection = await self._connect(address, method.lane, max(deadline_s - time.monotonic(), 0.001))
         left_s = max(deadline_s - time.monotonic(), 0.001)
         if connection is None:
             return await self._call_grpc(address, method, payload, left_s, False, is_watched=False)
@@ -135,9 +144,6 @@ class AsyncTransport:
             return await future
         except asyncio.CancelledError:
             self._give_up(connection, request_id, future, address, method, payload)
-            raise
-        except ProtomqError as error:
-            error.definite = False  # What went over the connection that was lost may have been carried out.
             raise
 
     def _give_up(

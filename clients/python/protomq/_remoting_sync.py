@@ -33,6 +33,7 @@ from .errors import (
     ConnectFailedError,
     ConnectionLostError,
     ProtocolError,
+    ProtomqError,
     RequestTimeoutError,
 )
 from .wire.frames import (
@@ -376,9 +377,12 @@ class ConnectionPool:
                     connect_timeout_s = min(connect_timeout_s, WATCHED_CONNECT_S)
                 try:
                     connection = self._open(connect_timeout_s)
-                except ConnectFailedError:
-                    if lost is not None:
+                except ProtomqError as error:
+                    if lost is None:
+                        raise
+                    if isinstance(error, ConnectFailedError):
                         raise lost from None  # It does not say that nothing was sent.
+                    error.definite = False
                     raise
                 timeout_s = max(deadline_s - time.monotonic(), 0.001)
             try:
