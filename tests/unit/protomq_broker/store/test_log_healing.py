@@ -11,10 +11,11 @@ import pytest
 
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.log_walk import walk_appends
-from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
 from protomq_broker.store.errors import HealingRefusedError, StoreFailedError
 from protomq_broker.store.housekeeping import log_healing
 from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.log.seals import encode_padding
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
@@ -249,6 +250,21 @@ def test_bytes_that_did_not_stand_there_change_nothing(wrong: str) -> None:
     assert log_of(disk, 0, len(log)) == before
     heal_all(store, log)
     assert store.damaged_ranges == []
+
+
+@pytest.mark.parametrize("body", [b"", encode_padding(100)], ids=["a head", "no head"])
+def test_a_segment_that_begins_without_a_head_is_no_healing_however_well_its_seals_fit(body: bytes) -> None:
+    """A later start could not take the chain up there."""
+    seal = encode_seal(7, body, epoch=1, start_position=SEGMENT, record_count=0, store_time_ms=1, synced_position=0)
+    data = body + seal
+    (only,) = walk_appends(data, SEGMENT, 7).seals
+    damage = DamagedRange(SEGMENT, SEGMENT + len(data), only.crc32c, "damaged")
+    if body:
+        with pytest.raises(HealingRefusedError, match="does not begin with an empty append"):
+            log_healing.prove_healing(data, damage, 7, SEGMENT)
+    else:
+        (block,) = log_healing.prove_healing(data, damage, 7, SEGMENT)
+        assert block.size_bytes == len(data)
 
 
 def fork_at_the_start_of_a_segment() -> tuple[Store, bytes]:
