@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -32,9 +33,12 @@ def interrupted_everywhere(
     make: Callable[[], Any], work: Callable[[Any], object], error: type[BaseException] = KeyboardInterrupt
 ) -> Iterator[tuple[str, Any]]:
     """What `make` made, after `work` on it was interrupted: at its first place, at its second, and so on to its last; and the place."""
+    gc.collect()
     for number in range(1, PLACES_MAX):
         made = make()
         interrupt = _InterruptAt(number, error)
+        # Nobody hears of an interrupt while objects that other tests have left are collected.
+        gc.disable()
         sys.setprofile(interrupt)
         try:
             work(made)
@@ -45,5 +49,6 @@ def interrupted_everywhere(
             return
         finally:
             sys.setprofile(None)
+            gc.enable()
         yield interrupt.place, made
     raise AssertionError("the work has no end")
