@@ -1,12 +1,12 @@
 """A member of three comes back with damage in its log, where messages were acknowledged. It does not lead, is healed, and joins again.
 
 Real processes and a real etcd. The damage is a changed octet of a message: in the middle of the log, or in its last append. There a start
-may take it for a torn write.
+may take it for a torn write. Or the log's first segment is lost, as if retention had deleted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -18,11 +18,12 @@ from tests.support.ha_brokers import NAME, HaBroker
 from tests.support.waiting import PATIENCE_S, wait_for
 
 COUNT = 40
+Harm = Callable[[HaBroker, bytes], None]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElectedCluster]:
-    with elected_cluster(tmp_path_factory.mktemp("damaged"), store={"corruption": "quarantine"}) as running:
+    with elected_cluster(tmp_path_factory.mktemp("damaged"), store={"corruption": "quarantine", "segment_size_bytes": "16KiB"}) as running:
         yield running
 
 
@@ -31,7 +32,8 @@ def bodies(cluster: ElectedCluster, request: pytest.FixtureRequest) -> list[byte
     """All that was acknowledged, in order, on all three; the last ones are of this test."""
     master = cluster.wait_leading(3)
     before = cluster.bodies()
-    new = [b"%s %d" % (request.node.name.encode(), number) for number in range(COUNT)]
+    # Each test fills more than a segment.
+    new = [b"%s %d %s" % (request.node.name.encode(), number, b"x" * 600) for number in range(COUNT)]
     for body in new:
         master.send_ok(body)
     for slave in cluster.brokers:
@@ -50,6 +52,16 @@ def damage(broker: HaBroker, body: bytes) -> None:
             path.write_bytes(log)
             return
     raise AssertionError(f"the log has no {body!r}")
+
+
+def lose_first_segment(broker: HaBroker, body: bytes) -> None:
+    """As a file system may, of a broker that is down. The message is behind it."""
+    first, *others = sorted((broker.folder / "commitlog").glob("[0-9]*"))
+    assert any(body in path.read_bytes() for path in others)
+    first.unlink()
+
+
+HARMS = pytest.mark.parametrize("harm", [damage, lose_first_segment])
 
 
 def led_count(broker: HaBroker) -> int:
@@ -88,26 +100,28 @@ def check_whole(cluster: ElectedCluster, broker: HaBroker, bodies: list[bytes]) 
         assert cluster.bodies() == bodies
 
 
-def test_a_damaged_slave_is_healed_while_another_one_leads(cluster: ElectedCluster, bodies: list[bytes]) -> None:
+@HARMS
+def test_a_damaged_slave_is_healed_while_another_one_leads(cluster: ElectedCluster, bodies: list[bytes], harm: Harm) -> None:
     master = cluster.wait_leading(3)
     slave = next(each for each in cluster.brokers if each is not master)
     slave.kill()
-    damage(slave, bodies[-COUNT // 2])
-    led = led_count(slave)
+    harm(slave, bodies[-COUNT // 2])
+    led, known = led_count(slave), len(slave.log_text())
     slave.start()
-    wait_for(lambda: "the store is open again" in slave.log_text().rpartition("corrupt log")[2], 2 * PATIENCE_S)
-    assert "of the log are healed from a replica" in slave.log_text()
+    wait_for(lambda: "the store is open again" in slave.log_text()[known:].rpartition("corrupt log")[2], 2 * PATIENCE_S)
+    assert "of the log are healed from a replica" in slave.log_text()[known:]
     assert cluster.wait_leading(3) is master
     assert led_count(slave) == led
     check_whole(cluster, slave, bodies)
 
 
-def test_a_damaged_member_that_is_alone_there_does_not_lead(cluster: ElectedCluster, bodies: list[bytes]) -> None:
+@HARMS
+def test_a_damaged_member_that_is_alone_there_does_not_lead(cluster: ElectedCluster, bodies: list[bytes], harm: Harm) -> None:
     """Not even one that had led."""
     damaged = cluster.wait_leading(3)
     for broker in cluster.brokers:
         broker.kill()
-    damage(damaged, bodies[-COUNT // 2])
+    harm(damaged, bodies[-COUNT // 2])
     led = led_count(damaged)
     damaged.start()
     wait_for(lambda: "skipped damaged parts of the log" in problems_of(damaged), PATIENCE_S)
@@ -152,9 +166,10 @@ def test_a_slave_of_a_repaired_log_serves_again_what_a_replica_has_given_back(cl
     slave.kill()
     damage(slave, bodies[-COUNT // 2])
     repair(str(slave.folder), str(slave.folder.parent / "kept"))
-    led = led_count(slave)
+    led, known = led_count(slave), len(slave.log_text())
     slave.start()
-    wait_for(lambda: "the store is open again" in slave.log_text().rpartition("of the log are healed from a replica")[2], 2 * PATIENCE_S)
+    healed = "of the log are healed from a replica"
+    wait_for(lambda: "the store is open again" in slave.log_text()[known:].rpartition(healed)[2], 2 * PATIENCE_S)
     assert cluster.wait_leading(3) is master
     assert led_count(slave) == led
     check_whole(cluster, slave, bodies)
