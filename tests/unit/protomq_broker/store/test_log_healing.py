@@ -19,7 +19,7 @@ from protomq_broker.store.log.seals import encode_padding
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
-from protomq_broker.store.tools.verify import verify
+from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
@@ -450,6 +450,18 @@ def test_offsets_that_were_given_twice_take_no_earlier_messages_out_of_a_queue(c
     before = read_all(sound, queue_id=1)
     assert read_all(store, queue_id=1) == [*before[:-1], (10, b"new")]
     assert "queue offsets 10 to 10 of queue 1 of topic topic were given twice" in caplog.text
+
+
+def test_verify_tells_offsets_that_were_given_twice_and_takes_no_entry_for_wrong() -> None:
+    store, _, _ = given_twice()
+    store.close()
+    (finding,) = verify("/s", disk=disk_of(store))
+    assert finding.kind is FindingKind.WRONG_STAMP
+    assert finding.explanation.startswith("offset 10 of queue 1 of topic topic was given before")
+    disk_of(store).flip_bit(f"/s/consumequeue/topic/1/{0:020d}", 20 * 8 * 9 + 3)
+    _, finding = verify("/s", disk=disk_of(store))
+    assert finding.kind is FindingKind.WRONG_ENTRY
+    assert "offset 9" in finding.explanation
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -170,7 +170,10 @@ class _Verification:
         self._has_queues = has_table(store.disk, f"{store.root}/consumequeue")
         self._damage: list[tuple[DamagedRange, FindingKind, list[LostMessages]]] = []
         self._findings: list[Finding] = []
-        self._wrong_entries: list[tuple[str, Finding]] = []  # with the topic, which may be deleted further on
+        # With topic, queue and offset: the topic may be deleted further on, or the offset given to a later message.
+        self._wrong_entries: list[tuple[str, int, int, Finding]] = []
+        self._falls: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        """Of each queue where its offsets go back: (position, offset)."""
 
     def run(self) -> Iterator[Finding]:
         store = self._store
@@ -196,8 +199,10 @@ class _Verification:
                 kind, damage.start_position, damage.end_position, damage.reason, tuple(lost)
             )
         yield from self._findings
-        for topic, wrong in self._wrong_entries:
-            if wrong.start_position >= self._deleted.get(topic, 0):
+        for topic, queue_id, offset, wrong in self._wrong_entries:
+            position_of, falls = wrong.start_position, self._falls.get((topic, queue_id), ())
+            is_replaced = any(position_of < fall_position and fallen_to <= offset for fall_position, fallen_to in falls)
+            if position_of >= self._deleted.get(topic, 0) and not is_replaced:
                 yield wrong
         if position < self._limit and has_bytes_behind(store.disk, store.folder, position):
             yield self._finding(
@@ -293,6 +298,8 @@ class _Verification:
         ).tolist():  # from 0 again: the topic was deleted and created again
             first = expected if row == 0 else int(offsets[row - 1]) + 1
             self._gap(topic, queue_id, first, int(offsets[row]), int(positions[row]))
+        for row in np.flatnonzero(steps <= 0).tolist():
+            self._falls.setdefault((topic, queue_id), []).append((int(positions[row]), int(offsets[row])))
         self._expected[topic, queue_id] = int(offsets[-1]) + 1
         if self._has_queues:
             # The queue of each topic that had the name has entries, or had them, at the same places.
@@ -304,11 +311,12 @@ class _Verification:
         if first < end and before:
             before[-1][2].append(LostMessages(topic, queue_id, first, end))
             return
-        self._report(
-            FindingKind.WRONG_STAMP,
-            position,
-            f"offset {end} of queue {queue_id} of topic {topic}, where {first} comes next",
-        )
+        what = f"offset {end} of queue {queue_id} of topic {topic}"
+        if end < first:
+            text = f"{what} was given before: messages that had it, or a higher one, are not served"
+        else:
+            text = f"{what}, where {first} comes next"
+        self._report(FindingKind.WRONG_STAMP, position, text)
 
     def _check_entries(
         self, records: ScannedRecords, rows: NDArray[np.int64], topic: str, queue_id: int
@@ -344,7 +352,7 @@ class _Verification:
             if explanation:
                 position = int(wanted[row]["position"])
                 wrong = Finding(FindingKind.WRONG_ENTRY, path, position, position, (), explanation)
-                self._wrong_entries.append((topic, wrong))
+                self._wrong_entries.append((topic, queue_id, int(offsets[row]), wrong))
 
     def _report(self, kind: FindingKind, position: int, explanation: str) -> None:
         self._findings.append(self._finding(kind, position, position, explanation))
