@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -30,6 +30,7 @@ from protomq.asgi import Messaging
 from protomq.testing import Broker
 from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
+Transport = Literal["remoting", "grpc"]
 BEFORE, AFTER = 20, 40
 SOON_S = 5.0
 """A member that does not leave is one for a minute, or for ever."""
@@ -38,14 +39,15 @@ SOON_S = 5.0
 class Group:
     """A group at a topic with messages; what its first member has done, and what is seen by the next one."""
 
-    def __init__(self, broker: Broker, topic: str, producer: Producer, admin: Admin) -> None:
+    def __init__(self, broker: Broker, topic: str, producer: Producer, admin: Admin, transport: Transport) -> None:
+        self.connection = ConnectionOptions(namesrv=broker.namesrv, transport=transport)
         self.namesrv, self.topic, self.producer, self.admin = broker.namesrv, topic, producer, admin
         self.name = f"g-{topic}"
         self.done: list[bytes] = []
         self.pause_s = 0.0
 
     def push(self, **settings: Any) -> AsyncPushConsumer:
-        consumer = AsyncPushConsumer(self.name, namesrv=self.namesrv, **settings)
+        consumer = AsyncPushConsumer(self.name, connection=self.connection, **settings)
         consumer.subscribe(self.topic, self.listen)
         return consumer
 
@@ -55,7 +57,7 @@ class Group:
         self.done.append(message.body)
 
     def pull(self) -> AsyncPullConsumer:
-        return AsyncPullConsumer(self.name, namesrv=self.namesrv)
+        return AsyncPullConsumer(self.name, connection=self.connection)
 
     async def poll(self, consumer: AsyncPullConsumer, count: int = BEFORE) -> None:
         await consumer.subscribe(self.topic)
@@ -86,11 +88,13 @@ class Group:
         assert not again
 
 
-@pytest.fixture
-def group(protomq_server: Broker, protomq_topic: str, protomq_producer: Producer) -> Iterator[Group]:
+@pytest.fixture(params=["remoting", "grpc"])
+def group(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, request: pytest.FixtureRequest
+) -> Iterator[Group]:
     protomq_producer.send_batch(protomq_topic, [b"before %d" % number for number in range(BEFORE)])
     with Admin(namesrv=protomq_server.namesrv) as admin:
-        yield Group(protomq_server, protomq_topic, protomq_producer, admin)
+        yield Group(protomq_server, protomq_topic, protomq_producer, admin, request.param)
 
 
 async def stop_is_cancelled(group: Group) -> None:
@@ -154,7 +158,7 @@ async def the_start_is_cancelled(group: Group) -> None:
 
 
 async def the_scope_of_an_application_is_cancelled(group: Group) -> None:
-    messaging = Messaging(connection=ConnectionOptions(namesrv=group.namesrv))
+    messaging = Messaging(connection=group.connection)
     messaging.consumer(group.name).subscribe(group.topic, group.listen)
     with anyio.CancelScope() as scope:
         async with messaging.lifespan():
@@ -244,7 +248,7 @@ async def test_a_coroutine_that_cannot_be_cancelled_holds_up_no_stop(group: Grou
             with contextlib.suppress(asyncio.CancelledError):
                 await ends.wait()
 
-    consumer = AsyncPushConsumer(group.name, namesrv=group.namesrv)
+    consumer = AsyncPushConsumer(group.name, connection=group.connection)
     consumer.subscribe(group.topic, stubborn)
     await consumer.start()
     await has_begun.wait()
@@ -264,7 +268,7 @@ async def test_messages_of_handlers_whose_scope_is_cancelled_come_again_at_once(
         await asyncio.Event().wait()
 
     with anyio.CancelScope() as scope:
-        async with AsyncSimpleConsumer(group.name, namesrv=group.namesrv) as consumer, anyio.create_task_group() as tasks:
+        async with AsyncSimpleConsumer(group.name, connection=group.connection) as consumer, anyio.create_task_group() as tasks:
 
             async def handle() -> None:
                 await consumer.handle(group.topic, handler, invisible_s=600.0)
@@ -281,7 +285,7 @@ async def test_messages_of_handlers_whose_scope_is_cancelled_come_again_at_once(
 
 async def test_a_producer_whose_scope_is_cancelled_sends_what_is_on_its_way(group: Group) -> None:
     with anyio.CancelScope() as scope:
-        async with AsyncProducer(namesrv=group.namesrv) as producer:
+        async with AsyncProducer(connection=group.connection) as producer:
             await producer.send(group.topic, b"first")
             sending = asyncio.create_task(producer.send(group.topic, b"second"))
             await asyncio.sleep(0)
@@ -290,6 +294,7 @@ async def test_a_producer_whose_scope_is_cancelled_sends_what_is_on_its_way(grou
     assert (await sending).queue.topic == group.topic
     await producer.close()
     assert not producer._transport._connections
+    assert not producer._transport._grpc_links
 
 
 @pytest.fixture
@@ -323,7 +328,7 @@ def test_a_stop_that_is_interrupted_leaves_the_group(group: Group, interrupt_soo
         else:
             group.done.append(message.body)
 
-    consumer = PushConsumer(group.name, namesrv=group.namesrv)
+    consumer = PushConsumer(group.name, connection=group.connection)
     consumer.subscribe(group.topic, listen)
     consumer.start()
     wait_for(lambda: consumer.counts.done == 1, PATIENCE_S)
@@ -342,7 +347,7 @@ def test_a_stop_that_is_interrupted_leaves_the_group(group: Group, interrupt_soo
 
 @pytest.mark.parametrize("where", ["_goodbye", "leave"])
 def test_a_close_that_is_interrupted_leaves_the_group(group: Group, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer = PullConsumer(group.name, namesrv=group.namesrv)
+    consumer = PullConsumer(group.name, connection=group.connection)
     consumer.subscribe(group.topic)
     while len(group.done) < BEFORE:
         group.done += [message.body for message in consumer.poll()]

@@ -404,7 +404,8 @@ class MembershipState:
         client_id, nonce = self.key
         requests = []
         for broker in self._brokers.values():
-            if broker.members is not None:
+            # One that is being asked for the first time may know it already. One that is away is not waited for.
+            if broker.members is not None or (broker.in_flight and not broker.failures):
                 request = pb.LeaveGroupRequest(
                     consumer_group=self.group,
                     client_id=client_id,

@@ -48,6 +48,20 @@ def accepted(request: bytes) -> bytes:
     return pb.HoldMembershipResponse(version=2, broker_start=1, expiry_ms=25_000, members=[member]).SerializeToString()
 
 
+def test_a_member_leaves_brokers_that_may_know_it_and_waits_for_none_that_is_away() -> None:
+    state = member_state()
+    assert state.leave_requests() == []
+    ticket, _, request, _ = state.begin("a", 1.0)
+    (leaving,) = state.leave_requests()
+    assert leaving[0] == A
+    state.answered(ticket, accepted(request), 2.0)
+    assert state.leave_requests() == [leaving]
+    ticket, *_ = state.begin("a", 3.0)
+    state.failed(ticket, ConnectFailedError("down"), 4.0)
+    state.begin("a", 5.0)
+    assert state.leave_requests() == []
+
+
 def is_brief(request: bytes) -> bool:
     """Whether the member wants an answer at once."""
     return pb.HoldMembershipRequest.FromString(request).hold_ms == CLAIM_HOLD_MS
