@@ -324,6 +324,7 @@ class PopSteps:
         for name, data in self.late.take(wanted_in(wish.encoded(0))):
             given.append(HandOut(name, data))
             self._note_incarnation(wish, name, data)
+            self._answered(name, wish.topic)
             found += decode_pop_answer(data, wish.topic, name)
         if not found:
             return []

@@ -38,6 +38,18 @@ def test_a_receive_takes_what_came_late_for_the_one_before_and_asks_nobody() -> 
     assert brokers.given_back == []
 
 
+def test_a_broker_whose_late_messages_are_taken_is_asked_again_by_the_next_receive() -> None:
+    brokers = Brokers("a", "b")
+    brokers.silent = {"a"}
+    brokers.messages["b"] = [b"1", b"2", b"3", b"4"]
+    for _ in range(2):
+        assert len(brokers.receive()) == 2
+    assert "a" in brokers.steps._rests
+    assert brokers.steps.keep_late(request(), "a", answer_of([b"late"])) is not None
+    assert [message.body for message in brokers.receive()] == [b"late"]
+    assert "a" not in brokers.steps._rests
+
+
 @pytest.mark.parametrize("fields", [{"invisible_ms": 61_000}, {"tags": ["red"]}, {"fifo": True}, {"queue_id": 1}, {"topic": "U"}])
 def test_what_came_late_for_another_wish_is_not_taken(fields: dict[str, Any]) -> None:
     brokers = Brokers("a", "b")
