@@ -16,6 +16,7 @@ from protomq_broker.store.errors import HealingRefusedError, StoreFailedError
 from protomq_broker.store.housekeeping import log_healing
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.log.seals import encode_padding
+from protomq_broker.store.queues import heal
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
@@ -25,6 +26,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
 from .test_following import disk_of, fill, follow, log_of
+from .test_heal import meet, turns
 from .test_scrub import damage as damage_of
 from .test_scrub import filled_store, scrub
 
@@ -462,6 +464,19 @@ def test_verify_tells_offsets_that_were_given_twice_and_takes_no_entry_for_wrong
     _, finding = verify("/s", disk=disk_of(store))
     assert finding.kind is FindingKind.WRONG_ENTRY
     assert "offset 9" in finding.explanation
+
+
+def test_a_queue_file_that_heals_has_the_later_message_of_an_offset_that_was_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "BLOCK_SIZE_BYTES", 200)
+    store, _, _ = given_twice()
+    store.close()
+    disk, clock = disk_of(store), ManualClock()
+    disk.flip_bit(f"/s/consumequeue/topic/1/{0:020d}", 20 * 8 * 10 + 3)
+    store = open_store(disk, clock=clock)
+    assert meet(store, queue_id=1)
+    turns(store, clock)
+    assert store.healed_file_count == 1
+    assert read_all(store, offset=10, queue_id=1) == [(10, b"new")]
 
 
 @pytest.mark.parametrize("is_first", [False, True])

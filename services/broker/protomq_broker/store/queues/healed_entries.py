@@ -45,7 +45,7 @@ class Span(NamedTuple):
 class HealedEntries:
     """Entries [first_offset, first_offset + count) of a queue, as a file has them and then as the log has them."""
 
-    __slots__ = ("bounds", "entries", "first_offset", "is_wide", "known")
+    __slots__ = ("_found", "bounds", "entries", "first_offset", "is_wide", "known")
 
     def __init__(
         self, data: bytes, count: int, first_offset: int, salt: int, bounds: Bounds
@@ -57,6 +57,8 @@ class HealedEntries:
         """No entry of the file is believed any more."""
         self.entries, self.known = which_hold(data, count, first_offset, salt)
         self.known &= ~self._impossible()
+        self._found = np.zeros(count, np.bool_)
+        """Which of them come from the log."""
 
     @property
     def is_complete(self) -> bool:
@@ -82,20 +84,24 @@ class HealedEntries:
         sizes: NDArray[np.int64],
         tag_codes: NDArray[np.int64],
     ) -> None:
-        """Puts in entries of records of the queue; it skips those that are known already, or not among these."""
+        """Puts in entries of records of the queue; it skips those that are known already, or not among these. Of an offset that was given
+        twice (`queue_replay.py`) it takes the later record, as readers had it. The records are in the log's order.
+        """
         rows = queue_offsets - self.first_offset
         wanted = (rows >= 0) & (rows < len(self.entries))
-        wanted[wanted] = ~self.known[rows[wanted]]
+        among = rows[wanted]
+        is_later = self._found[among] & (positions[wanted] > self.entries["position"][among])
+        wanted[wanted] = ~self.known[among] | is_later
         rows = rows[wanted]
         self.entries["position"][rows] = positions[wanted]
         self.entries["size"][rows] = sizes[wanted]
         self.entries["tag_code"][rows] = tag_codes[wanted]
-        self.known[rows] = True
+        self.known[rows] = self._found[rows] = True
 
     def widen(self) -> None:
         """What was found between the neighbours does not fit, so an entry that seems to hold is wrong. Forgets all of them."""
         self.is_wide = True
-        self.known[:] = False
+        self.known[:] = self._found[:] = False
         self.bounds = Bounds(0, self.bounds.after)
 
     def fill_lost(self) -> None:
