@@ -18,7 +18,7 @@ import numpy as np
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
-from protomq_broker.store import appending, topic_counts
+from protomq_broker.store import appending, store_files, topic_counts
 from protomq_broker.store.appending import Appender
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files import disk as disk_module
@@ -914,6 +914,11 @@ def _starts_at_the_checkpoint() -> Any:
     return _patch(derived_recovery, "check_before", lambda *args, **kwargs: None)
 
 
+def _takes_lost_segments_for_deleted_ones() -> Any:
+    """A start believes that the log begins with the first segment that it finds."""
+    return mock.patch.object(store_files, "settle_front")
+
+
 def _looks_past_damage() -> Any:
     """A look-up skips what is damaged."""
     return _patch(MessageLookUps, "_lost_at", lambda *args, **kwargs: None)
@@ -1017,6 +1022,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     ),
     Planted("takes the forgotten for new", _takes_the_forgotten_for_new, check_repeats),
     Planted("cuts corruption", _cuts_corruption, damage),
+    Planted("takes lost segments for deleted ones", _takes_lost_segments_for_deleted_ones, damage),
     Planted("leaves a torn tail", _does_not_zero_the_tail, torn_tail_twice),
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
     Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
@@ -1047,7 +1053,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("forgets idle groups", _idle_groups_are_forgotten, idle_group),
     Planted("forgets topics that rest", _topics_are_not_carried, check_states_of_log),
     Planted("forgets who has a queue", _locks_are_not_carried, check_states_of_log),
-    Planted("gives queues back to who gave them up", _freed_locks_come_back, check_states_of_log),
+    Planted("gives queues back to who gave them up", _freed_locks_come_back, check_states_of_log, seeds=120),
     Planted("forgets where queues ended", _ends_are_not_carried, check_states_of_log),
     Planted("forgets producers with their segments", _producers_are_not_carried, check_states_of_log),
     # A power cut must fall between the deletion and the next sync.
@@ -1099,6 +1105,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
 )
 
 FIRST_SEEDS: Final = {
+    "gives queues back to who gave them up": 51,
     "answers acks before the sync": 7,
     "deletes before what is carried is synced": 42,
     "answers decisions before they are stored": 20,

@@ -437,8 +437,7 @@ def _damage(
     others = [path for path in files if "/commitlog/" not in path]
     path = rng.choice(logs) if rng.random() < 0.6 else rng.choice(others)
     kind, data = rng.choice(KINDS), files[path]
-    # The oldest segment may be deleted by hand.
-    if not data or (kind == "remove" and path == min(logs)):
+    if not data:
         return None
     used = len(data)
     if path in logs:

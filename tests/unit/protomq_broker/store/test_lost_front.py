@@ -44,7 +44,7 @@ def leader(front: int = 0) -> Store:
 
 
 def bases(disk: SimDisk) -> list[int]:
-    return [int(name) for name in disk.list("/s/commitlog")]
+    return [int(name) for name in disk.list("/s/commitlog") if name.isdecimal()]
 
 
 def lose_first(disk: SimDisk, count: int) -> int:
@@ -255,7 +255,9 @@ def test_a_follower_that_is_killed_while_its_log_begins_behind_0_starts_again(po
         is_over = disk.operations < number
         disk.plan = None
         after = disk.crash(random.Random(number)) if powerless else disk.killed()
+        has_begun = bool(bases(after))
         again = open_store(after, follows=True)
+        assert has_begun or not again.appended_position, "a log that has not begun takes what any leader has"
         position = again.appended_position or 2 * SEGMENT
         again.append_verbatim(position, log_of(disk_of(master), position, master.appended_position))
         assert (again.min_position, again.damaged_ranges) == (2 * SEGMENT, [])
@@ -291,6 +293,25 @@ def test_a_follower_that_begins_again_where_its_leader_does_has_lost_nothing() -
         if is_over:
             return
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("front", [0, SEGMENT])
+def test_a_log_that_is_lost_as_a_whole_is_lost_from_where_it_began(front: int) -> None:
+    store = leader(front)
+    end, log = store.queue_range("topic", 0)[1], log_of(disk_of(store), front, store.appended_position)
+    store.close()
+    disk = disk_of(store).killed()
+    for base in bases(disk):
+        disk.remove(f"/s/commitlog/{base:020d}")
+    with pytest.raises(CorruptLogError):
+        open_store(disk)
+    again = open_store(disk, corruption="quarantine")
+    [damage] = again.damaged_ranges
+    assert (damage.start_position, again.min_position) == (front, front)
+    assert damage.end_position >= front + len(log)
+    request = make_request([b"next"])
+    again.append([request])
+    assert request.queue_offset == end
 
 
 def test_a_lost_front_with_only_an_unused_segment_left_is_not_an_empty_log() -> None:

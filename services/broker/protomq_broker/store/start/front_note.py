@@ -33,6 +33,7 @@ from protomq_broker.store.log.recovery import StartPoint, find_resync, read_quar
 from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 
+from .log_proof import known_position
 from .log_replay import state_records
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ def settle_front(disk: Disk, root: str, folder: SegmentFolder) -> None:
 
 
 def find_front(disk: Disk, root: str, folder: SegmentFolder, known: int | None = None) -> None:
-    """Tells the folder of segments where the log begins. Changes nothing on the disk. `known`: what is known of it without a note."""
+    """Tells the folder of segments where the log begins. Changes nothing on the disk. `known`: what a backup knows, without a note."""
     noted = _read_note(disk, root) if known is None else known
     first = next(iter(folder.files), None)
-    if first is None:
-        folder.front = noted or 0
+    if first is None:  # it is lost as a whole, or is still to begin
+        has_begun = known is not None or known_position(disk, root) > (noted or 0)
+        folder.front = (noted or 0) if has_begun else 0
         return
     folder.front = first
     if noted is None or noted >= first:

@@ -50,7 +50,12 @@ def forget_unused_segments(disk: Disk, root: str, folder: SegmentFolder) -> None
     if folder.lost_front_end:
         folder.files = {}
         return
+    if 0 < known_position(disk, root) < first:
+        folder.files = {}
+
+
+def known_position(disk: Disk, root: str) -> int:
+    """Up to where a file beside the log says that there was a log; 0 if none does."""
     checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
     known = max(checkpoint.replay_position if checkpoint else 0, derived_position(disk, root))
-    if 0 < (known or written_position(disk, root)) < first:
-        folder.files = {}
+    return known or written_position(disk, root)
