@@ -509,6 +509,20 @@ def test_a_replica_that_is_killed_loses_no_earlier_messages_where_offsets_were_g
             assert read_all(replica, queue_id=queue_id) == read_all(store, queue_id=queue_id)
 
 
+def test_a_replica_that_loses_the_later_message_in_a_power_cut_has_the_earlier_one() -> None:
+    store, sound, replica = given_twice()
+    replica.checkpoint()
+    start = replica.appended_position
+    follow(store, replica)
+    disk = disk_of(replica).crash(random.Random(1), keep=0.0)
+    replica = open_store(disk, follows=True)
+    replica.positions.note_replicated(start)
+    assert replica.appended_position == start
+    assert read_all(replica, queue_id=1) == read_all(sound, queue_id=1)
+    follow(store, replica)
+    assert read_all(replica, queue_id=1) == read_all(store, queue_id=1)
+
+
 def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before() -> None:
     """Damage has taken what tells of the deletion, and the first messages of the new topic."""
     disk = SimDisk()

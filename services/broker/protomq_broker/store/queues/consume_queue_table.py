@@ -219,6 +219,12 @@ class ConsumeQueueTable:
                 self._dirty.add(queue)
             if is_cut:  # else other records, at the same queue offsets, would pass for those that the table knows
                 self.checkpoint(self._checkpoint_position)
+                # A power cut may take the later records. Then what was cut comes again from the log.
+                min_offset, end_offset, _ = self._row_as_of(queue, self._checkpoint_position)
+                with self._lock:
+                    self._rows.set(queue.row, min_offset, end_offset, damaged=True)
+                self._touched.add(queue)
+                self._write_table(self._checkpoint_position)
 
     def fill_lost(
         self, ends: Iterable[QueueEnd], damaged: Sequence[DamagedRange], deleted: Mapping[str, int]
