@@ -168,8 +168,9 @@ def test_a_topic_that_is_made_again_is_consumed_once_and_in_order_by_members_tha
             seen.setdefault((number, message.queue_id), []).append(message.queue_offset)
         if last:
             # The topic goes while a listener has this one.
+            until = go_on
             at_work.release()
-            go_on.wait(PATIENCE_S)
+            until.wait(PATIENCE_S)
         time.sleep(0.02)
         with guard:
             working[message.queue_id] -= 1
@@ -196,8 +197,9 @@ def test_a_topic_that_is_made_again_is_consumed_once_and_in_order_by_members_tha
                 for queue in queues:
                     for place in range(count):
                         producer.send("t", b"%d %d" % (number, place == count - 1), queue=queue)
-            go_on.set()  # Those of the topic before are done with now, while the new one is there.
-            go_on = threading.Event()
+            if number:
+                before, go_on = go_on, threading.Event()
+                before.set()  # Those of the topic before are done with now, while the new one is there.
             for _ in range(QUEUES):
                 assert at_work.acquire(timeout=PATIENCE_S)
             wait_for(are_committed(queues, count - 1))
