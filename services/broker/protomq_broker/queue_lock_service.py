@@ -141,7 +141,7 @@ class QueueLockService:
             )
             freed_count = sum(self._store.locks.owner(key) is not None for key, _ in changes)
             self._append(changes)
-            self._locks.on_granted(len(changes))
+            self._locks.on_granted(changes, now_ms)
             self._locks.on_freed(freed_count)
         except Exception as error:
             self._answer(call, None, error)

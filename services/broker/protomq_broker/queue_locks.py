@@ -109,7 +109,7 @@ class QueueLocks:
                 is_member = self.is_member(key.group, client_id, nonce)
                 owner = LockOwner(self._draw(), client_id, nonce, is_member, wall_clock_ms)
                 changes.append((key, owner))
-            if owner.has_name(client_id, nonce):
+            elif owner.has_name(client_id, nonce):
                 self._renew(key, owner, now_ms)
             owners.append(owner)
         return changes, owners
@@ -196,9 +196,12 @@ class QueueLocks:
         firsts = [next(iter(ends.values()), None) for ends in (self._loose, self._deadlines_ms)]
         return any(first is not None and first[1] <= now_ms for first in firsts)
 
-    def on_granted(self, count: int) -> None:
-        """Counts locks whose record is appended."""
-        self._granted += count
+    def on_granted(self, changes: Changes, now_ms: int) -> None:
+        """Notes that the changes that `take` returned are appended."""
+        for key, owner in changes:
+            assert owner is not None
+            self._renew(key, owner, now_ms)
+        self._granted += len(changes)
 
     def on_expired(self, changes: Changes) -> None:
         """Notes that the changes that `expired` returned are appended."""

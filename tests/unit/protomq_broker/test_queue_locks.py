@@ -200,6 +200,23 @@ def test_the_queue_of_a_member_whose_connection_broke_is_whose_who_asks_first() 
     assert (committed(broker), broker.queue_locks.counts().freed) == ([3], 1)
 
 
+def test_a_take_over_that_is_not_appended_leaves_the_queue_to_the_next_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, old = broken()
+
+    def fail(topic: str, bodies: Sequence[bytes]) -> int:
+        raise OSError("no")
+
+    monkeypatch.setattr(broker.store, "append_state", fail)
+    request = LockQueuesRequest(consumer_group="g", client_id="b", nonce=1, queues=names([Q0]))
+    assert broker.call(LOCKS + "LockQueues", request).error is not None
+    monkeypatch.undo()
+    commit(broker, old, 3).response()
+    ((new, _),) = lock(broker, "c", Q0)
+    assert new not in (0, old)
+    broker.advance(LOCK_MS + 2_000)
+    assert (broker.store.locks.count, broker.queue_locks.counts().expired) == (0, 1)
+
+
 def test_who_had_the_queue_in_between_and_gave_it_up_has_ended_the_lock_all_the_same() -> None:
     broker, old = broken()
     lock(broker, "b", Q0)
