@@ -152,14 +152,14 @@ def create(
 
 
 def _brokers_that_have(topic: str, namesrv: str | None, timeout_s: float) -> set[str]:
-    """As a name server knows."""
-    from protomq.errors import TopicNotFoundError
+    """As a name server knows. Nothing where no master is registered: who creates the topic says so."""
+    from protomq.errors import NoRouteError, TopicNotFoundError
 
     with open_calls(namesrv, "auto") as calls:
         calls.timeout_s = timeout_s
         try:
             route = calls.route(topic)
-        except TopicNotFoundError:
+        except (NoRouteError, TopicNotFoundError):
             return set()
     return set() if route.auto_create else {queue.broker_name for queue in (*route.read_queues, *route.write_queues)}
 
