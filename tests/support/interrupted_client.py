@@ -56,8 +56,9 @@ class Interrupts:
     def run(self, work: Callable[[], object], until_s: float) -> None:
         """Again and again, until it is interrupted, or the time is over."""
         try:
-            self._is_armed = True
             while time.monotonic() < until_s:
+                # Each time: one that comes while CPython collects a socket that nobody has closed is lost without a word.
+                self._is_armed = True
                 work()
         except self._error:
             self.count += 1
