@@ -15,7 +15,7 @@ from protomq.v1.pull_service_pb2 import PullRequest, PullStatus
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from protomq.v1.send_service_pb2 import SendStatus
 from tests.support.ha_brokers import TOPIC, HaBroker, follow, pair, running
-from tests.support.waiting import PATIENCE_S, wait_for
+from tests.support.waiting import PATIENCE_S, is_stopped, wait_for
 
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
@@ -61,6 +61,8 @@ def test_a_slave_that_stands_still_holds_sends_and_readers_back(
     master, slave = brokers
     os.kill(slave.process.pid, signal.SIGSTOP)
     try:
+        # One of its threads takes the signal, and the others go on until it has had its turn.
+        wait_for(lambda: is_stopped(slave.process.pid), PATIENCE_S)
         answer = master.send(b"unconfirmed")
         assert answer.status == FLUSH_SLAVE_TIMEOUT
         # The master has it, and gives it to nobody.

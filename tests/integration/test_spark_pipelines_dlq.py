@@ -19,6 +19,7 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 from pyspark.sql import SparkSession
 
 from protomq import Admin, Message, Producer, PullConsumer
+from protomq.errors import TopicNotFoundError
 from protomq.testing import Broker
 from protomq_spark.pipelines import dlq
 from protomq_spark.pipelines.__main__ import make_parser
@@ -68,6 +69,15 @@ def kill_messages(
                 consumer.send_back(messages, error=text, dead_letter=True)
                 left -= len(messages)
         consumer.commit()
+        # The broker answers before the name server knows a topic that it has just made.
+        wait_for(lambda: _has_route(consumer, f"%DLQ%{group}"), 30)
+
+
+def _has_route(consumer: PullConsumer, topic: str) -> bool:
+    try:
+        return bool(consumer.queues(topic))
+    except TopicNotFoundError:
+        return False
 
 
 def of_parity(message: Message) -> str:

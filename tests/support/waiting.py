@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 60.0
@@ -20,6 +21,12 @@ def wait_for(
     while not happened():
         assert time.monotonic() < ends_s, "it did not happen in time"
         time.sleep(pause_s)
+
+
+def is_stopped(process_id: int) -> bool:
+    """Whether each thread of a process stands still after SIGSTOP."""
+    states = [thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{process_id}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def fastest_s(run: Callable[[], float], enough_s: float, tries: int = 5) -> float:
