@@ -281,6 +281,7 @@ async def test_messages_of_handlers_whose_scope_is_cancelled_come_again_at_once(
         while len(found) < BEFORE:
             messages = await next_consumer.receive(group.topic, 32, hold_s=1.0)
             found |= {message.body for message in messages}
+    assert len(found) == BEFORE, "each message, and none that nobody has sent"
 
 
 async def test_a_producer_whose_scope_is_cancelled_sends_what_is_on_its_way(group: Group) -> None:
