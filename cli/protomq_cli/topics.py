@@ -152,16 +152,13 @@ def create(
 
 
 def _brokers_that_have(topic: str, namesrv: str | None, timeout_s: float) -> set[str]:
-    """As a name server knows. Nothing where no master is registered: who creates the topic says so."""
-    from protomq.errors import NoRouteError, TopicNotFoundError
-
+    """As a name server knows. Raises NoRouteError if none answers: nobody has to wait for that twice."""
     with open_calls(namesrv, "auto") as calls:
         calls.timeout_s = timeout_s
-        try:
-            route = calls.route(topic)
-        except (NoRouteError, TopicNotFoundError):
-            return set()
-    return set() if route.auto_create else {queue.broker_name for queue in (*route.read_queues, *route.write_queues)}
+        route = calls.find_route(topic)
+    if route is None or route.auto_create:
+        return set()
+    return {queue.broker_name for queue in (*route.read_queues, *route.write_queues)}
 
 
 def _told_of_groups(topic: str, broker: str, groups: Sequence[str]) -> str:

@@ -142,6 +142,16 @@ class Calls:
             self._need_a_broker(f"whether there is a topic {topic!r}")
             raise
 
+    def find_route(self, topic: str) -> Route | None:
+        """The same, but None where the name server that answers does not know the topic, whether or not a broker is there.
+
+        Raises NoRouteError if no name server answers.
+        """
+        try:
+            return self._routes.get(topic, self.timeout_s)
+        except TopicNotFoundError:
+            return None
+
     def forget_route(self, topic: str) -> None:
         """The next look at the route asks the name server."""
         self._routes.invalidate(topic, is_denied=True)

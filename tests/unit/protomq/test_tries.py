@@ -178,6 +178,17 @@ def test_a_broker_that_leads_no_more_does_not_deny_its_topic_so_a_name_server_th
     assert once.queue_ranges("T", "a", [0]).ranges
 
 
+def test_who_looks_for_a_topic_hears_that_it_is_not_there_or_that_nobody_answers(cluster: FakeCluster, once: Calls) -> None:
+    cluster.fail(NAME_SERVER, _methods.GET_ROUTE, TopicNotFoundError("x"))
+    assert once.find_route("new") is None
+    cluster.fail(NAME_SERVER, _methods.GET_ROUTE, *(ConnectionLostError("x") for _ in range(2)))
+    with pytest.raises(NoRouteError):
+        once.find_route("T")
+    found = once.find_route("T")
+    assert found is not None
+    assert [queue.broker_name for queue in found.read_queues] == ["a", "b", "c"]
+
+
 def test_a_broker_that_denies_a_topic_and_a_name_server_that_agrees_are_believed(
     cluster: FakeCluster, once: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
