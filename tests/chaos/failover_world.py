@@ -21,7 +21,8 @@ slaves, members and links that flap, all members down, planned switches.
 Where stores do not sync, the machine of a member must not lose power while no other good copy is in the in-sync set: that is not promised.
 The same holds for damage, and for members that are replaced. Of a flip in the last appends a start believes that it is a torn tail.
 
-Nothing is deleted by its age here (`store_follow`, `ha_world` do that), and nobody orders an unclean promotion (`leadership_world`).
+Nothing is deleted by its age here (`store_follow`, `ha_world` do that). An unclean promotion is ordered only where members say that they
+wait for others, and those were replaced (`leadership_world` does more).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.timer.log_time import HEARD_FOR_MS, SLEW_RATIO
 from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
-from protomq_ha.cluster_state import ORDER, SWITCH, Put, Transaction, encode_order
+from protomq_ha.cluster_state import ORDER, PROMOTE_UNCLEAN, SWITCH, Put, Transaction, encode_order
 from protomq_ha.leadership_values import Role
 from protomq_ha.roles import HaConfig
 from protomq_runtime.errors import Code, ServiceError
@@ -597,7 +598,20 @@ class FailoverWorld:
                 self.fired["given an empty folder"] += 1
                 self._down(member, "kill", 10.0)
                 member.replace_disk()
+        self._promote_cut()
         self.at(500, self._mend)
+
+    def _promote_cut(self) -> None:
+        """Does what the status says where all who are left of the in-sync set have cut their logs: nobody comes back who may have more."""
+        view = self.etcd.view
+        if view.in_sync is None or view.master is not None or view.order is not None:
+            return
+        left = [member for member in self.members if member.member in view.in_sync.members]
+        is_waiting = all(member.is_up and not member.is_changing and member.driver.machine.end_is_cut for member in left)
+        if left and len(left) < len(view.in_sync.members) and is_waiting:
+            furthest = max(left, key=lambda member: (member.store.epoch, member.store.appended_position))
+            self.fired["promoted uncleanly"] += 1
+            self.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, furthest.member)),)))
 
     def _is_quiet(self, acknowledged: int) -> bool:
         view = self.etcd.view
