@@ -110,7 +110,10 @@ class LogFollowers:
                 if offset != expected:
                     self._tell(group)
                     group = []
-                    (self._queues.skip_to if offset > expected else self._queues.go_back_to)(*key, offset)
+                    if offset > expected:
+                        self._queues.skip_to(*key, offset)
+                    else:
+                        self._queues.go_back_to(*key, offset, request.physical_offset)
                 ends[key] = offset + region.count
             group.append(request)
         self._tell(group)

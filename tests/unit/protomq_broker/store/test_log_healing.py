@@ -523,7 +523,96 @@ def test_a_replica_that_loses_the_later_message_in_a_power_cut_has_the_earlier_o
     assert read_all(replica, queue_id=1) == read_all(store, queue_id=1)
 
 
-def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("ends_in", ["a kill", "a power cut", "a power cut that leaves some"])
+def test_a_replica_that_crashes_where_offsets_were_given_twice_has_what_its_log_has(ends_in: str) -> None:
+    """At any operation on the disk, while it stores the later message and makes its first checkpoint after that."""
+    log, start = log_given_twice()
+    keep = 0.0 if ends_in == "a power cut" else None
+    crash_count = 0
+    while True:
+        replica = open_store(SimDisk(), follows=True)
+        replica.append_verbatim(0, log[:start])
+        replica.checkpoint()
+        disk = disk_of(replica)
+        disk.fail_at(crash_count + 1, Fault.CRASH)
+        try:
+            replica.append_verbatim(start, log[start:])
+            replica.checkpoint()
+            break
+        except SimulatedCrash:
+            crash_count += 1
+        disk.plan = None
+        after = disk.killed() if ends_in == "a kill" else disk.crash(random.Random(crash_count), keep=keep)
+        expect_what_the_log_has(open_store(after, follows=True), log)
+    assert crash_count > 10
+
+
+@pytest.mark.slow
+def test_a_start_that_crashes_where_offsets_were_given_twice_leaves_what_the_log_has() -> None:
+    """The replica was killed with the later message in its log, and the earlier one in its queue. A start crashes, too."""
+    log, start = log_given_twice()
+    replica = open_store(SimDisk(), follows=True)
+    replica.append_verbatim(0, log[:start])
+    replica.checkpoint()
+    with mock.patch.object(replica._files.queues, "go_back_to", side_effect=SimulatedCrash), suppress(SimulatedCrash):
+        replica.append_verbatim(start, log[start:])
+    crash_count = 0
+    while True:
+        disk = disk_of(replica).killed()
+        disk.fail_at(crash_count + 1, Fault.CRASH)
+        try:
+            open_store(disk, follows=True).checkpoint()
+            break
+        except SimulatedCrash:
+            crash_count += 1
+        disk.plan = None
+        expect_what_the_log_has(open_store(disk.crash(random.Random(crash_count)), follows=True), log)
+    assert crash_count > 10
+
+
+def test_a_checkpoint_that_began_before_the_later_message_leaves_the_earlier_one_to_a_power_cut() -> None:
+    """The writer goes on beside a checkpoint: this one covers the log up to where the later message begins."""
+    log, start = log_given_twice()
+    replica = open_store(SimDisk(), follows=True)
+    replica.append_verbatim(0, log[:start])
+    queues = replica._files.queues
+    checkpoint = queues.checkpoint
+
+    def goes_on_meanwhile(position: int) -> None:
+        queues.checkpoint = checkpoint  # type: ignore[method-assign]
+        replica.append_verbatim(start, log[start:])
+        checkpoint(position)
+
+    queues.checkpoint = goes_on_meanwhile  # type: ignore[method-assign]
+    replica.checkpoint()
+    assert replica.appended_position == len(log)
+    expect_what_the_log_has(open_store(disk_of(replica).crash(random.Random(1), keep=0.0), follows=True), log)
+
+
+def log_given_twice() -> tuple[bytes, int]:
+    """(a log in which an offset was given twice, where its last append begins: that of the later message)."""
+    store, _, _ = given_twice()
+    log = log_of(disk_of(store), 0, store.appended_position)
+    return log, walk_appends(log, 0, 0).seals[-1].start_position
+
+
+def expect_what_the_log_has(replica: Store, log: bytes) -> None:
+    """It answers as a store that has the same log and never crashed; also when it goes on from there."""
+    end = replica.appended_position
+    model = open_store(SimDisk(), follows=True)
+    model.append_verbatim(0, log[:end])
+    for goes_on in (False, True):
+        for store in (replica, model):
+            if goes_on and end < len(log):
+                store.append_verbatim(end, log[end:])
+            store.positions.note_replicated(store.appended_position)
+        for queue_id in (0, 1):
+            assert read_all(replica, queue_id=queue_id) == read_all(model, queue_id=queue_id)
+
+
+@pytest.mark.parametrize("is_table_left", [False, True])
+def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before(*, is_table_left: bool) -> None:
     """Damage has taken what tells of the deletion, and the first messages of the new topic."""
     disk = SimDisk()
     store = open_store(disk)
@@ -540,7 +629,8 @@ def test_a_topic_that_may_have_been_made_again_has_no_messages_of_the_one_before
     store.close()
     disk.overwrite(f"/s/commitlog/{0:020d}", start, bytes(end - start - SEAL_SIZE_BYTES))
     for path in (*disk.files("/s/consumequeue"), "/s/config/topics.json"):
-        disk.unlink(path)
+        if not (is_table_left and path.endswith("table.bin")):
+            disk.unlink(path)
     store = open_store(disk, corruption="quarantine")
     assert read_all(store, offset=3) == [(3, b"new")]
     assert read_all_until_damage(store, 0) == []

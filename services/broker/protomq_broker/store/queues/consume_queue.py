@@ -296,6 +296,7 @@ class ConsumeQueue:
         self._last = _NO_LAST
         self.flushed_offset = min(old_flushed, end_offset)
         self.synced_offset = min(self.synced_offset, end_offset)
+        self.loaded_offset = min(self.loaded_offset, end_offset)
         if old_flushed <= end_offset:
             return
         files = self._home.files

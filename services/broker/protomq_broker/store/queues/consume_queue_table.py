@@ -7,6 +7,8 @@ Rules:
 - The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
   what the table says, not what its files say. What lies behind is cut and comes again from the log; a file that is too short
   lowers `replay_from`. Without a table all is rebuilt.
+- Where offsets were given twice, the table says so before the entries of the earlier messages go. It does until the later message is
+  durable: a power cut may take that one alone. Then the earlier ones come again from the log.
 - `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread. The lock keeps the two apart
   while a group of requests is added; nobody holds it during input or output. Another lock lets one thread at a time change files.
   Readers take no lock.
@@ -53,7 +55,7 @@ from .found_files import FoundFiles
 from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_up, go_back, replay_queue, restart, sound_end
+from .queue_replay import fill_up, note_given_twice, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ class ConsumeQueueTable:
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
-        self._whole_from = _NEVER  # see `replay_queue`
+        self._whole_from = _NEVER  # the replay has skipped nothing from here on
+        self._gone_back: dict[ConsumeQueue, int] = {}  # position of the later message that has an offset which was given twice
         self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
         self._cooling: set[ConsumeQueue] = set()  # written by the last flush
         self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
@@ -210,21 +213,11 @@ class ConsumeQueueTable:
                 fill_up(queue, queue_offset)
                 self._dirty.add(queue)
 
-    def go_back_to(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        """The next record of the queue in another leader's log has an offset that was given before. See `queue_replay`."""
+    def go_back_to(self, topic: str, queue_id: int, queue_offset: int, position: int) -> None:
+        """The next record of the queue in another leader's log, at `position`, has an offset that was given before. See `queue_replay`."""
         with self._files_lock:
             queue = self.queue(topic, queue_id)
-            with self._lock:
-                is_cut = go_back(queue, queue_offset, least=0)  # a deletion of the topic would have been applied
-                self._dirty.add(queue)
-            if is_cut:  # else other records, at the same queue offsets, would pass for those that the table knows
-                self.checkpoint(self._checkpoint_position)
-                # A power cut may take the later records. Then what was cut comes again from the log.
-                min_offset, end_offset, _ = self._row_as_of(queue, self._checkpoint_position)
-                with self._lock:
-                    self._rows.set(queue.row, min_offset, end_offset, damaged=True)
-                self._touched.add(queue)
-                self._write_table(self._checkpoint_position)
+            self._go_back(queue, queue_offset, position, least=0)  # a deletion of the topic would have been applied
 
     def fill_lost(
         self, ends: Iterable[QueueEnd], damaged: Sequence[DamagedRange], deleted: Mapping[str, int]
@@ -292,6 +285,7 @@ class ConsumeQueueTable:
             except BaseException:
                 self._touched |= touched
                 raise
+            self._gone_back = {queue: at for queue, at in self._gone_back.items() if at >= position}
 
     def delete_below(self, log_start: int) -> None:
         """The log begins at `log_start` now: removes files that hold only older entries."""
@@ -405,7 +399,7 @@ class ConsumeQueueTable:
                 records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
             )
             try:
-                replay_queue(queue, records, rows, self._whole_from)
+                replay_queue(queue, records, rows, self._knows_removals, self._go_back)
             except ConsumeQueueDamagedError:
                 self.needs_rebuild = True
                 return
@@ -478,6 +472,31 @@ class ConsumeQueueTable:
             self._truncate(end_position)
 
     # Parts.
+
+    def _knows_removals(self, queue: ConsumeQueue, last_position: int) -> bool:
+        is_from_table = queue.end_offset == queue.loaded_offset
+        return max(last_position, self._checkpoint_position if is_from_table else 0) >= self._whole_from
+
+    def _go_back(self, queue: ConsumeQueue, offset: int, position: int, *, least: int = 1) -> bool:
+        """The offsets from `offset` on were given twice, the second time to the record at `position` and those behind it. The entries
+        that had them first go. False: it may be a new topic of that name.
+
+        `least`: a new topic begins below this offset. The caller holds the lock of the files, or is alone.
+        """
+        if not max(queue.known_min_offset, least) <= offset:
+            return False
+        note_given_twice(queue, offset)
+        self._gone_back[queue] = position
+        min_offset, end_offset = self._rows.bounds(queue.row)
+        if end_offset > offset:  # else other records, at the same queue offsets, would pass for those that the table knows
+            with self._lock:
+                self._rows.set(queue.row, min(min_offset, offset), offset, damaged=True)
+            self._touched.add(queue)
+            self._write_table(self._checkpoint_position)
+        with self._lock:
+            queue.cut(offset)
+            self._dirty.add(queue)
+        return True
 
     def _truncate(self, end_position: int) -> None:
         behind_table = end_position < self._checkpoint_position
@@ -557,7 +576,7 @@ class ConsumeQueueTable:
         min_offset = queue.known_min_offset
         if damaged is not None:
             end_offset = max(min(damaged, end_offset), min_offset)
-        return min_offset, end_offset, damaged is not None
+        return min_offset, end_offset, damaged is not None or self._gone_back.get(queue, -1) >= position
 
     def _write_table(self, position: int) -> None:
         self._renew_rows(self._home.damaged_queues(), position)

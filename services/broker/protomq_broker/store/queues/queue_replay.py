@@ -4,13 +4,14 @@
   that say so. So no queue offset is given twice.
 - Offsets that begin again are those of a topic that was removed and created again: the entries before them go.
 - A log that has no gap up to there reports each removal. So offsets that go back without one were given twice. A master had lost what is
-  in the log again. The later messages keep these offsets, since consumers had them, and the earlier ones stay before them. A replay that
-  goes on from a checkpoint does the same with what it has added itself.
+  in the log again. The later messages keep these offsets, since consumers had them, and the earlier ones stay before them. That also
+  holds for a replay that goes on from a checkpoint: the table knows the removals before it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -29,10 +30,17 @@ from .consume_queue import (
 log = logging.getLogger(__name__)
 
 
-def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64], whole_from: int) -> None:
+def replay_queue(
+    queue: ConsumeQueue,
+    records: ScannedRecords,
+    rows: NDArray[np.int64],
+    knows_removals: Callable[[ConsumeQueue, int], bool],
+    go_back: Callable[[ConsumeQueue, int, int], bool],
+) -> None:
     """Adds the entries of those of the records that stand in `rows`, in the log's order; skips what the queue has.
 
-    `whole_from`: the replay has skipped nothing since this position, and began there or before.
+    `knows_removals`: whether a removal of the topic behind the queue's last record, at that position, would be known. `go_back` gets the
+    queue, an offset that was given before, and the position of the later record. It returns False if it may be a new topic of that name.
     """
     offsets, positions = records.queue_offsets[rows], records.positions[rows]
     sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
@@ -46,7 +54,9 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
             if start == end:
                 continue
             offset = int(offsets[start])
-            if offset < queue.end_offset and not (last_position >= whole_from and go_back(queue, offset)):
+            if offset < queue.end_offset and not (
+                knows_removals(queue, last_position) and go_back(queue, offset, int(positions[start]))
+            ):
                 # The topic was removed and created again: its offsets began again.
                 restart(queue)
         if offset > queue.end_offset:
@@ -54,20 +64,13 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
         queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
 
 
-def go_back(queue: ConsumeQueue, offset: int, *, least: int = 1) -> bool:
-    """The offsets from `offset` on were given twice: the entries that had them first go. False: it may be a new topic of that name.
-
-    `least`: a new topic begins below this offset.
-    """
-    if not max(queue.known_min_offset, least) <= offset:
-        return False
+def note_given_twice(queue: ConsumeQueue, offset: int) -> None:
+    """Logs that the offsets from `offset` on were given twice."""
     log.error(
         "queue offsets %d to %d of queue %d of topic %s were given twice. A master that had lost these messages gave them to later ones."
         " The log has the first messages again. They are not served, since the later ones are at these offsets",
         offset, queue.end_offset - 1, queue.queue_id, queue.topic,
     )  # fmt: skip
-    queue.cut(offset)
-    return True
 
 
 def restart(queue: ConsumeQueue) -> None:

@@ -74,6 +74,11 @@ class QueueRows:
         row = self._rows[index]
         row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
 
+    def bounds(self, index: int) -> tuple[int, int]:
+        """(min_offset, end_offset) of a row."""
+        row = self._rows[index]
+        return int(row["min_offset"]), int(row["end_offset"])
+
     def set_all(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """Changes many: (index, min_offset, end_offset, damaged) of each."""
         if not rows:
