@@ -6,10 +6,12 @@ A call that is given up has its answer all the same. Whoever waits for it gives 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from contextlib import suppress
+from itertools import count
+from typing import Final, NamedTuple, TypeAlias
 
 from . import _forks
 from ._late_imports import fork_waits
@@ -17,8 +19,14 @@ from ._late_imports import fork_waits
 GIVE_UP_S: Final = 5.0
 """How long a broker may take to hear that a call is given up."""
 _ID_SIZE_BYTES: Final = 16
+_NUMBER_SIZE_BYTES: Final = 6
+"""Of an id. The rest of it is random, once for each consumer and process."""
 _ID_FIELD: Final = bytes((14 << 3 | 2, _ID_SIZE_BYTES))
 """PopRequest.hold_id, which brokers read fastest where it stands behind all else."""
+
+
+Receive: TypeAlias = tuple[int, int]
+"""A call of `receive`: its thread, and its number."""
 
 
 class HeldPop(NamedTuple):
@@ -34,40 +42,50 @@ class HeldPops:
 
     def __init__(self) -> None:
         self._pops: dict[bytes, HeldPop] = {}
-        self._receives: set[object] = set()
-        self._fork_count = _forks.fork_count
+        self._receives: set[Receive] = set()
         self._over: Future[None] | None = None
+        self._closing_thread = 0
+        self._start()
 
-    @contextmanager
-    def receive(self) -> Iterator[None]:
-        """A call of `receive` is under way, with all that it gives back at its end."""
+    def _start(self) -> None:
+        self._fork_count = _forks.fork_count
+        self._prefix = secrets.token_bytes(_ID_SIZE_BYTES - _NUMBER_SIZE_BYTES)
+        self._numbers = count()
+
+    def began(self) -> Receive:
+        """A call of `receive` is under way, until it has given back what nobody takes."""
         if self._fork_count != _forks.fork_count:
-            self._receives, self._fork_count = set(), _forks.fork_count  # Those of a parent's threads do not end here.
-        receives, this_one = self._receives, object()
-        receives.add(this_one)
-        try:
-            yield
-        finally:
-            receives.discard(this_one)
+            self._receives = set()  # Those of a parent's threads do not end here.
+            self._start()
+        receive = threading.get_ident(), next(self._numbers)
+        self._receives.add(receive)
+        return receive
+
+    def ended(self, receive: Receive) -> None:
+        """It is over."""
+        self._receives.discard(receive)
+        if self._over is not None:
             self._look()
 
-    def over(self) -> Future[None]:
-        """What is done when no `receive` is under way. No further one begins."""
-        self._over = Future()
-        over = self._over
+    def over(self, closing_thread: int = 0) -> Future[None]:
+        """What is done when no `receive` is under way; no further one begins. `closing_thread`: that of whoever waits, if it is a thread. A
+        `receive` of its own, which a signal handler has interrupted, cannot end meanwhile.
+        """
+        over: Future[None] = Future()
+        self._over, self._closing_thread = over, closing_thread
         self._look()
         return over
 
     def _look(self) -> None:
-        over = self._over
-        if over is not None and (not self._receives or self._fork_count != _forks.fork_count):
+        of_others = [receive for receive in list(self._receives) if receive[0] != self._closing_thread]
+        if self._over is not None and (not of_others or self._fork_count != _forks.fork_count):
             with suppress(InvalidStateError):  # Another thread was faster.
-                over.set_result(None)
+                self._over.set_result(None)
 
     def begin(self, topic: str, broker_name: str) -> bytes:
         """A pop that may be held is about to be made: its id."""
-        hold_id = secrets.token_bytes(_ID_SIZE_BYTES)
-        self._pops[hold_id] = HeldPop(topic, broker_name, _forks.fork_count)
+        hold_id = self._prefix + next(self._numbers).to_bytes(_NUMBER_SIZE_BYTES, "big")
+        self._pops[hold_id] = HeldPop(topic, broker_name, self._fork_count)
         return hold_id
 
     def end(self, hold_id: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -302,7 +303,7 @@ class SimpleConsumer(OfOneProcess):
         self._steps.late.close()
         if is_first and self._driver.run(self._steps.give_up_held()):
             with suppress(FutureTimeoutError):
-                self._steps.held.over().result(max(until_s - time.monotonic(), 0.0))
+                self._steps.held.over(threading.get_ident()).result(max(until_s - time.monotonic(), 0.0))
         self._races.close(max(until_s - time.monotonic(), 0.0))
         self._transport.close()
 

@@ -260,13 +260,17 @@ class PopSteps:
 
     def _receive_while_open(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
         """Gives back what comes for a program that has closed the consumer: it could not acknowledge it."""
-        with self.held.receive():
+        this_one = self.held.began()
+        try:
             messages = yield from self._receive(wish, given)
-            if self.is_closed and messages:
+            if not self.is_closed:
+                return messages
+            if messages:
                 yield from self.give_back(messages, GIVE_BACK_S)
                 given.clear()
-            self._check_open()
-            return messages
+            raise _closed_meanwhile()
+        finally:
+            self.held.ended(this_one)
 
     def give_up_held(self) -> Steps[bool]:
         """Ends what brokers hold for calls of `receive`. False: one of them cannot do that, and goes on holding."""
@@ -482,7 +486,7 @@ class PopSteps:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise ClosedError("it was closed while this call waited")
+            raise _closed_meanwhile()
 
     def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
         """The route, and the brokers that are to be asked."""
@@ -776,6 +780,10 @@ class PopSteps:
             offsets = set(_offsets_in(named.offset_runs))
             stale += [m for m in by_receipt.get(named.receipt, ()) if m.queue_offset in offsets]
         return stale
+
+
+def _closed_meanwhile() -> ClosedError:
+    return ClosedError("it was closed while this call waited")
 
 
 def passes(error: ProtomqError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -136,6 +137,20 @@ def test_a_receive_is_under_way_until_it_has_given_back(world: World) -> None:
     assert over == [False, True]
 
 
+def test_a_signal_handler_that_closes_does_not_wait_for_the_receive_that_it_has_interrupted(world: World) -> None:
+    over: list[bool] = []
+
+    def close() -> bytes:
+        world.close()
+        over.append(world.steps.held.over(threading.get_ident()).done())
+        return NOTHING
+
+    world.meanwhile = close
+    with pytest.raises(ClosedError):
+        world.receive(hold_s=3.0)
+    assert over == [True]
+
+
 def test_nothing_is_asked_of_a_broker_once_the_consumer_is_closed(world: World) -> None:
     world.steps.is_closed = True
     with pytest.raises(ClosedError):
@@ -165,11 +180,15 @@ def test_silent_brokers_leave_time_for_others() -> None:
 
 def test_a_forked_child_ends_nothing_of_its_parent_and_waits_for_none_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldPops()
-    with held.receive():
-        held.begin("T", "a")
-        monkeypatch.setattr(_forks, "fork_count", _forks.fork_count + 1)
-        assert held.pops() == []
-        assert held.over().done()
+    held.began()
+    of_parent = held.begin("T", "a")
+    monkeypatch.setattr(_forks, "fork_count", _forks.fork_count + 1)
+    assert held.pops() == []
+    assert held.over().done()
+    held.ended(held.began())
+    of_child = held.begin("T", "a")
+    assert [hold_id for hold_id, _ in held.pops()] == [of_child]
+    assert of_child[:8] != of_parent[:8]
 
 
 @pytest.mark.parametrize("is_told", [False, True])
