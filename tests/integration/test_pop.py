@@ -116,8 +116,9 @@ async def test_what_a_receive_has_found_that_is_cancelled_while_it_acknowledges_
     assert sorted(found) == [(b"0", 1), (b"1", 1), (b"2", 1)]
 
 
-async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once(broker: Broker) -> None:
-    topic = "on-their-way"
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once(broker: Broker, transport: Any) -> None:
+    topic = f"on-their-way-{transport}"
     fill(broker, topic, 1)
     bodies = {b"w%d" % number for number in range(60)}
 
@@ -127,7 +128,11 @@ async def test_messages_on_their_way_to_a_receive_that_is_cancelled_come_at_once
                 await producer.send(topic, body)
                 await asyncio.sleep(0.003)
 
-    async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer, asyncio.timeout(PATIENCE_S):
+    namesrv = broker.namesrv if transport == "remoting" else broker.grpc_address
+    async with (
+        AsyncSimpleConsumer("group", namesrv=namesrv, transport=transport) as consumer,
+        asyncio.timeout(PATIENCE_S),
+    ):
         await consumer.ack(await consumer.receive(topic))
         sender = asyncio.create_task(send())
         found: list[bytes] = []

@@ -85,6 +85,22 @@ class Receiver:
         messages: list[Message] = self._run(self._consumer.receive(topic, **settings))
         return messages
 
+    def receive_until(self, closes: Event, topic: str, **settings: Any) -> list[Message]:
+        """Of coroutines: what a `receive` returns, beside which the consumer is closed then."""
+
+        async def receive() -> list[Message]:
+            call = asyncio.create_task(self._consumer.receive(topic, **settings))
+            await asyncio.to_thread(closes.wait, PATIENCE_S)
+            await self._consumer.close()
+            messages: list[Message] = await call
+            return messages
+
+        try:
+            messages: list[Message] = self._run(receive())
+            return messages
+        finally:
+            self._end()
+
     def ack(self, messages: list[Message]) -> None:
         assert self._run(self._consumer.ack(messages)) == []
 
@@ -204,3 +220,40 @@ def test_a_close_ends_what_is_held_at_several_brokers(place: Place) -> None:
         with pytest.raises(ClosedError):
             call.result(PATIENCE_S)
         assert time.monotonic() - began_s < LONG_HOLD_S / 3
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_close_gives_back_what_several_brokers_bring(place: Place, flavour: str, transport: Any) -> None:
+    topic = f"closed-{flavour}-{transport}"
+    place.create(topic)
+    other, closed_count = Receiver(place, "threads", transport), 0
+    with Producer(namesrv=place.namesrv) as producer, ThreadPoolExecutor(3) as threads:
+        for number in range(16):
+            receiver, moment = Receiver(place, flavour, transport), Event()
+            settings = {"hold_s": LONG_HOLD_S, "invisible_s": 2 * PATIENCE_S}
+            if flavour == "threads":
+                call = threads.submit(receiver.receive, topic, **settings)
+            else:
+                call = threads.submit(receiver.receive_until, moment, topic, **settings)
+            moment.wait(0.15)  # It is held at both by then.
+            for name in NAMES:
+                threads.submit(producer.send, topic, b"x", queue=MessageQueue(topic, name, 0))
+            moment.wait(number % 8 * 0.001)
+            moment.set()
+            if flavour == "threads":
+                receiver.close()
+            try:
+                count = len(call.result(PATIENCE_S))
+            except ClosedError:
+                count = 0
+            closed_count += count == 0
+            while count < len(NAMES):
+                messages = other.receive(topic, hold_s=5.0)
+                assert messages, "it waits for its invisible time"
+                for message in messages:
+                    assert isinstance(message.queue, PoppedQueue)
+                    assert message.queue.attempt == 1
+                other.ack(messages)
+                count += len(messages)
+    other.close()
+    assert closed_count

@@ -74,6 +74,7 @@ OF_A_REQUEST: Final = {
         CONFIG.pop_invisible_max_ms,
         pop_requests.INVISIBLE_DEFAULT_MS,
     ),
+    "`hold_id`, octets: as many, or in a `Pop` none": (pop_requests.HOLD_ID_SIZE_BYTES, None),
     "`messages`, counted one by one": (pop_requests.SETTLED_COUNT_MAX, None),
     "`offsets`, each queue once": (consumer_service.OFFSETS_PER_COMMIT_MAX, None),
     "`queue_ids`, each once": (topics.QUEUES_MAX, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from . import _forks
@@ -42,7 +43,6 @@ from ._pop_steps import (
     INVISIBLE_DEFAULT_S,
     PopSteps,
     Start,
-    is_held,
 )
 from ._pop_tasks import HandlerTasks
 from ._push_results import Listener
@@ -87,7 +87,6 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._hooks.located_by(self._routes.last_known, self._transport.kind)
         self._transport.is_replaced = self._routes.is_replaced
         self._transport.on_late = self._came_late
-        self._transport.runs_out = lambda request: not is_held(request)
         self._steps.on_abandoned = self._give_back
         self._giving_back: set[asyncio.Task[None]] = set()
         self._driver = AsyncDriver(self._transport, self._routes)
@@ -120,8 +119,6 @@ class AsyncSimpleConsumer(OfOneProcess):
     ) -> list[Message]:
         """See SimpleConsumer.receive. A call that is cancelled takes no messages. Those that were on their way go to the next call,
         or are given back.
-
-        Over gRPC, those that had left a broker that held the call come again when their time is up. With several brokers none holds it.
         """
         self._check_open()
         wish = self._steps.wish(
@@ -261,7 +258,10 @@ class AsyncSimpleConsumer(OfOneProcess):
         until_s = time.monotonic() + GIVE_BACK_S
         for late in self._steps.late.close():
             self._give_back_kept(late)
-        await self._transport.wait_for_late(GIVE_BACK_S)
+        if await self._driver.run(self._steps.give_up_held()):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(self._steps.held.over()), max(until_s - time.monotonic(), 0.0))
+        await self._transport.wait_for_late(max(until_s - time.monotonic(), 0.0))
         if self._giving_back:
             await asyncio.wait(self._giving_back, timeout=max(until_s - time.monotonic(), 0.0))
         self._transport.on_late = None

@@ -13,8 +13,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._held_pops import GIVE_UP_S, give_up_of
 from ._late_imports import fork_waits, load_needed_modules
-from ._methods import GIVEN_UP, REPEATABLE, WATCHED
+from ._methods import GIVE_UP_POP, GIVEN_UP, POP, REPEATABLE, WATCHED
 from ._remoting_async import AsyncConnection, ended_in
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind
@@ -52,11 +53,6 @@ class AsyncTransport:
     on_late: Callable[[BrokerAddress, Sequence[bytes], bytes], None] | None = None
     """Gets address, request and answer of a call of `GIVEN_UP` which was answered when its caller had been cancelled."""
 
-    runs_out: Callable[[Sequence[bytes]], bool] | None = None
-    """Whether a call of `GIVEN_UP`, by its request, ends soon by itself. Over gRPC it may do so when its caller is cancelled: what is
-    cancelled there loses its answer, even if that is here.
-    """
-
     def __init__(self, options: TransportOptions | None = None) -> None:
         load_needed_modules()
         self.options = options or TransportOptions()
@@ -72,6 +68,7 @@ class AsyncTransport:
         self._grpc_links: dict[str, AioGrpcLink] = {}
         self._late: set[asyncio.Task[bytes]] = set()
         """Calls over gRPC whose callers are gone."""
+        self._giving_up: set[asyncio.Task[None]] = set()
         self._kinds: dict[BrokerAddress, Kind] = {}
         self._choice = Choice(self.options.transport)
 
@@ -277,7 +274,18 @@ class AsyncTransport:
 
         self._late.add(task)
         task.add_done_callback(ended)
-        if method.method_id not in GIVEN_UP or self.runs_out is None or not self.runs_out(payload):
+        if method.method_id != POP.method_id:
+            task.cancel()
+        elif (request := give_up_of(payload)) is not None:  # gRPC drops the answer to a call that is cancelled, even if it is here.
+            giving_up = asyncio.get_running_loop().create_task(self._end_hold(task, address, request))
+            self._giving_up.add(giving_up)
+            giving_up.add_done_callback(self._giving_up.discard)
+
+    async def _end_hold(self, task: asyncio.Task[bytes], address: BrokerAddress, request: bytes) -> None:
+        """Has a pop over gRPC answered soon. `task`: waits for that."""
+        try:
+            await self._grpc_link(address.grpc_address).call(GIVE_UP_POP, (request,), GIVE_UP_S, False)
+        except ProtomqError:  # It is gone, or of an earlier version: the pop would take what comes later.
             task.cancel()
 
     async def _connect(

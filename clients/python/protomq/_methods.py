@@ -34,6 +34,7 @@ PULL: Final = MethodInfo(_V1 + "PullService/Pull", 0x0301, LANE_PULL)
 POP: Final = MethodInfo(_V1 + "PopService/Pop", 0x0A01, LANE_POP)
 ACK: Final = MethodInfo(_V1 + "PopService/Ack", 0x0A02, LANE_SEND)
 CHANGE_INVISIBLE: Final = MethodInfo(_V1 + "PopService/ChangeInvisible", 0x0A03, LANE_SEND)
+GIVE_UP_POP: Final = MethodInfo(_V1 + "PopService/GiveUpPop", 0x0A04, LANE_POP)
 
 COMMIT_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CommitOffsets", 0x0401, LANE_CONSUMER)
 GET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/GetOffsets", 0x0402, LANE_CONSUMER)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Final, Literal
 
 from . import _methods
@@ -288,14 +292,19 @@ class SimpleConsumer(OfOneProcess):
         """Closes all connections. What was not acknowledged comes to others when its time is up. What is on its way to a `receive` that is
         over is given back before, which takes a second at most.
 
-        A `receive` that waits in another thread ends with ClosedError. Messages that the broker has given it meanwhile come again.
+        A `receive` that waits in another thread ends with ClosedError. What a broker has sent for it is given back, too.
         """
+        until_s = time.monotonic() + GIVE_BACK_S
+        is_first = not self._closed
         self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()
         self._steps.late.close()
-        self._races.close(GIVE_BACK_S)
+        if is_first and self._driver.run(self._steps.give_up_held()):
+            with suppress(FutureTimeoutError):
+                self._steps.held.over(threading.get_ident()).result(max(until_s - time.monotonic(), 0.0))
+        self._races.close(max(until_s - time.monotonic(), 0.0))
         self._transport.close()
 
     def _came_late(self, call: CallServer, answer: bytes) -> None:

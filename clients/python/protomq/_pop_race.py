@@ -7,8 +7,8 @@ Rules:
   time, and one that is silent holds nobody up.
 - It is over when messages have come, all have failed, or the time is up. It is over FAILED_S after one has failed, too: another race asks
   that one again. The driver gives up what is under way.
-- Over gRPC what is on its way when a hold ends is lost for its invisible time. So nobody is held there: those that have nothing are asked
-  again, one after the other, each AGAIN_S.
+- Over gRPC what is on its way when a call is cancelled is lost for its invisible time. So a broker of an earlier version, which cannot be
+  told to end a hold, holds nothing there. If it is one of them, all that have nothing are asked again, one after the other, each AGAIN_S.
 - A broker that is silent has CALL_EXTRA_S to answer, also beyond the hold. The others go on holding for as long.
 """
 
@@ -47,10 +47,12 @@ class PopRace:
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,
         may_hold: Callable[[str], bool] = lambda name: True,
+        is_closed: Callable[[], bool] = lambda: False,
     ) -> None:
         """`make`: the call to a broker, with its hold in milliseconds; `decode`: its answer; `limit_s`: when it is over, by the clock.
 
-        `may_hold`: whether a broker that has answered gives back what it has sent when its hold ends.
+        `may_hold`: whether nothing is lost that a broker, which has answered, has sent when its hold ends. `is_closed`: whether nobody
+        waits for the race any more.
         """
         self.found: list[tuple[str, list[Message]]] = []
         self.failures: dict[str, ProtomqError] = {}
@@ -67,13 +69,14 @@ class PopRace:
         """Those that have nothing, and hold no call."""
         self._is_up = False
         self._may_hold = may_hold
+        self._is_closed = is_closed
         self._again_s = clock() + AGAIN_S
         """When those that nobody may hold are asked again."""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be waited for."""
-        return bool(self.found) or self._is_up or len(self.failures) == self._count
+        return bool(self.found) or self._is_up or len(self.failures) == self._count or self._is_closed()
 
     @property
     def silent(self) -> list[str]:

@@ -35,6 +35,7 @@ from ._checks import (
 from ._decoding import decoded
 from ._fields import read_varint, skip_value
 from ._filters import MessageFilter, checked_filter
+from ._held_pops import HeldPop, HeldPops, encoded_give_up, id_field
 from ._hook_points import HookPoints
 from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
@@ -76,6 +77,7 @@ from .errors import (
     TopicNotFoundError,
     TopicRecreatedError,
     TransportError,
+    UnknownMethodError,
     WrongTypeError,
 )
 
@@ -155,17 +157,9 @@ def wanted_in(request: bytes) -> bytes:
         from .v1 import pop_service_pb2 as pb
 
     wanted = pb.PopRequest.FromString(request)
-    for name in ("hold_ms", "record_count_max", "topic_incarnation", "start"):
+    for name in ("hold_ms", "hold_id", "record_count_max", "topic_incarnation", "start"):
         wanted.ClearField(name)
     return wanted.SerializeToString()
-
-
-def is_held(request: Sequence[bytes]) -> bool:
-    """Whether an encoded pop may be held."""
-    with fork_waits:
-        from .v1 import pop_service_pb2 as pb
-
-    return pb.PopRequest.FromString(b"".join(request)).hold_ms > 0
 
 
 class PopSteps:
@@ -202,6 +196,9 @@ class PopSteps:
         self._made_again: set[tuple[str, str]] = set()
         """Topics, at their brokers, that were made again since it has received from them: all of their messages are new."""
         self.late = LatePops()
+        self.held = HeldPops()
+        self._gives_up: set[str] = set()
+        """Brokers that are known to know GiveUpPop."""
         self._rests: dict[str, tuple[float, float]] = {}
         """Of each broker whose last pop failed: until when it is left in peace, and for how long."""
 
@@ -251,15 +248,48 @@ class PopSteps:
         """
         given = [] if given is None else given
         if not self._hooks.receive:
-            return (yield from self._receive(wish, given))
+            return (yield from self._receive_while_open(wish, given))
         context = self._hooks.before_receive(wish.topic)
         try:
-            messages = yield from self._receive(wish, given)
+            messages = yield from self._receive_while_open(wish, given)
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
         self._hooks.after_receive(context, messages)
         return messages
+
+    def _receive_while_open(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
+        """Gives back what comes for a program that has closed the consumer: it could not acknowledge it."""
+        this_one = self.held.began()
+        try:
+            messages = yield from self._receive(wish, given)
+            if not self.is_closed:
+                return messages
+            if messages:
+                yield from self.give_back(messages, GIVE_BACK_S)
+                given.clear()
+            raise _closed_meanwhile()
+        finally:
+            self.held.ended(this_one)
+
+    def give_up_held(self) -> Steps[bool]:
+        """Ends what brokers hold for calls of `receive`. False: one of them cannot do that, and goes on holding."""
+        until_s = self._clock() + GIVE_BACK_S / 2
+        pops = self.held.pops()
+        know_it: Sequence[bool] = yield Each([self._give_up(*pop, until_s, len(pops) - index) for index, pop in enumerate(pops)])
+        return all(know_it)
+
+    def _give_up(self, hold_id: bytes, held: HeldPop, until_s: float, turns_left: int) -> Steps[bool]:
+        # A thread asks one after the other: a broker that is silent leaves time for those behind it.
+        timeout_s = max((until_s - self._clock()) / turns_left, 0.001)
+        request = (encoded_give_up(hold_id),)
+        try:
+            yield from call_broker(held.topic, held.broker_name, _methods.GIVE_UP_POP, request, timeout_s, ONCE, self._clock)
+        except UnknownMethodError:
+            return False
+        except ProtomqError:
+            return True  # It is gone or silent, and so its hold ends, or what it has sent comes.
+        return True
 
     def _receive(self, wish: PopWish, given: list[HandOut]) -> Steps[list[Message]]:
         deadline_s = self._clock() + wish.hold_s
@@ -274,6 +304,7 @@ class PopSteps:
         pause_s = PAUSE_MIN_S
         failed: dict[str, ProtomqError] = {}
         while True:
+            self._check_open()
             try:
                 route, names = yield from self._names(wish)
             except ProtomqError as error:
@@ -376,25 +407,37 @@ class PopSteps:
     ) -> Steps[list[Message]]:
         """Messages of the first that has some. None: one has failed, or time to ask one again that rests, or the hold is over."""
         awake = self._awake(names)
-        calls: dict[str, Sequence[bytes]] = {}
+        hold_ids: list[bytes] = []
 
         def make(name: str, hold_ms: int) -> CallServer:
-            calls[name] = (self._request(wish, name, hold_ms),)
-            return CallServer(broker_of(route, name), _methods.POP, calls[name], hold_ms / 1000 + CALL_EXTRA_S)
+            payload = [self._request(wish, name, hold_ms)]
+            if hold_ms:
+                hold_ids.append(self.held.begin(wish.topic, name))
+                payload.append(id_field(hold_ids[-1]))
+            return CallServer(broker_of(route, name), _methods.POP, payload, hold_ms / 1000 + CALL_EXTRA_S)
 
         rest_ends_s = [self._rests[name][0] for name in names if name not in awake]
         limit_s = min([deadline_s, *rest_ends_s])
 
         def may_hold(name: str) -> bool:
-            return self._kind_of(broker_of(route, name)) != "grpc"
+            return name in self._gives_up or self._kind_of(broker_of(route, name)) != "grpc"
 
         def decode(name: str, data: bytes) -> list[Message]:
             given.append(HandOut(name, data))
             self._note_incarnation(wish, name, data)
-            return decode_pop_answer(data, wish.topic, name)
+            messages = decode_pop_answer(data, wish.topic, name)
+            if not messages and not may_hold(name) and may_be_given_up(data):
+                self._gives_up.add(name)
+            return messages
 
-        race = PopRace(awake, make, decode, limit_s, self._clock, may_hold)
-        yield Race(race)
+        race = PopRace(awake, make, decode, limit_s, self._clock, may_hold, lambda: self.is_closed)
+        try:
+            yield Race(race)
+        finally:
+            for hold_id in hold_ids:
+                self.held.end(hold_id)
+        if not race.found:
+            self._check_open()
         for name in race.answered:
             self._answered(name, wish.topic)
             failed.pop(name, None)
@@ -443,7 +486,7 @@ class PopSteps:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise ClosedError("it was closed while this call waited")
+            raise _closed_meanwhile()
 
     def _names(self, wish: PopWish) -> Steps[tuple[Route, list[str]]]:
         """The route, and the brokers that are to be asked."""
@@ -491,12 +534,17 @@ class PopSteps:
 
     def _pop(self, wish: PopWish, broker_name: str, hold_ms: int) -> Steps[list[Message]]:
         timeout_s = hold_ms / 1000 + CALL_EXTRA_S
-        payload = (self._request(wish, broker_name, hold_ms),)
+        payload = [self._request(wish, broker_name, hold_ms)]
         # What is held is asked for again by `_receive`, for as long as is left then.
         retries = ONCE if hold_ms else CALL
-        data = yield from call_broker(
-            wish.topic, broker_name, _methods.POP, payload, timeout_s, retries, self._clock
-        )
+        hold_id = self.held.begin(wish.topic, broker_name) if hold_ms else b""
+        try:
+            if hold_id:
+                payload.append(id_field(hold_id))
+                self._check_open()  # Whoever has closed it meanwhile may not have seen this call.
+            data = yield from call_broker(wish.topic, broker_name, _methods.POP, payload, timeout_s, retries, self._clock)
+        finally:
+            self.held.end(hold_id)
         self._note_incarnation(wish, broker_name, data)
         return (yield from self._kept(wish, decode_pop_answer(data, wish.topic, broker_name)))
 
@@ -734,6 +782,10 @@ class PopSteps:
         return stale
 
 
+def _closed_meanwhile() -> ClosedError:
+    return ClosedError("it was closed while this call waited")
+
+
 def passes(error: ProtomqError) -> bool:
     """Whether a pop may succeed by itself soon: its broker is away, silent, busy, or another one is elected."""
     kinds = TransportError | NoRouteError | NotMasterError | BusyError | StoreFailedError | DeadlineExceededError
@@ -751,6 +803,14 @@ def incarnation_in(payload: bytes) -> int:
         if field_tag >> 3 == 5:
             return value
     return 0
+
+
+def may_be_given_up(answer: bytes) -> bool:
+    """Whether the broker of an encoded PopResponse, which has no messages, says that it knows GiveUpPop."""
+    with fork_waits:
+        from .v1 import pop_service_pb2 as pb
+
+    return decoded(answer, pb.PopResponse.FromString).may_be_given_up
 
 
 def decode_pop_answer(payload: bytes, topic: str, broker_name: str) -> list[Message]:

@@ -19,6 +19,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import _methods
+from ._held_pops import GIVE_UP_S, give_up_of
 from ._interrupts import comes_of_signal
 from ._late_imports import fork_waits
 from ._remoting_hello import error_of_answer
@@ -58,6 +59,8 @@ class _InFlight(NamedTuple):
 class _GrpcCall(NamedTuple):
     address: BrokerAddress
     sent_at_s: float
+    link: GrpcLink
+    payload: bytes
 
 
 class _Request(NamedTuple):
@@ -122,7 +125,7 @@ class PullMultiplexer:
             self._connecting[address] = [request]  # What the thread reports is taken in `wait`.
 
     def give_up(self, ticket: Any) -> None:
-        """Ends what a server holds; `wait` tells how, unless the server is silent. A pop over gRPC goes on to its end."""
+        """Ends what a server holds; `wait` tells how, unless the server is silent."""
         request_id = self._request_ids.get(ticket)
         if request_id is not None:
             try:
@@ -132,9 +135,7 @@ class PullMultiplexer:
             return
         for call, of_call in list(self._grpc_tickets.items()):
             if of_call == ticket:
-                # gRPC drops the answer to a call that is cancelled, even if it is here. It may have messages that nobody else gets then.
-                if self._method.method_id != _methods.POP.method_id:
-                    call.cancel()
+                self._give_up_grpc(call)
                 return
         for requests in self._connecting.values():
             for request in requests:
@@ -320,10 +321,10 @@ class PullMultiplexer:
                 continue
             self._lose(address, connection, error, outcomes)
         calls = list(self._grpc_calls.items())
-        oldest = dict(reversed([one for _, one in calls]))
+        oldest = {one.address: one.sent_at_s for _, one in reversed(calls)}
         replaced = {address for address, sent_s in oldest.items() if self._is_replaced(address, sent_s, now_s)}
-        for call, (address, _) in calls:
-            if address in replaced:
+        for call, one in calls:
+            if one.address in replaced:
                 self._given_up.add(call)
                 if not call.cancel():  # It has ended meanwhile, and nobody else would forget it here.
                     self._given_up.discard(call)
@@ -382,9 +383,31 @@ class PullMultiplexer:
             self._reports.put(Outcome(request.ticket, ConnectionLostError(str(error))))
             self.wake()
             return
-        self._grpc_calls[call] = _GrpcCall(address, time.monotonic())
+        self._grpc_calls[call] = _GrpcCall(address, time.monotonic(), link, request.payload)
         self._grpc_tickets[call] = request.ticket
         call.add_done_callback(lambda done: self._grpc_ended(request.ticket, address, done))
+
+    def _give_up_grpc(self, call: Any) -> None:
+        # gRPC drops the answer to a call that is cancelled, even if it is here. A pop's may have messages that nobody else gets then.
+        if self._method.method_id != _methods.POP.method_id:
+            call.cancel()
+            return
+        made = self._grpc_calls.get(call)
+        if made is None:
+            return  # It has ended.
+        request = give_up_of((made.payload,))
+        if request is None:
+            return
+
+        def heard(done: Any) -> None:
+            """Runs in a thread of gRPC's."""
+            if done.cancelled() or done.exception() is not None:  # A broker of an earlier version: the pop would take what comes later.
+                call.cancel()
+
+        try:
+            made.link.begin(_methods.GIVE_UP_POP, request, GIVE_UP_S).add_done_callback(heard)
+        except ValueError:  # The channel is closed.
+            call.cancel()
 
     def _grpc_ended(self, ticket: Any, address: BrokerAddress, call: Any) -> None:
         """Runs in a thread of gRPC's."""

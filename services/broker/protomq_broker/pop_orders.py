@@ -53,6 +53,7 @@ class PopOrder:
         is_held: whether its call waits for messages.
         timer: makes the lane plan the pop again, when its hold ends or a message is due.
         ends_ms: when its hold ends, by the monotonic clock.
+        hold_id: by what its caller gives it up; empty: it cannot.
     """
 
     call: Call
@@ -63,6 +64,7 @@ class PopOrder:
     is_held: bool = False
     timer: Timer | None = None
     ends_ms: float = 0.0
+    hold_id: bytes = b""
 
     @property
     def wanted(self) -> tuple[object, ...]:

@@ -47,6 +47,10 @@ _BY_TAG: Final = FilterType.FILTER_TYPE_TAG
 KNOWN_COUNT_MAX: Final = 1_024
 KNOWN_SIZE_MAX_BYTES: Final = 512
 """Requests that are kept with their terms, and the largest of them: 1 MiB."""
+HOLD_ID_SIZE_BYTES: Final = 16
+_HOLD_ID_TAG: Final = bytes((14 << 3 | 2, HOLD_ID_SIZE_BYTES))
+_HOLD_ID_FIELD_SIZE_BYTES: Final = len(_HOLD_ID_TAG) + HOLD_ID_SIZE_BYTES
+"""The field as most clients send it: behind all others. That nothing else ends so is proved by the rest, which can be parsed."""
 
 
 class PopRequests:
@@ -59,33 +63,41 @@ class PopRequests:
         self._levels_ms = config.delay_levels_ms
         self._known: dict[tuple[bytes, str], PopTerms] = {}
 
-    def pop(self, call: Call) -> PopTerms:
-        """Returns what is asked for. Raises ServiceError.
+    def pop(self, call: Call) -> tuple[PopTerms, bytes]:
+        """Returns what is asked for, and the call's `hold_id`. Raises ServiceError.
 
-        A member sends the same request again and again. So its terms are made once; what may change meanwhile is checked each time.
+        A member sends the same request again and again, but for the id at its end. So its terms are made once; what may change meanwhile
+        is checked each time.
         """
-        key = (bytes(call.payload), call.transport)
-        terms = self._known.get(key)
+        payload, hold_id = bytes(call.payload), b""
+        if payload[-_HOLD_ID_FIELD_SIZE_BYTES:].startswith(_HOLD_ID_TAG):
+            payload, hold_id = payload[:-_HOLD_ID_FIELD_SIZE_BYTES], payload[-HOLD_ID_SIZE_BYTES:]
+        terms = self._known.get((payload, call.transport))
         if terms is None:
-            terms = self._read(call)
-            if len(call.payload) <= KNOWN_SIZE_MAX_BYTES:
+            try:
+                request = PopRequest.FromString(payload)
+            except DecodeError:
+                # Another field ends so, or nothing can be read.
+                payload = bytes(call.payload)
+                request = _parsed(payload)
+                hold_id = b""
+            if request.hold_id and not hold_id:  # It stands in another place.
+                hold_id = checked_hold_id(request.hold_id)
+            terms = self._read(call, request)
+            if len(payload) <= KNOWN_SIZE_MAX_BYTES and not request.hold_id:
                 if len(self._known) >= KNOWN_COUNT_MAX:
                     self._known.clear()
-                self._known[key] = terms
-            return terms
+                self._known[payload, call.transport] = terms
+            return terms, hold_id
         if terms.consumer_group in self._store.groups.disabled:
             raise group_disabled(terms.consumer_group)
         topic = readable_topic(self._store, terms.topic)
         check_incarnation(topic, terms.topic_incarnation)
         if terms.queue_id >= 0:
             self._check_queue(topic, terms.consumer_group, terms.queue_id)
-        return terms
+        return terms, hold_id
 
-    def _read(self, call: Call) -> PopTerms:
-        try:
-            request = PopRequest.FromString(bytes(call.payload))
-        except DecodeError as error:
-            raise unparsable("protomq.v1.PopRequest") from error
+    def _read(self, call: Call, request: PopRequest) -> PopTerms:
         check_group_name(request.consumer_group)
         if request.consumer_group in self._store.groups.disabled:
             raise group_disabled(request.consumer_group)
@@ -183,6 +195,20 @@ class PopRequests:
             return [min(levels_ms[min(level, len(levels_ms)) - 1], most)] * len(attempts)
         delays_ms = retry_delays_of(self._store.groups.find(request.consumer_group), levels_ms)
         return [min(delays_ms[min(attempt, len(delays_ms)) - 1], most) for attempt in attempts]
+
+
+def checked_hold_id(hold_id: bytes) -> bytes:
+    """Returns it. Raises ServiceError if it has not HOLD_ID_SIZE_BYTES."""
+    if len(hold_id) != HOLD_ID_SIZE_BYTES:
+        raise invalid_argument("hold_id", f"has {HOLD_ID_SIZE_BYTES} octets, not {len(hold_id)}")
+    return hold_id
+
+
+def _parsed(payload: bytes) -> PopRequest:
+    try:
+        return PopRequest.FromString(payload)
+    except DecodeError as error:
+        raise unparsable("protomq.v1.PopRequest") from error
 
 
 def _in_seconds(given_ms: int, least_ms: int, most_ms: int) -> str:

@@ -17,6 +17,8 @@ from protomq.v1.pop_service_pb2 import (
     AckResponse,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
+    GiveUpPopRequest,
+    GiveUpPopResponse,
     PopResponse,
     PopStatus,
 )
@@ -35,13 +37,13 @@ from .filters.languages import MODULE, compile_filter
 from .pop_answer import encode_pop_answer
 from .pop_orders import PopAnswer, PopOrder
 from .pop_pipeline import PopPipeline
-from .pop_requests import PopRequests
+from .pop_requests import PopRequests, checked_hold_id
 from .pop_settling import PopSettler
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import Call, CallLane
+    from protomq_runtime.call import Call, CallContext, CallLane
     from protomq_runtime.clock import Clock
     from protomq_runtime.regions import Region
 
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 
 WAKE_COUNT_MAX: Final = 500
 """Most held pops that are planned again at once."""
+GIVEN_UP_COUNT_MAX: Final = 4_096
+"""Pops that were given up when they were not held: each may be on its way. The oldest are forgotten: these were answered long ago."""
 
 
 class PopService:
@@ -87,6 +91,8 @@ class PopService:
         )
         self._searches = FilterSearches(partial(compile_filter, module=modules.read))
         self._held: dict[str, dict[PopOrder, None]] = {}  # by topic
+        self._held_by_id: dict[bytes, PopOrder] = {}
+        self._given_up: dict[bytes, None] = {}
         self._arrivals: dict[str, int] = {}  # of topics for which pops were held
         # Topics, with the group where it is about one only.
         self._woken: deque[tuple[str, str | None]] = deque()
@@ -118,11 +124,11 @@ class PopService:
 
     def _order_of(self, call: Call) -> PopOrder | None:
         """What the call asks for; None if that is added once its filter is compiled. Raises ServiceError."""
-        request = self._requests.pop(call)
+        request, hold_id = self._requests.pop(call)
         self._lane = call.lane
         self._members.seen(request.consumer_group, call.peer, request.hold_ms)
         self._members.came_beside(request.consumer_group, "a simple consumer (pop)", call.peer, request.hold_ms)
-        order = PopOrder(call, request, request.tag_codes)
+        order = PopOrder(call, request, request.tag_codes, hold_id=hold_id)
         if request.hold_ms:
             order.ends_ms = self._clock.monotonic_ms() + call.hold_time_ms(request.hold_ms)
         if request.filter_key is None:
@@ -145,6 +151,17 @@ class PopService:
     def change_invisible(self, calls: list[Call]) -> None:
         """Gives messages another invisible time. The answer comes when that is stored."""
         self._settler.settle(calls, ChangeInvisibleRequest, ChangeInvisibleResponse)
+
+    def give_up_pop(self, request: GiveUpPopRequest, _: CallContext) -> GiveUpPopResponse:
+        """Ends a pop that is held, or will be. One that finds messages is answered with them: its caller gives them back."""
+        order = self._held_by_id.get(checked_hold_id(request.hold_id))
+        if order is not None:
+            order.call.cancel()
+        else:
+            self._given_up[request.hold_id] = None
+            if len(self._given_up) > GIVEN_UP_COUNT_MAX:
+                del self._given_up[next(iter(self._given_up))]
+        return GiveUpPopResponse()
 
     # Other threads.
 
@@ -232,6 +249,12 @@ class PopService:
             order.is_held = True
             self._held.setdefault(request.topic, {})[order] = None
             call.hold(lambda: self._drop(order))
+            if order.hold_id:
+                self._held_by_id[order.hold_id] = order
+                if order.hold_id in self._given_up:
+                    del self._given_up[order.hold_id]
+                    call.cancel()
+                    return
         arrivals = self._arrivals.get(request.topic, 0)
         if order.arrival_count != arrivals:  # they came while it was looked for, or it was not known that anybody waits
             order.arrival_count = arrivals
@@ -310,6 +333,7 @@ class PopService:
             status=PopStatus.POP_STATUS_NO_NEW_MSG,
             topic_incarnation=incarnation,
             invisible_ms=order.request.invisible_ms,
+            may_be_given_up=True,
         )
         order.call.answer(response.SerializeToString())
 
@@ -321,6 +345,8 @@ class PopService:
         if not order.is_held:
             return
         order.is_held = False
+        if self._held_by_id.get(order.hold_id) is order:
+            del self._held_by_id[order.hold_id]
         topic = order.request.topic
         held = self._held.get(topic)
         if held is not None:

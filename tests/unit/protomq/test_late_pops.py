@@ -14,7 +14,13 @@ from protomq._async_steps import AsyncDriver
 from protomq._async_transport import AsyncTransport
 from protomq._steps import CallServer, Driver
 from protomq._types import BrokerAddress, MethodInfo
-from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest, ChangeInvisibleResponse, PopRequest
+from protomq.errors import UnknownMethodError
+from protomq.v1.pop_service_pb2 import (
+    ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
+    GiveUpPopRequest,
+    PopRequest,
+)
 from tests.support.fake_driver import address_of, route_of
 
 from .test_pop_steps import Brokers, answer_of
@@ -154,29 +160,57 @@ async def test_in_coroutines_a_close_gives_back_at_once_what_came_late(monkeypat
     assert told.given_back == ["b"]
 
 
+class _Link:
+    """In place of a channel: hears which pops are given up, and fails if it is to."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.given_up: list[bytes] = []
+        self.is_told = asyncio.Event()
+        self._failure = failure
+
+    async def call(self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool) -> bytes:
+        assert method is _methods.GIVE_UP_POP
+        self.given_up.append(GiveUpPopRequest.FromString(b"".join(payload)).hold_id)
+        self.is_told.set()
+        if self._failure is not None:
+            raise self._failure
+        return b""
+
+
+HOLD_ID = b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("failure", [None, UnknownMethodError("unknown method")])
 @pytest.mark.parametrize("hold_ms", [0, 9_000])
-async def test_over_grpc_a_pop_that_is_not_held_goes_on_when_its_caller_is_cancelled(hold_ms: int) -> None:
-    """gRPC drops the answer to a call that is cancelled, even if it is here."""
-    transport, answer = AsyncTransport(), asyncio.get_running_loop().create_future()
+async def test_over_grpc_a_pop_goes_on_when_its_caller_is_cancelled_and_the_broker_hears_of_it(
+    hold_ms: int, failure: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC drops the answer to a call that is cancelled, even if it is here. A broker of an earlier version cannot end the hold."""
+    transport, link, answer = AsyncTransport(), _Link(failure), asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(transport, "_grpc_link", lambda address: link)
     late: list[bytes] = []
     transport.is_replaced = lambda address, silent_s: False
     transport.on_late = lambda address, payload, data: late.append(data)
-    transport.runs_out = lambda payload: not PopRequest.FromString(b"".join(payload)).hold_ms
 
     async def call() -> bytes:
         data: bytes = await answer
         return data
 
-    task = asyncio.create_task(transport._watched(address_of("b"), _methods.POP, request(hold_ms=hold_ms), call()))
+    payload = request(hold_ms=hold_ms, hold_id=HOLD_ID) if hold_ms else request()
+    task = asyncio.create_task(transport._watched(address_of("b"), _methods.POP, payload, call()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     (left,) = transport._late
-    if not hold_ms:
+    if hold_ms:
+        await asyncio.wait_for(link.is_told.wait(), LONG_S)
+    is_cancelled = bool(hold_ms and failure)
+    if not is_cancelled:
         answer.set_result(b"messages")
     await asyncio.wait((left,))
     await asyncio.sleep(0)
-    assert answer.cancelled() is bool(hold_ms), "what is held would take what comes later"
-    assert late == ([] if hold_ms else [b"messages"])
+    assert answer.cancelled() is is_cancelled, "what is held would take what comes later"
+    assert late == ([] if is_cancelled else [b"messages"])
+    assert link.given_up == ([HOLD_ID] if hold_ms else [])

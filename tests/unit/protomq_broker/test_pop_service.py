@@ -19,6 +19,8 @@ from protomq.v1.pop_service_pb2 import (
     AckResponse,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
+    GiveUpPopRequest,
+    GiveUpPopResponse,
     PopRequest,
     PopResponse,
     PopStart,
@@ -26,7 +28,8 @@ from protomq.v1.pop_service_pb2 import (
 )
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
-from protomq_broker import pop_planner, pop_reading, pop_settling
+from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
+from protomq_broker.pop_orders import PopTerms
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
@@ -476,6 +479,127 @@ def test_what_is_planned_for_a_caller_that_gives_up_is_handed_to_the_next_one() 
     call.cancel()
     broker.server.run()
     assert [(message.body, message.attempt) for message in group.pop()] == [(b"0", 1)]
+
+
+HOLD_ID: Final = b"0123456789abcdef"
+
+
+def give_up(broker: FakeBroker, hold_id: bytes = HOLD_ID) -> None:
+    assert broker.call(POP + "GiveUpPop", GiveUpPopRequest(hold_id=hold_id)).response() == GiveUpPopResponse()
+
+
+def was_given_up(call: FakeCall) -> bool:
+    return call.error is not None and call.error.reason == "CANCELLED"
+
+
+@pytest.mark.parametrize("kind", [FakeCall, FakeGrpcCall])
+def test_a_held_pop_that_is_given_up_ends_and_takes_nothing_that_comes_later(kind: type[FakeCall]) -> None:
+    broker = FakeBroker()
+    group = Group(broker)
+    request = PopRequest(consumer_group="group", topic="topic", queue_id=0, hold_ms=20_000, hold_id=HOLD_ID)
+    call = broker.call(POP + "Pop", request, kind=kind)
+    other = group.begin(hold_ms=20_000, hold_id=b"of another call!")
+    nameless = group.begin(hold_ms=20_000)
+    give_up(broker)
+    assert was_given_up(call)
+    assert broker.server.lanes["pop"].holds == 2, "it ends no other one"
+    broker.fill([b"new"])
+    assert [message.body for message in messages_of(other)] == [b"new"]
+    assert not nameless.answered
+    give_up(broker)  # What is over is over.
+
+
+def test_what_is_planned_for_a_pop_that_is_given_up_is_handed_to_the_next_one() -> None:
+    broker = FakeBroker()
+    group = Group(broker)
+    call = group.begin(hold_ms=20_000, hold_id=HOLD_ID)
+    broker.server.call(SEND, _send(1))
+    broker.server.lanes["send"].run()  # it arrives
+    broker.server.lanes["pop"].run()  # it is planned for the first
+    give_up(broker)
+    assert was_given_up(call)
+    assert [(message.body, message.attempt) for message in group.pop()] == [(b"0", 1)]
+
+
+def test_what_is_handed_out_to_a_pop_that_is_given_up_meanwhile_does_not_count() -> None:
+    broker = FakeBroker(sync_flush=True)
+    group = Group(broker)
+
+    def flush() -> None:
+        broker.server.run()
+        broker.store.flush()
+        broker.server.run()
+
+    call = group.begin(hold_ms=20_000, hold_id=HOLD_ID)
+    broker.server.call(SEND, _send(1))
+    flush()
+    assert not call.answered, "what was handed out is not on the disk yet"
+    give_up(broker)
+    assert was_given_up(call)
+    flush()
+    other = group.begin()
+    flush()
+    assert [(message.body, message.attempt) for message in messages_of(other)] == [(b"0", 1)]
+
+
+def test_a_pop_that_was_given_up_before_it_came_is_not_held_and_may_bring_messages() -> None:
+    broker = filled(1)
+    group = Group(broker)
+    give_up(broker)
+    assert group.bodies(hold_ms=20_000, hold_id=HOLD_ID) == [b"0"]
+    give_up(broker)
+    assert was_given_up(group.begin(hold_ms=20_000, hold_id=HOLD_ID))
+    assert broker.server.lanes["pop"].holds == 0
+
+
+def test_a_pop_that_has_its_messages_has_nothing_to_give_up() -> None:
+    broker = filled(1)
+    group = Group(broker)
+    messages = group.pop(hold_ms=20_000, hold_id=HOLD_ID)
+    give_up(broker)
+    assert group.ack(messages) == AckResponse()
+
+
+def test_of_those_that_were_given_up_before_they_came_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_service, "GIVEN_UP_COUNT_MAX", 2)
+    broker = FakeBroker()
+    hold_ids = [b"%016d" % number for number in range(3)]
+    for hold_id in hold_ids:
+        give_up(broker, hold_id)
+    calls = [Group(broker).begin(hold_ms=20_000, hold_id=hold_id) for hold_id in hold_ids]
+    assert [was_given_up(call) for call in calls] == [False, True, True]
+    assert not calls[0].answered
+
+
+@pytest.mark.parametrize("hold_id", [b"short", HOLD_ID + b"x"])
+def test_what_is_no_id_of_a_pop_is_refused(hold_id: bytes) -> None:
+    broker = FakeBroker()
+    for method, request in (
+        ("Pop", PopRequest(consumer_group="group", topic="topic", hold_id=hold_id)),
+        ("GiveUpPop", GiveUpPopRequest(hold_id=hold_id)),
+    ):
+        assert "hold_id" in broker.refusal(POP + method, request).message
+    assert "hold_id" in broker.refusal(POP + "GiveUpPop", GiveUpPopRequest()).message
+
+
+def test_pops_that_differ_in_their_ids_only_share_what_was_made_of_the_first() -> None:
+    broker = FakeBroker()
+    request = PopRequest(consumer_group="group", topic="topic", queue_id=0)
+    requests = [request.SerializeToString() + b"r\x10" + b"%016d" % number for number in range(5)]
+    with mock.patch.object(pop_requests, "PopTerms", wraps=PopTerms) as made:
+        assert [messages_of(broker.call(POP + "Pop", each)) for each in requests] == [[]] * 5
+    assert made.call_count == 1
+
+
+def test_what_only_looks_like_an_id_at_the_end_of_a_request_is_none() -> None:
+    name = "r\x10" + "x" * 16
+    refusal = FakeBroker().refusal(POP + "Pop", PopRequest(consumer_group="group", topic=name))
+    assert "cannot be the name of a topic" in refusal.message
+
+
+def test_a_pop_without_messages_says_that_it_may_be_given_up() -> None:
+    response: PopResponse = Group(FakeBroker()).begin().response()
+    assert response.may_be_given_up
 
 
 def test_who_has_stopped_waiting_is_given_nothing_any_more() -> None:

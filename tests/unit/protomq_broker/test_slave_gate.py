@@ -31,7 +31,7 @@ REFUSED = {
     "DeadLetterService": {"ReplayDeadLetters"},
     "GroupService": {"CreateRetryTopic", "PutGroup", "SendBack"},
     "HaService": {"Acknowledge", "CompareLog", "Fetch"},
-    "PopService": {"Ack", "ChangeInvisible", "Pop"},
+    "PopService": {"Ack", "ChangeInvisible", "GiveUpPop", "Pop"},
     "QueueLockService": {"ListQueueLocks", "LockQueues", "UnlockQueues"},
     "ReplyService": {"Reply", "WaitForReplies"},
     "SendService": {"RecallMessage", "Send"},

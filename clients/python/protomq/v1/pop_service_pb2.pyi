@@ -84,6 +84,7 @@ class PopRequest(_message.Message):
     FIFO_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
@@ -110,6 +111,10 @@ class PopRequest(_message.Message):
     """Where a group begins that has never popped a queue, nor committed an offset in it."""
     topic_incarnation: _builtins.int
     """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
+    hold_id: _builtins.bytes
+    """By what GiveUpPop names this call: 16 octets that no other call has, as random ones. Empty: nobody will give it up. Brokers of earlier versions
+    do not know it.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -130,10 +135,11 @@ class PopRequest(_message.Message):
         fifo: _builtins.bool = ...,
         start: Global___PopStart.ValueType = ...,
         topic_incarnation: _builtins.int = ...,
+        hold_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "consumer_group", b"consumer_group", "fifo", b"fifo", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "invisible_ms", b"invisible_ms", "queue_id", b"queue_id", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "start", b"start", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "consumer_group", b"consumer_group", "fifo", b"fifo", "filter", b"filter", "filter_type", b"filter_type", "hold_id", b"hold_id", "hold_ms", b"hold_ms", "invisible_ms", b"invisible_ms", "queue_id", b"queue_id", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "start", b"start", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
@@ -158,6 +164,7 @@ class PopResponse(_message.Message):
     RECORD_STARTS_FIELD_NUMBER: _builtins.int
     RECORD_SIZES_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
+    MAY_BE_GIVEN_UP_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for what else a region may hold."""
     status: Global___PopStatus.ValueType
@@ -168,6 +175,8 @@ class PopResponse(_message.Message):
     """For how long nobody else gets the messages, in milliseconds."""
     regions_size_bytes: _builtins.int
     """Size of the regions in bytes: they are the last so many bytes of the answer."""
+    may_be_given_up: _builtins.bool
+    """Whether this broker knows GiveUpPop. Told where there are no messages: so a client may be held at several brokers over gRPC, and lose nothing."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -206,10 +215,11 @@ class PopResponse(_message.Message):
         record_starts: _abc.Iterable[_builtins.int] | None = ...,
         record_sizes: _abc.Iterable[_builtins.int] | None = ...,
         queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        may_be_given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_outs", b"hand_outs", "invisible_ms", b"invisible_ms", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_outs", b"hand_outs", "invisible_ms", b"invisible_ms", "may_be_given_up", b"may_be_given_up", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,3 +423,42 @@ class ChangeInvisibleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChangeInvisibleResponse: _TypeAlias = ChangeInvisibleResponse  # noqa: Y015
+
+@_typing.final
+class GiveUpPopRequest(_message.Message):
+    """GiveUpPopRequest names a pop, over whichever connection and transport that went."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    hold_id: _builtins.bytes
+    """Its `hold_id`. If that pop is not here yet, it is not held when it comes. If it was answered, nothing happens."""
+    def __init__(
+        self,
+        *,
+        hold_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpPopRequest: _TypeAlias = GiveUpPopRequest  # noqa: Y015
+
+@_typing.final
+class GiveUpPopResponse(_message.Message):
+    """GiveUpPopResponse says that the pop is held no more, nor will be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpPopResponse: _TypeAlias = GiveUpPopResponse  # noqa: Y015

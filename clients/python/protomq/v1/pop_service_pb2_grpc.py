@@ -51,6 +51,11 @@ class PopServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleResponse.FromString,
                 _registered_method=True)
+        self.GiveUpPop = channel.unary_unary(
+                '/protomq.v1.PopService/GiveUpPop',
+                request_serializer=protomq_dot_v1_dot_pop__service__pb2.GiveUpPopRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_pop__service__pb2.GiveUpPopResponse.FromString,
+                _registered_method=True)
 
 
 class PopServiceServicer(object):
@@ -79,6 +84,14 @@ class PopServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUpPop(self, request, context):
+        """GiveUpPop ends the hold of a pop whose caller does not want it any more: it takes nothing that comes later. That pop is answered all the
+        same, once: CANCELLED, or with messages that were on their way. Give these back by ChangeInvisible with `unseen`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PopServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_PopServiceServicer_to_server(servicer, server):
                     servicer.ChangeInvisible,
                     request_deserializer=protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleResponse.SerializeToString,
+            ),
+            'GiveUpPop': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUpPop,
+                    request_deserializer=protomq_dot_v1_dot_pop__service__pb2.GiveUpPopRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_pop__service__pb2.GiveUpPopResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +199,33 @@ class PopService(object):
             '/protomq.v1.PopService/ChangeInvisible',
             protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleRequest.SerializeToString,
             protomq_dot_v1_dot_pop__service__pb2.ChangeInvisibleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUpPop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.PopService/GiveUpPop',
+            protomq_dot_v1_dot_pop__service__pb2.GiveUpPopRequest.SerializeToString,
+            protomq_dot_v1_dot_pop__service__pb2.GiveUpPopResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class PopServiceStub:
     """Ack says that messages are done."""
     ChangeInvisible: _grpc.UnaryUnaryMultiCallable[_pop_service_pb2.ChangeInvisibleRequest, _pop_service_pb2.ChangeInvisibleResponse]
     """ChangeInvisible holds messages for longer, or gives them back: at once or after a while."""
+    GiveUpPop: _grpc.UnaryUnaryMultiCallable[_pop_service_pb2.GiveUpPopRequest, _pop_service_pb2.GiveUpPopResponse]
+    """GiveUpPop ends the hold of a pop whose caller does not want it any more: it takes nothing that comes later. That pop is answered all the
+    same, once: CANCELLED, or with messages that were on their way. Give these back by ChangeInvisible with `unseen`.
+    """
 
 @_typing.type_check_only
 class PopServiceAsyncStub(PopServiceStub):
@@ -55,6 +59,10 @@ class PopServiceAsyncStub(PopServiceStub):
     """Ack says that messages are done."""
     ChangeInvisible: _aio.UnaryUnaryMultiCallable[_pop_service_pb2.ChangeInvisibleRequest, _pop_service_pb2.ChangeInvisibleResponse]  # type: ignore[assignment]
     """ChangeInvisible holds messages for longer, or gives them back: at once or after a while."""
+    GiveUpPop: _aio.UnaryUnaryMultiCallable[_pop_service_pb2.GiveUpPopRequest, _pop_service_pb2.GiveUpPopResponse]  # type: ignore[assignment]
+    """GiveUpPop ends the hold of a pop whose caller does not want it any more: it takes nothing that comes later. That pop is answered all the
+    same, once: CANCELLED, or with messages that were on their way. Give these back by ChangeInvisible with `unseen`.
+    """
 
 class PopServiceServicer(metaclass=_abc_1.ABCMeta):
     """PopService gives messages to the members of a consumer group without queues of their own: each message to one member, who acknowledges it, or
@@ -84,5 +92,15 @@ class PopServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pop_service_pb2.ChangeInvisibleResponse, _abc.Awaitable[_pop_service_pb2.ChangeInvisibleResponse]]:
         """ChangeInvisible holds messages for longer, or gives them back: at once or after a while."""
+
+    @_abc_1.abstractmethod
+    def GiveUpPop(
+        self,
+        request: _pop_service_pb2.GiveUpPopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_service_pb2.GiveUpPopResponse, _abc.Awaitable[_pop_service_pb2.GiveUpPopResponse]]:
+        """GiveUpPop ends the hold of a pop whose caller does not want it any more: it takes nothing that comes later. That pop is answered all the
+        same, once: CANCELLED, or with messages that were on their way. Give these back by ChangeInvisible with `unseen`.
+        """
 
 def add_PopServiceServicer_to_server(servicer: PopServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
