@@ -401,8 +401,8 @@ async def test_what_was_held_is_forgotten_with_its_answer(callers, services, ser
     for _ in range(3):
         await callers[PULL].call(PULL, pull_request(topic="hold", hold_ms=1))
     lanes = [lane for pool in server.pools.values() for lane in pool.lanes]
-    watched = [connection.watched for lane in lanes for connection in lane._table.by_descriptor.values()]
-    await async_wait_for(lambda: not any(watched))
+    connections = [connection for lane in lanes for connection in lane._table.by_descriptor.values()]
+    await async_wait_for(lambda: not any(connection.held for connection in connections))
 
 
 async def test_a_hold_is_dropped_when_its_caller_goes_away(callers, services, server, transport):

@@ -64,6 +64,8 @@ REPLACED_LOOK_S: Final = 1.0
 """Between two look-ups for a broker that is silent while calls wait for it."""
 OTHERS_LOOK_S: Final = 2.4
 """It is left out where somebody else has looked this topic, or another one of the broker, up within that time."""
+AWAY_MAX: Final = 10_000
+"""Most topics whose brokers have left the name server, of which the route is remembered, the latest."""
 TIMEOUT_S: Final = 3.0
 KNOWN_WAIT_S: Final = 0.5
 """For which a look-up holds up a caller that has a route. A name server and a broker may be gone together; others take sends."""
@@ -183,6 +185,8 @@ class RouteCache:
                 if is_topic_away and not entry.is_denied and not entry.route.auto_create:
                     entry.missing_since_s = None
                     self._away[topic] = entry
+                    if len(self._away) > AWAY_MAX:
+                        del self._away[next(iter(self._away))]
                 return None
         entry.invalid = False
         entry.fresh_until_s = now_s + RETRY_AFTER_FAILURE_S

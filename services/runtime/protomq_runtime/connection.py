@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from protomq.wire.frames import encode_answer
 
@@ -42,6 +42,8 @@ PUMP_SIZE_MAX_BYTES: Final = 8 << 20
 """Maximum number of bytes that one connection sends before the lane turns to the others."""
 PUMP_PIECES_MAX: Final = 256
 """Maximum number of pieces before that, too: scattered small regions cost a system call each, so a thousand of them take 2 to 3 ms."""
+
+_Queue: TypeAlias = deque[bytes | memoryview | Region]
 
 
 class ConnectionLane(CallLane, Protocol):
@@ -83,7 +85,6 @@ class Connection:
         "recv_into",
         "send",
         "stream",
-        "watched",
     )
 
     def __init__(
@@ -111,14 +112,14 @@ class Connection:
         self.out: list[bytes | Region] = []
         self.out_has_regions = False
         self.out_size_bytes = 0
-        self.queue: deque[bytes | memoryview | Region] = deque()
+        self.queue: _Queue | None = None
+        """None: nothing waits. An empty deque takes 760 octets, and there are thousands of connections at rest."""
         self.queue_size_bytes = 0
         self.progress_at = 0.0
         self.foreign_size_bytes = 0
         """Answers that other lanes have made and this one has not taken; with `foreign_sizes` held."""
-        self.watched: set[Call] = set()
         self.held: dict[int, Call] = {}
-        """Those of `watched`, by request id."""
+        """Calls that are to hear when their caller goes away, or gives them up, by request id."""
         self.cancelled: dict[int, None] = {}
         """Ids of calls that were given up and not held by then, the oldest first."""
         self.backlog: list[Frame] = []
@@ -144,7 +145,9 @@ class Connection:
 
     def watch(self, call: Call, request_id: int) -> None:
         """The call is held: it is to hear when its caller goes away, or gives it up."""
-        self.watched.add(call)
+        before = self.held.get(request_id)
+        if before is not None:  # No client of ours uses an id twice at once.
+            before.lane.post(before.caller_gone)
         self.held[request_id] = call
         if request_id in self.cancelled:
             del self.cancelled[request_id]
@@ -152,7 +155,6 @@ class Connection:
 
     def unwatch(self, call: Call, request_id: int) -> None:
         """The call is held no more. Harmless if it was not."""
-        self.watched.discard(call)
         if self.held.get(request_id) is call:
             del self.held[request_id]
 
@@ -200,7 +202,7 @@ class Connection:
     def flush(self, now: float) -> bool:
         """Sends what the turn has answered. True if all is sent; else it waits until more is taken. Raises OSError, ShortFileError."""
         out = self.out
-        if not self.queue and not self.out_has_regions:
+        if self.queue is None and not self.out_has_regions:
             data = b"".join(out)  # type: ignore[arg-type]
             out.clear()
             self.out_size_bytes = 0
@@ -210,11 +212,11 @@ class Connection:
                 sent = 0
             if sent == len(data):
                 return True
-            self.queue.append(memoryview(data)[sent:])
+            self.queue = deque((memoryview(data)[sent:],))
             self.queue_size_bytes = len(data) - sent
             self.progress_at = now
             return False
-        waited = bool(self.queue)
+        waited = self.queue is not None
         self._enqueue(out)
         self.out = []
         self.out_has_regions = False
@@ -227,74 +229,81 @@ class Connection:
     def pump(self, now: float) -> bool:
         """Sends from the queue. True if it is empty now. Raises OSError, ShortFileError."""
         queue = self.queue
+        if queue is None:
+            return True
         budget, pieces_left = PUMP_SIZE_MAX_BYTES, PUMP_PIECES_MAX
         while queue and budget > 0 and pieces_left > 0:
             item = queue[0]
             if isinstance(item, tuple) and item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
                 wanted = item.size_bytes
-                sent = self._send_region(item)
+                sent = self._send_region(queue, item)
                 pieces_left -= 1
             else:
-                pieces, wanted = self._take_small(pieces_left)
+                pieces, wanted = _take_small(queue, pieces_left)
                 pieces_left -= len(pieces)
-                sent = self._send_pieces(pieces, wanted)
+                sent = self._send_pieces(queue, pieces, wanted)
             self.queue_size_bytes -= sent
             budget -= sent
             if sent:
                 self.progress_at = now
             if sent < wanted:
                 break
-        return not queue
+        if queue:
+            return False
+        self.queue = None
+        return True
 
     def _enqueue(self, items: list[bytes | Region]) -> None:
         size = 0
         for item in items:
             size += item.size_bytes if isinstance(item, tuple) else len(item)
+        if self.queue is None:
+            self.queue = deque()
         self.queue.extend(items)
         self.queue_size_bytes += size
 
-    def _send_region(self, region: Region) -> int:
+    def _send_region(self, queue: _Queue, region: Region) -> int:
         """Sends from the region at the head of the queue and cuts off what is sent."""
         try:
             sent = self.stream.send_region(region)
         except BlockingIOError:
             return 0
         if sent == region.size_bytes:
-            self.queue.popleft()
+            queue.popleft()
         else:
-            self.queue[0] = region._replace(offset=region.offset + sent, size_bytes=region.size_bytes - sent)
+            queue[0] = region._replace(offset=region.offset + sent, size_bytes=region.size_bytes - sent)
         return sent
 
-    def _take_small(self, count_max: int) -> tuple[list[bytes | memoryview], int]:
-        """Takes headers, payloads and small regions off the queue, up to GATHER_SIZE_BYTES and at least one. (pieces, size)"""
-        queue = self.queue
-        pieces: list[bytes | memoryview] = []
-        regions: list[Region] = []
-        size = 0
-        while queue and size < GATHER_SIZE_BYTES and len(pieces) + len(regions) < count_max:
-            item = queue[0]
-            if isinstance(item, tuple):
-                if item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
-                    break
-                regions.append(item)
-                size += item.size_bytes
-            else:
-                if regions:
-                    pieces += read_regions(regions)
-                    regions.clear()
-                pieces.append(item)
-                size += len(item)
-            queue.popleft()
-        pieces += read_regions(regions)
-        return pieces, size
-
-    def _send_pieces(self, pieces: list[bytes | memoryview], size: int) -> int:
+    def _send_pieces(self, queue: _Queue, pieces: list[bytes | memoryview], size: int) -> int:
         """Sends pieces taken from the queue; what is not sent goes back to its head."""
         try:
-            sent = self.stream.send_pieces(pieces, more=bool(self.queue))
+            sent = self.stream.send_pieces(pieces, more=bool(queue))
         except BlockingIOError:
             sent = 0
         if sent < size:
             whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self.queue.appendleft(memoryview(whole)[sent:])
+            queue.appendleft(memoryview(whole)[sent:])
         return sent
+
+
+def _take_small(queue: _Queue, count_max: int) -> tuple[list[bytes | memoryview], int]:
+    """Takes headers, payloads and small regions off the queue, up to GATHER_SIZE_BYTES and at least one. (pieces, size)"""
+    pieces: list[bytes | memoryview] = []
+    regions: list[Region] = []
+    size = 0
+    while queue and size < GATHER_SIZE_BYTES and len(pieces) + len(regions) < count_max:
+        item = queue[0]
+        if isinstance(item, tuple):
+            if item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
+                break
+            regions.append(item)
+            size += item.size_bytes
+        else:
+            if regions:
+                pieces += read_regions(regions)
+                regions.clear()
+            pieces.append(item)
+            size += len(item)
+        queue.popleft()
+    pieces += read_regions(regions)
+    return pieces, size

@@ -93,12 +93,11 @@ class ConnectionTable:
         self._poll.unregister(connection.descriptor)
         connection.stream.close()
         connection.out.clear()
-        connection.queue.clear()
+        connection.queue = None
         connection.backlog.clear()
         self._on_closed(connection.peer)
-        watched, connection.watched = connection.watched, set()
-        connection.held.clear()
-        for call in watched:
+        held, connection.held = connection.held, {}
+        for call in held.values():
             if call.lane is connection.lane:
                 call.caller_gone()
             else:

@@ -360,6 +360,22 @@ def test_while_its_broker_is_away_too_a_name_server_that_has_just_started_is_not
     assert cache.failed("t", GONE, 301.0) is None, "a broker that was removed for good"
 
 
+def test_of_topics_that_are_said_to_be_away_the_latest_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes from topic to topic, for replies say, must not keep what it knew of each."""
+    monkeypatch.setattr(_routes, "AWAY_MAX", 2)
+    cache = RouteCache()
+    for topic in ("a", "b", "a", "c"):
+        cache.store(route(topic), 0.0)
+        cache.invalidate(topic)
+        assert cache.failed(topic, AWAY, 1.0) is None
+    cache.store(route("d"), 0.0)
+    cache.invalidate("d")
+    assert cache.failed("d", AWAY, 1.0) is None
+    assert cache.failed("a", GONE, 2.0) is None
+    assert cache.failed("c", GONE, 2.0) == route("c")
+    assert cache.failed("d", GONE, 2.0) == route("d")
+
+
 def test_what_is_said_to_be_away_is_known_to_the_name_server_that_comes_next() -> None:
     cache = RouteCache()
     stored = cache.store(route(), 0.0)

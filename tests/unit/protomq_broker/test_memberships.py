@@ -81,6 +81,20 @@ def test_a_member_that_says_the_same_again_is_known_for_as_long_as_if_it_had_sai
     assert known.expire(339_999) == [("g", ("a", 1))]
 
 
+def test_groups_have_the_names_of_queues_in_common() -> None:
+    """A thousand groups of one topic with 16 queues had 4 MiB of them."""
+    known = made()
+    for group in ("g", "h"):
+        for queue_ids in ((), (0, 1, 2, 3), (0, 1, 2, 3, QUEUES)):
+            known.seen(group, member("a", *queue_ids), "peer", 0, rejoins=False)
+    groups = [group for _, group in known.groups()]
+    for index in range(QUEUES):
+        queues = [queue for group in groups for queue in (*group.owners, *group.members["a", 1].queues) if queue == ("T", index)]
+        assert len(queues) == 4
+        assert len(set(map(id, queues))) == 1
+    assert all(("T", QUEUES) in group.owners for group in groups), "beyond what the topic has, as in the moment when it shrinks"
+
+
 def test_what_a_member_has_and_another_too_is_taken() -> None:
     known = made()
     seen(known, member("a", 0, 1))

@@ -48,6 +48,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+class HeldCall:
+    def __init__(self, lane: FakeLane) -> None:
+        self.lane = lane
+        self.told: list[str] = []
+
+    def caller_gone(self) -> None:
+        self.told.append("gone")
+
+    def cancel(self) -> None:
+        self.told.append("cancelled")
+
+
 def test_the_small_answers_of_a_turn_are_one_send() -> None:
     stream = MemoryStream()
     connection = connection_over(stream)
@@ -129,6 +141,38 @@ def test_whatever_the_stream_takes_at_once_all_is_sent_in_order(
     assert connection.queue_size_bytes == 0
 
 
+def test_what_only_waiting_answers_need_is_there_only_while_they_wait() -> None:
+    """An empty deque takes 760 octets, and nearly all of thousands of connections at rest have nothing to send."""
+    stream = MemoryStream(room=10)
+    connection = connection_over(stream)
+    assert connection.queue is None
+    connection.send_answer(1, 9, b"abc")
+    assert not connection.flush(0)
+    assert connection.queue
+    assert not connection.pump(0)
+    stream.room = 1 << 10
+    assert connection.pump(0)
+    assert connection.queue is None
+    assert connection.pump(0)
+
+
+def test_a_request_id_that_is_used_again_stands_for_the_later_call() -> None:
+    """No client of ours does that. Nobody waits for the earlier answer, and it must not be held when the connection is gone."""
+    lane = FakeLane()
+    earlier, later = HeldCall(lane), HeldCall(lane)
+    connection = connection_over(MemoryStream())
+    connection.watch(cast("Any", earlier), 7)
+    connection.watch(cast("Any", later), 7)
+    lane.run()
+    assert (earlier.told, later.told) == (["gone"], [])
+    connection.unwatch(cast("Any", earlier), 7)
+    connection.cancel(7)
+    lane.run()
+    assert (earlier.told, later.told) == (["gone"], ["cancelled"])
+    connection.unwatch(cast("Any", later), 7)
+    assert not connection.held
+
+
 def test_very_many_small_regions_are_sent_in_several_turns(path: Path) -> None:
     """Each of them is read by itself, and the lane's other calls wait meanwhile."""
     with path.open("rb") as file:
@@ -137,6 +181,7 @@ def test_very_many_small_regions_are_sent_in_several_turns(path: Path) -> None:
         regions = [Region(file, 150 * number, 3) for number in range(1_000)]
         connection.send_answer(1, 9, b"", regions, 3_000)
         assert not connection.flush(0)
+        assert connection.queue is not None
         assert len(connection.queue) == 1_002 - PUMP_PIECES_MAX
         assert connection.wanted_events() & WANTS_TO_SEND
         turns = 1

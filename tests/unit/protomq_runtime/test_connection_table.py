@@ -145,7 +145,7 @@ def test_a_closed_connection_is_gone_for_everybody_and_closed_once() -> None:
     connection = made.add(stream)
     other_lane = FakeLane()
     own, foreign = HeldCall(made.lane), HeldCall(other_lane)
-    connection.watched = {cast("Any", own), cast("Any", foreign)}
+    connection.held = {1: cast("Any", own), 2: cast("Any", foreign)}
     for _ in range(2):
         made.table.close(connection)
     assert (made.closed, stream.is_closed) == ([connection.peer], True)
