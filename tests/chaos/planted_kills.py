@@ -67,8 +67,8 @@ def commits_what_is_rolled_back() -> Any:
     """Each decision is appended as a commit."""
     real = TransactionEndings._append
 
-    def append(self: TransactionEndings, halves: Any, wanted: Any) -> Any:
-        return real(self, halves, dict.fromkeys(wanted, Ending.COMMITTED))
+    def append(self: TransactionEndings, halves: Any, endings: bytes) -> Any:
+        return real(self, halves, bytes([Ending.COMMITTED]) * len(endings))
 
     return mock.patch.object(TransactionEndings, "_append", append)
 

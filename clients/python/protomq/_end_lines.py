@@ -11,7 +11,7 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ._company import Company
@@ -241,10 +241,18 @@ class AsyncEndLine:
         self._task = None if task.done() else task
 
     async def _serve(self) -> None:
+        waiting = self._waiting
         try:
-            while self._waiting:
-                count = min(len(self._waiting), ENDS_MAX)
-                await self._tell([self._waiting.popleft() for _ in range(count)])
+            while waiting:
+                if waiting[0][2] is None:
+                    # Nobody waits for it. What its caller sends next goes first: the broker ends it while that answer is worked on here.
+                    await asyncio.sleep(0)
+                count = min(len(waiting), ENDS_MAX)
+                await self._tell([waiting.popleft() for _ in range(count)])
+        except BaseException:
+            _give_up(waiting)
+            waiting.clear()
+            raise
         finally:
             self._task = None
 
@@ -262,11 +270,7 @@ class AsyncEndLine:
         except Exception as error:
             outcomes = [error] * len(live)
         except BaseException:
-            for entry in live:
-                if entry[2] is not None:
-                    entry[2].cancel()
-                else:
-                    _fail(entry, ClosedError("the loop has ended"))
+            _give_up(live)
             raise
         for entry, outcome in zip(live, outcomes, strict=True):
             future = entry[2]
@@ -274,6 +278,15 @@ class AsyncEndLine:
                 _fail(entry, outcome)
             elif future is not None and not future.done():
                 future.set_result(outcome)
+
+
+def _give_up(entries: Iterable[_AsyncEntry]) -> None:
+    """Nobody tells them any more."""
+    for entry in entries:
+        if entry[2] is not None:
+            entry[2].cancel()
+        else:
+            _fail(entry, ClosedError("the loop has ended"))
 
 
 def _fail(entry: _AsyncEntry, error: Exception) -> None:

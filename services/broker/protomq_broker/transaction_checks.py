@@ -151,7 +151,8 @@ class TransactionChecks:
         copies = self._store.half_copies(halves, topic=EXPIRED_TOPIC)
         bodies = []
         if copies.halves:
-            bodies.append(ended_record([(half.key, Ending.EXPIRED) for half in copies.halves]))
+            keys = [half.key for half in copies.halves]
+            bodies.append(ended_record(keys, bytes([Ending.EXPIRED]) * len(keys)))
         if copies.unreadable:
             self._say_unreadable(copies.unreadable)
             bodies.append(checked_record([half.key for half in copies.unreadable], now_ms))

@@ -11,10 +11,9 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import compress
 from operator import attrgetter, ge
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq.wire.record import encode_message_id
 from protomq.wire.topics import TRANSACTIONS_TOPIC
@@ -23,7 +22,7 @@ from protomq_runtime.errors import Code, ServiceError, corrupt_log
 from .store.state.transactions import (
     Ending,
     HalfMessage,
-    TransactionKey,
+    Key,
     Verdict,
     key_of,
 )
@@ -39,7 +38,6 @@ COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
 """Most bytes of committed messages in one append, not counting the last one."""
 ENDED_COUNT_MAX: Final = 4_096
 """Most transactions in one record."""
-_COMMITTED: Final = Ending.COMMITTED
 _ENDING_NAMES: Final = {
     Ending.COMMITTED: "committed",
     Ending.ROLLED_BACK: "rolled back",
@@ -50,7 +48,7 @@ _ENDING_NAMES: Final = {
 class Wanted(NamedTuple):
     """A decision, on the transaction that a handle names: the fields of it, but for the broker's name."""
 
-    key: TransactionKey
+    key: Key
     position: int
     ending: Ending
 
@@ -64,8 +62,27 @@ class Wanted(NamedTuple):
         return half.position >= self.position
 
 
-new_wanted: Final[Callable[[Iterable[Any]], Wanted]] = partial(tuple.__new__, Wanted)
-"""As the class makes it, but without a call of Python for each."""
+class Decisions(NamedTuple):
+    """Several of them as columns: so they come, and so they are looked up and recorded. `endings`: an octet for each."""
+
+    keys: list[Key]
+    positions: list[int]
+    endings: bytes
+
+    def wanted(self, index: int) -> Wanted:
+        """One of them."""
+        return Wanted(self.keys[index], self.positions[index], Ending(self.endings[index]))
+
+
+def joined(some: Sequence[Decisions]) -> Decisions:
+    """All of them, in this order."""
+    if len(some) == 1:
+        return some[0]
+    keys = [key for each in some for key in each.keys]
+    positions = [position for each in some for position in each.positions]
+    return Decisions(keys, positions, b"".join(each.endings for each in some))
+
+
 _position_of: Final[Callable[[HalfMessage], int]] = attrgetter("position")
 _size_of: Final[Callable[[HalfMessage], int]] = attrgetter("size_bytes")
 
@@ -90,45 +107,44 @@ class TransactionEndings:
         self._writer = writer
         self._log_time = log_time
 
-    def end(self, decisions: Sequence[Wanted]) -> list[Outcome]:
+    def end(self, decisions: Decisions) -> list[Outcome]:
         """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
-        outcomes = [ENDED_NOW] * len(decisions)
-        keys, positions, endings = zip(*decisions, strict=True)
-        wanted: dict[TransactionKey, Ending] = dict(zip(keys, endings, strict=True))
-        halves = self._store.transactions.halves_of(keys) if len(wanted) == len(keys) else None
-        repeats: Sequence[int] = ()
+        keys, positions, endings = decisions
+        outcomes = [ENDED_NOW] * len(keys)
+        halves = self._store.transactions.halves_of(keys) if len(set(keys)) == len(keys) else None
+        repeats: dict[int, Ending] = {}
         if halves is None or not all(map(ge, map(_position_of, halves), positions)):
-            wanted, halves, repeats = self._sorted_out(decisions, outcomes)
-        failures: dict[TransactionKey, ServiceError] = {}
+            halves, endings, repeats = self._sorted_out(decisions, outcomes)
+        failures: dict[Key, ServiceError] = {}
         size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
         for part in _parts(halves, size_max_bytes):
-            failures |= self._append(part, wanted)
+            failures |= self._append(halves[part], endings[part])
         if failures:
             for number, key in enumerate(keys):
                 if key in failures and outcomes[number] is ENDED_NOW:
                     outcomes[number] = Outcome(failures[key])
-        for number in repeats:
-            again = decisions[number]
-            first = wanted[again.key]
+        for number, first in repeats.items():
+            again = decisions.wanted(number)
             if again.key not in failures:
                 is_same = first is again.ending
                 outcomes[number] = _ENDED_BEFORE if is_same else Outcome(_ended(again, first))
         return outcomes
 
     def _sorted_out(
-        self, decisions: Sequence[Wanted], outcomes: list[Outcome]
-    ) -> tuple[dict[TransactionKey, Ending], list[HalfMessage], list[int]]:
-        """The decisions that are to be appended, their half messages, and which decisions repeat one of this turn. The outcomes of those
-        are known when that is appended; those of all others are set here.
+        self, decisions: Decisions, outcomes: list[Outcome]
+    ) -> tuple[list[HalfMessage], bytes, dict[int, Ending]]:
+        """The half messages whose decisions are to be appended, their endings, and which decisions repeat one of this turn, with that one's
+        ending. The outcomes of those are known when that is appended; those of all others are set here.
         """
-        wanted: dict[TransactionKey, Ending] = {}
+        wanted: dict[Key, Ending] = {}
         halves: list[HalfMessage] = []
-        repeats: list[int] = []
+        repeats: dict[int, Ending] = {}
         decide = self._store.transactions.decide
-        for number, decision in enumerate(decisions):
+        for number in range(len(decisions.keys)):
+            decision = decisions.wanted(number)
             key, _, ending = decision
             if key in wanted:
-                repeats.append(number)
+                repeats[number] = wanted[key]
                 continue
             verdict, half, known = decide(key, ending)
             if half is not None and decision.names(half):
@@ -140,25 +156,23 @@ class TransactionEndings:
                 outcomes[number] = Outcome(_ended(decision, known))
             else:
                 outcomes[number] = Outcome(_not_found(decision))
-        return wanted, halves, repeats
+        return halves, bytes(wanted.values()), repeats
 
-    def _append(
-        self, halves: Sequence[HalfMessage], wanted: dict[TransactionKey, Ending]
-    ) -> dict[TransactionKey, ServiceError]:
+    def _append(self, halves: Sequence[HalfMessage], endings: bytes) -> dict[Key, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""
         try:
-            keys = list(map(key_of, halves))
-            chosen = list(map(wanted.__getitem__, keys))
-            endings = list(zip(keys, chosen, strict=True))
-            committed = list(compress(halves, map(_COMMITTED.__eq__, chosen)))
+            is_commit = map(Ending.COMMITTED.__eq__, endings)
+            committed = halves if endings.count(Ending.COMMITTED) == len(halves) else list(compress(halves, is_commit))
             copies = self._store.half_copies(committed, now_ms=self._log_time.now_ms())
-            damaged = {half.key: _damaged(half) for half in copies.unreadable}
+            damaged: dict[Key, ServiceError] = {half.key: _damaged(half) for half in copies.unreadable}
+            keys = list(map(key_of, halves))
             if damaged:
-                endings = [each for each in endings if each[0] not in damaged]
-            if endings:
-                states = [(TRANSACTIONS_TOPIC, [self._store.transactions.ended_record(endings)])]
+                is_sound = [key not in damaged for key in keys]
+                keys, endings = list(compress(keys, is_sound)), bytes(compress(endings, is_sound))
+            if keys:
+                record = self._store.transactions.ended_record(keys, endings)
                 keep_to_queues(self._store, copies.requests)
-                self._writer.append_moved(copies.requests, states)
+                self._writer.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, [record])])
                 add_missing_topics(self._store, copies.requests)
         except Exception as error:
             failure = to_service_error(error)
@@ -166,22 +180,20 @@ class TransactionEndings:
         return damaged
 
 
-def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[list[HalfMessage]]:
+def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[slice]:
     """Splits half messages into parts that fit into one append. `size_max_bytes`: size of a part, not counting its last message."""
     if len(halves) <= ENDED_COUNT_MAX and sum(map(_size_of, halves)) < size_max_bytes:
         if halves:
-            yield list(halves)
+            yield slice(len(halves))
         return
-    part: list[HalfMessage] = []
-    size_bytes = 0
-    for half in halves:
-        part.append(half)
+    start = size_bytes = 0
+    for end, half in enumerate(halves, 1):
         size_bytes += half.size_bytes
-        if size_bytes >= size_max_bytes or len(part) >= ENDED_COUNT_MAX:
-            yield part
-            part, size_bytes = [], 0
-    if part:
-        yield part
+        if size_bytes >= size_max_bytes or end - start >= ENDED_COUNT_MAX:
+            yield slice(start, end)
+            start, size_bytes = end, 0
+    if start < len(halves):
+        yield slice(start, len(halves))
 
 
 def _not_found(wanted: Wanted) -> ServiceError:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import struct
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from protomq.wire.record import encode_varint
 from protomq_runtime.errors import ServiceError, invalid_argument
 
-from .store.state.transactions import TransactionKey, new_key
+from .store.state.transactions import Key, TransactionKey
 
 _HANDLE: Final = struct.Struct("<BQQIQ")
+_COLUMNS: Final = (
+    ("version", "u1"),
+    ("position", "<u8"),
+    ("producer_id", "<u8"),
+    ("producer_epoch", "<u4"),
+    ("sequence", "<u8"),
+)
+_ZERO_BITS: Final = ord("A")
+"""In base64."""
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 _VERSION: Final = 2
@@ -33,10 +44,10 @@ class TransactionHandle(NamedTuple):
 
 
 class TransactionHandles(NamedTuple):
-    """The same of several handles, as columns."""
+    """The same of several handles, as columns. The keys are plain tuples: they are looked up, and no more."""
 
-    keys: list[TransactionKey]
-    positions: Sequence[int]
+    keys: list[Key]
+    positions: list[int]
 
 
 class Handles:
@@ -56,6 +67,8 @@ class Handles:
         self._length = self._padded_length - len(self._zeros)
         self._cut = struct.Struct(f"{self._length}s{len(self._zeros)}x")
         """A handle in the text of several, without what its zeros become."""
+        tail = f"V{self._row.size - _HANDLE.size}"
+        self._columns = np.dtype([*_COLUMNS, ("tail", tail)])
 
     def encode(self, position: int, key: TransactionKey) -> str:
         """Text of letters, digits, - and _."""
@@ -85,21 +98,26 @@ class Handles:
         octets = b"".join(map(self._row.pack, *alike, sequences, repeat(self._tail)))
         return b2a_base64(octets, newline=False).translate(_TO_URL)
 
-    def decode_all(self, texts: Sequence[bytes]) -> TransactionHandles | None:
-        """As `decode`, of texts of one length; None unless all of them are handles of this broker."""
-        if not texts or len(texts[0]) != self._length:
+    def decode_all(self, texts: NDArray[np.uint8]) -> TransactionHandles | None:
+        """As `decode`, of texts of one length, the rows of an array; None unless all of them are handles of this broker."""
+        count, length = texts.shape
+        if length != self._length:
             return None
-        zeros = b"A" * len(self._zeros)
+        padded = np.full((count, self._padded_length), _ZERO_BITS, np.uint8)
+        padded[:, :length] = texts
         try:
-            joined = zeros.join((*texts, b"")).translate(_FROM_URL)
-            octets = a2b_base64(joined, strict_mode=True)
-            rows = self._row.iter_unpack(octets)
-        except (struct.error, ValueError):
+            octets = a2b_base64(padded.tobytes().translate(_FROM_URL), strict_mode=True)
+        except ValueError:
             return None
-        versions, positions, *identities, tails = zip(*rows, strict=True)
-        if set(versions) != {_VERSION} or set(tails) != {self._tail + self._zeros}:
+        if len(octets) != count * self._row.size:
             return None
-        return TransactionHandles(list(map(new_key, zip(*identities, strict=True))), positions)
+        rows = np.frombuffer(octets, self._columns)
+        if rows["version"].tobytes() != bytes((_VERSION,)) * count:
+            return None
+        if rows["tail"].tobytes() != (self._tail + self._zeros) * count:
+            return None
+        identities = (rows[name].tolist() for name in ("producer_id", "producer_epoch", "sequence"))
+        return TransactionHandles(list(zip(*identities, strict=True)), rows["position"].tolist())
 
     def decode(self, text: str) -> TransactionHandle:
         """Raises ServiceError for what is no handle, or another broker's."""

@@ -6,9 +6,9 @@ import struct
 from bisect import bisect_left
 from functools import lru_cache, partial
 from itertools import starmap
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from protomq.v1.transaction_service_pb2 import (
@@ -32,16 +32,16 @@ from .store.state.transactions import Ending
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name, check_topic_name
 from .transaction_checks import record_of
-from .transaction_endings import ENDED_NOW, Outcome, Wanted, new_wanted
+from .transaction_endings import ENDED_NOW, Decisions, Outcome, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from protomq_runtime.call import Call, CallContext
 
     from .config import BrokerConfig
+    from .store.state.transactions import Key
     from .store.state.transactions import OpenTransaction as Known
-    from .store.state.transactions import TransactionKey
     from .store.store import Store
     from .transaction_checks import TransactionChecks
     from .transaction_endings import TransactionEndings
@@ -59,6 +59,8 @@ _ENDINGS: Final = {
     TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
     TransactionDecision.TRANSACTION_DECISION_ROLL_BACK: Ending.ROLLED_BACK,
 }
+_ENDING_OCTETS: Final = bytes(_ENDINGS.get(octet, 0) for octet in range(256))  # type: ignore[call-overload]
+"""The same, by the octet of a decision; 0: there is none."""
 
 _ID_HEAD: Final = bytes((TransactionEnded.MESSAGE_ID_FIELD_NUMBER << 3 | 2, MESSAGE_ID_LENGTH))
 _TAKEN_HEAD: Final = (
@@ -68,7 +70,6 @@ _TAKEN_HEAD: Final = (
 """What stands before the message's id in the result of a decision that was taken: two fields with a length each."""
 _ID: Final = struct.Struct(">QIQ")
 """A message id: its digits are those of these octets."""
-_key_of: Final[Callable[[Wanted], TransactionKey]] = attrgetter("key")
 _END_TAGS: Final = bytes(
     (
         EndTransactionRequest.ENDS_FIELD_NUMBER << 3 | 2,
@@ -108,29 +109,27 @@ class TransactionService:
     @drained
     def end_transaction(self, calls: list[Call]) -> None:
         """Ends what has arrived by now with one append."""
-        asked: list[tuple[Call, Sequence[Wanted | ServiceError]]] = []
-        decisions: list[Wanted] = []
+        asked: list[tuple[Call, Decisions, Sequence[ServiceError | None]]] = []
         for call in calls:
             try:
                 if self._permit.refusal is not None:
                     raise self._permit.refusal
                 usual = self._usual(call.payload)
-                wanted: Sequence[Wanted | ServiceError] = usual or self._parsed(call)
+                asked.append((call, usual, ()) if usual is not None else (call, *self._parsed(call)))
             except Exception as error:
                 call.fail(to_service_error(error))
-                continue
-            asked.append((call, wanted))
-            decisions += usual or (each for each in wanted if isinstance(each, Wanted))
-        outcomes = self._endings.end(decisions) if decisions else []
-        if len(asked) == 1 and len(outcomes) == len(asked[0][1]):
-            self._answer(*asked[0], outcomes)
-        else:
-            others = iter(outcomes)
-            for call, wanted in asked:
-                self._answer(call, wanted, [_outcome(each, others) for each in wanted])
+        if not asked:
+            return
+        decisions = joined([decided for _, decided, _ in asked])
+        outcomes = self._endings.end(decisions) if decisions.keys else []
+        start = 0
+        for call, decided, refusals in asked:
+            end = start + len(decided.keys)
+            self._answer(call, decided, outcomes[start:end], refusals)
+            start = end
         self._waiting.request_flush()
 
-    def _usual(self, payload: bytes | bytearray) -> list[Wanted] | None:
+    def _usual(self, payload: bytes | bytearray) -> Decisions | None:
         """What a request of several decisions wants, if all have the size of the first one and name transactions of this broker; else None.
 
         That is how an SDK writes them. No object is made for each field.
@@ -144,39 +143,53 @@ class TransactionService:
             return None  # One alone is read faster by the parser.
         if head[::2] != _END_TAGS:
             return None
-        heads, texts, tags, what = zip(*_end_row(length).iter_unpack(payload), strict=True)
-        endings = list(map(_ENDINGS.get, what))
-        if set(heads) != {head} or set(tags) != {_DECISION_TAG} or None in endings:
+        rows = np.frombuffer(payload, _end_row(length))
+        count = len(rows)
+        endings = rows["decision"].tobytes().translate(_ENDING_OCTETS)
+        if 0 in endings or rows["head"].tobytes() != head * count:
             return None
-        handles = self._handles.decode_all(texts)
-        return None if handles is None else list(map(new_wanted, zip(*handles, endings, strict=True)))
+        if rows["decision_tag"].tobytes() != bytes((_DECISION_TAG,)) * count:
+            return None
+        handles = self._handles.decode_all(rows["handle"])
+        return None if handles is None else Decisions(*handles, endings)
 
-    def _parsed(self, call: Call) -> list[Wanted | ServiceError]:
+    def _parsed(self, call: Call) -> tuple[Decisions, list[ServiceError | None]]:
+        """The decisions of a request that can be taken, and for each of its fields None, or why it is refused."""
         ends = _parse(call, EndTransactionRequest).ends
         if not 0 < len(ends) <= ENDS_MAX:
             raise invalid_argument("ends", f"has {len(ends)} decisions, 1 to {ENDS_MAX} are allowed")
-        return [self._wanted(end) for end in ends]
-
-    def _wanted(self, end: TransactionEnd) -> Wanted | ServiceError:
-        ending = _ENDINGS.get(end.decision)
-        try:
-            handle = self._handles.decode(end.transaction_handle)
-            if ending is None:
-                raise invalid_argument("decision", "is COMMIT or ROLL_BACK")
-        except ServiceError as error:
-            return error
-        return Wanted(*handle, ending)
+        decisions = Decisions([], [], b"")
+        refusals: list[ServiceError | None] = []
+        endings = bytearray()
+        for end in ends:
+            try:
+                handle = self._handles.decode(end.transaction_handle)
+                if end.decision not in _ENDINGS:
+                    raise invalid_argument("decision", "is COMMIT or ROLL_BACK")
+            except ServiceError as error:
+                refusals.append(error)
+                continue
+            refusals.append(None)
+            decisions.keys.append(handle.key)
+            decisions.positions.append(handle.position)
+            endings.append(_ENDINGS[end.decision])
+        return decisions._replace(endings=bytes(endings)), refusals
 
     def _answer(
-        self, call: Call, wanted: Sequence[Wanted | ServiceError], outcomes: Sequence[Outcome]
+        self, call: Call, decisions: Decisions, outcomes: Sequence[Outcome], refusals: Sequence[ServiceError | None]
     ) -> None:
-        if len(outcomes) == 1 and outcomes[0].error is not None:
-            call.fail(outcomes[0].error)
-            return
-        if outcomes.count(ENDED_NOW) == len(outcomes):
-            payload = _all_taken(wanted)
+        """`refusals`: as `_parsed` gives them; nothing if none of the decisions was refused."""
+        count = len(refusals) or len(outcomes)
+        if outcomes.count(ENDED_NOW) == count:
+            payload = _all_taken(decisions.keys)
         else:
-            payload = b"".join(map(_result_field, wanted, outcomes))
+            results = map(_Result, decisions.keys, outcomes)
+            answered = [next(results) if refusal is None else _Result(None, Outcome(refusal)) for refusal in refusals or [None] * count]
+            error = answered[0].outcome.error
+            if count == 1 and error is not None:
+                call.fail(error)
+                return
+            payload = b"".join(map(_result_field, answered))
         # Of a decision that came twice, the first may not be on the disk yet.
         position = self._store.appended_position
         if self._waiting.is_stored(position):
@@ -247,10 +260,6 @@ class TransactionService:
         )
 
 
-def _outcome(wanted: Wanted | ServiceError, outcomes: Iterator[Outcome]) -> Outcome:
-    return Outcome(wanted) if isinstance(wanted, ServiceError) else next(outcomes)
-
-
 def _check_listing(request: ListTransactionsRequest) -> None:
     """Refuses bad names: a mistyped id or name would look as if there were no transactions."""
     if request.topic:
@@ -283,30 +292,35 @@ def _parse(call: Call, kind: type[M]) -> M:
 
 
 @lru_cache(maxsize=64)
-def _end_row(length: int) -> struct.Struct:
+def _end_row(length: int) -> np.dtype[np.void]:
     """A decision in a request: two tags with their lengths, a handle of this length, the tag of the decision, the decision."""
-    return struct.Struct(f"4s{length}sBB")
+    return np.dtype([("head", "V4"), ("handle", "u1", (length,)), ("decision_tag", "u1"), ("decision", "u1")])
 
 
-def _all_taken(wanted: Sequence[Any]) -> bytes:
+class _Result(NamedTuple):
+    """What is answered to a decision. `key`: None where its handle, or what it wants, cannot be read."""
+
+    key: Key | None
+    outcome: Outcome
+
+
+def _all_taken(keys: Sequence[Key]) -> bytes:
     """An EndTransactionResponse: what `_result_field` gives for decisions that are taken, without a step for each."""
-    ids = b"".join(starmap(_ID.pack, map(_key_of, wanted)))
+    ids = b"".join(starmap(_ID.pack, keys))
     fields = ids.hex("-", _ID.size).upper().encode().replace(b"-", _TAKEN_HEAD)
     return _TAKEN_HEAD + fields
 
 
-def _result_field(wanted: Wanted | ServiceError, outcome: Outcome) -> bytes:
-    """A field of EndTransactionResponse. Nearly all decisions are taken, and have an id: for those no message object is made."""
-    if outcome is ENDED_NOW and isinstance(wanted, Wanted):
-        return _TAKEN_HEAD + wanted.message_id.encode()
-    error, repeated = outcome
-    result = TransactionEnded(
+def _result_field(result: _Result) -> bytes:
+    """A field of EndTransactionResponse."""
+    error, repeated = result.outcome
+    ended = TransactionEnded(
         error_reason=error.reason if error is not None else "",
         error_message=error.message if error is not None else "",
         repeated_decision=repeated,
-        message_id=wanted.message_id if isinstance(wanted, Wanted) else "",
+        message_id=encode_message_id(*result.key) if result.key is not None else "",
     )
-    return EndTransactionResponse(results=[result]).SerializeToString()
+    return EndTransactionResponse(results=[ended]).SerializeToString()
 
 
 def _answer(call: Call, payload: bytes, failure: Exception | None) -> None:

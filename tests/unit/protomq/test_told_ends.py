@@ -208,3 +208,59 @@ def test_whom_nobody_waits_for_is_heard_of_only_if_it_was_not_taken() -> None:
     asyncio.run(run())
     assert failed.keys() == {"late", "refused", "lost", "cancelled"}
     assert isinstance(failed["cancelled"], ClosedError)
+
+
+def test_what_nobody_waits_for_goes_behind_the_messages_that_are_sent_in_the_same_turn() -> None:
+    """Then the broker answers those first, and their callers go on while it ends the transactions."""
+    order: list[str] = []
+
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+            order.extend(end.handle for end in ends)
+            await may_answer.wait()
+            return [False] * len(ends)
+
+        async def send(name: str) -> None:
+            order.append(name)
+
+        def tell(handle: str) -> None:
+            line.tell_unawaited(end_of(handle), 30.0, lambda _: None)
+
+        line = AsyncEndLine(call)
+        tell("first end")
+        await asyncio.create_task(send("first send"))
+        await asyncio.sleep(0)
+        assert order == ["first send", "first end"]
+        # The same where a request was on its way.
+        may_answer.set()
+        tell("second end")
+        await asyncio.create_task(send("second send"))
+        await line.drain(30.0)
+
+    asyncio.run(run())
+    assert order == ["first send", "first end", "second send", "second end"]
+
+
+def test_those_that_wait_in_line_hear_of_the_end_of_the_loop() -> None:
+    failed: dict[str, Exception] = {}
+
+    async def run() -> None:
+        async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+            await asyncio.Event().wait()
+            return []
+
+        line = AsyncEndLine(call)
+        waited_for = line.tell(end_of("under way"), 30.0)
+        await asyncio.sleep(0)
+        line.tell_unawaited(end_of("in line"), 30.0, partial(failed.__setitem__, "in line"))
+        also = line.tell(end_of("in line, too"), 30.0)
+        assert line._task is not None
+        line._task.cancel()
+        await line.drain(30.0)
+        assert waited_for.cancelled()
+        assert also.cancelled()
+
+    asyncio.run(run())
+    assert isinstance(failed["in line"], ClosedError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import pytest
@@ -37,6 +38,10 @@ def half(sequence: int, time_ms: int, position: int | None = None) -> HalfMessag
     )
 
 
+def ended(endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
+    return ended_record([one for one, _ in endings], bytes(ending for _, ending in endings))
+
+
 def opened(*sequences: int) -> Transactions:
     machine = Transactions(PLAN)
     machine.open([half(sequence, 0) for sequence in sequences])
@@ -55,7 +60,7 @@ def test_a_check_comes_after_the_immunity_and_again_after_the_interval_and_then_
             machine.apply(checked_record([h.key for h in due.to_check], now_ms), 0)
         if due.to_expire:
             times["expire"].append(now_ms)
-            machine.apply(ended_record([(h.key, Ending.EXPIRED) for h in due.to_expire]), 0)
+            machine.apply(ended([(h.key, Ending.EXPIRED) for h in due.to_expire]), 0)
     assert times == {"check": [100, 1_100], "expire": [2_100]}
     assert machine.open_count == 0
     assert machine.counts[Ending.EXPIRED] == 1
@@ -65,7 +70,7 @@ def test_a_check_comes_after_the_immunity_and_again_after_the_interval_and_then_
 def test_what_has_ended_leaves_nothing_that_waits_to_be_due() -> None:
     machine = opened(*range(1, 1_000))
     machine.apply(checked_record([key(999)], 50), 0)
-    machine.apply(ended_record([(key(n), Ending.COMMITTED) for n in range(1, 998)]), 0)
+    machine.apply(ended([(key(n), Ending.COMMITTED) for n in range(1, 998)]), 0)
     assert len(machine._first_due) + len(machine._due) == 3  # that of 999 before it was asked about, too
     assert [h.key.sequence for h in machine.due(5_000, 10).to_check] == [998, 999]
     assert machine.next_due_ms() == 100
@@ -75,7 +80,7 @@ def test_what_has_ended_leaves_nothing_that_waits_to_be_due() -> None:
 def test_a_decision_is_repeated_contradicted_or_unknown(first: Ending) -> None:
     machine = opened(1)
     assert machine.decide(key(1), first) == (Verdict.END, half(1, 0), None)
-    machine.apply(ended_record([(key(1), first)]), 0)
+    machine.apply(ended([(key(1), first)]), 0)
     other = Ending.COMMITTED if first is Ending.ROLLED_BACK else Ending.ROLLED_BACK
     assert machine.decide(key(1), first) == (Verdict.REPEATED, None, first)
     assert machine.decide(key(1), other) == (Verdict.CONTRADICTED, None, first)
@@ -84,7 +89,7 @@ def test_a_decision_is_repeated_contradicted_or_unknown(first: Ending) -> None:
 
 def test_the_second_of_two_endings_in_the_log_changes_nothing() -> None:
     machine = opened(1)
-    machine.apply(ended_record([(key(1), Ending.COMMITTED), (key(1), Ending.ROLLED_BACK)]), 0)
+    machine.apply(ended([(key(1), Ending.COMMITTED), (key(1), Ending.ROLLED_BACK)]), 0)
     assert machine.decide(key(1), Ending.COMMITTED).verdict is Verdict.REPEATED
     assert machine.counts[Ending.ROLLED_BACK] == 0
 
@@ -92,15 +97,15 @@ def test_the_second_of_two_endings_in_the_log_changes_nothing() -> None:
 def test_a_record_that_was_made_here_changes_what_its_bytes_change() -> None:
     endings = [(key(n), (Ending.COMMITTED, Ending.ROLLED_BACK)[n % 2]) for n in (3, 1, 2, 9)]
     maker, reader = opened(1, 2, 3, 4), opened(1, 2, 3, 4)
-    made = maker.ended_record(endings)
-    assert made == ended_record(endings)
+    made = maker.ended_record([one for one, _ in endings], bytes(ending for _, ending in endings))
+    assert made == ended(endings)
     maker.apply(made, 500)
     reader.apply(bytes(bytearray(made)), 500)
     assert maker.known().open == reader.known().open
     assert maker.known().ended.tolist() == reader.known().ended.tolist()
     assert (maker.counts, maker.size_bytes) == (reader.counts, reader.size_bytes)
     # One that was made and did not come to the log is nobody's.
-    maker.ended_record([(key(4), Ending.COMMITTED)])
+    maker.ended_record([key(4)], bytes([Ending.COMMITTED]))
     maker.apply(checked_record([key(4)], 600), 600)
     assert [one.check_count for one in maker.open_transactions()] == [1]
 
@@ -116,14 +121,14 @@ def test_no_more_are_checked_at_a_time_than_asked_for() -> None:
 def test_endings_are_forgotten_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENDED_MAX", 2)
     machine = opened(1, 2, 3)
-    machine.apply(ended_record([(key(n), Ending.COMMITTED) for n in (1, 2, 3)]), 0)
+    machine.apply(ended([(key(n), Ending.COMMITTED) for n in (1, 2, 3)]), 0)
     verdicts = [machine.decide(key(n), Ending.COMMITTED).verdict for n in (1, 2, 3)]
     assert verdicts == [Verdict.UNKNOWN, Verdict.REPEATED, Verdict.REPEATED]
 
 
 def test_an_ending_whose_half_message_is_deleted_is_known() -> None:
     machine = Transactions(PLAN)
-    machine.apply(ended_record([(key(1), Ending.COMMITTED)]), 0)
+    machine.apply(ended([(key(1), Ending.COMMITTED)]), 0)
     assert machine.decide(key(1), Ending.ROLLED_BACK).verdict is Verdict.CONTRADICTED
     assert machine.counts[Ending.COMMITTED] == 0
 
@@ -143,8 +148,8 @@ def test_a_plan_of_fewer_checks_than_there_were_expires_them() -> None:
     "body",
     [
         b"\xff",
-        ended_record([(key(1), Ending.COMMITTED)])[:-1] + b"\x09",
-        ended_record([(key(1), Ending.COMMITTED)]) + b"\x0a\x08" + bytes(8),
+        ended([(key(1), Ending.COMMITTED)])[:-1] + b"\x09",
+        ended([(key(1), Ending.COMMITTED)]) + b"\x0a\x08" + bytes(8),
     ],
 )
 def test_a_record_that_does_not_hold_changes_nothing_and_is_said(
@@ -203,7 +208,7 @@ class AgainstModel(RuleBasedStateMachine):
         decision = self.machine.decide(chosen, wanted)
         if chosen in self.times_ms:
             assert decision.verdict is Verdict.END
-            self.append(ended_record([(chosen, wanted)]))
+            self.append(ended([(chosen, wanted)]))
             self.end([chosen], wanted)
             return
         known = self.ended[chosen]
@@ -228,7 +233,7 @@ class AgainstModel(RuleBasedStateMachine):
             for k in to_check:
                 self.times_ms[k].append(self.now_ms)
         if to_expire:
-            self.append(ended_record([(k, Ending.EXPIRED) for k in to_expire]))
+            self.append(ended([(k, Ending.EXPIRED) for k in to_expire]))
             self.end(to_expire, Ending.EXPIRED)
 
     @rule(data=st.data())

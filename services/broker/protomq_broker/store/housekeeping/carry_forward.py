@@ -206,7 +206,7 @@ class CarryForward:
                 "%d half messages are damaged, and are lost with their segment: their transactions expire",
                 len(copies.unreadable),
             )
-            lost = [(half.key, Ending.EXPIRED) for half in copies.unreadable]
-            bodies.append(ended_record(lost))
+            lost = [half.key for half in copies.unreadable]
+            bodies.append(ended_record(lost, bytes([Ending.EXPIRED]) * len(lost)))
         if bodies:
             self._store.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)], Reserve.CARRIED)

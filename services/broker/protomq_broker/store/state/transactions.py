@@ -68,6 +68,10 @@ _CARRIED: Final = 5
 """Stand where an ending would: the transaction was checked, or carried forward with its half message, and stays open."""
 
 
+Key = tuple[int, int, int]
+"""What a TransactionKey is to a dict."""
+
+
 class TransactionKey(NamedTuple):
     """The identity of a half message; its producer has an id, or the message is refused."""
 
@@ -175,11 +179,11 @@ class Transactions:
 
     def forget_all(self) -> None:
         """Nothing is known."""
-        self._open: dict[TransactionKey, OpenTransaction] = {}
+        self._open: dict[Key, OpenTransaction] = {}
         # (due, whose): one that is due at another time by now, or has ended, is left out when it comes up.
-        self._due: list[tuple[int, TransactionKey]] = []
+        self._due: list[tuple[int, Key]] = []
         # The same of those that are due for the first time, which come in their order: a heap would keep each for its six seconds.
-        self._first_due: deque[tuple[int, TransactionKey]] = deque()
+        self._first_due: deque[tuple[int, Key]] = deque()
         self._ended = EndedTransactions(ENDED_MAX)
         self._end_position = 0
         self.size_bytes = 0
@@ -192,7 +196,7 @@ class Transactions:
         immunity_ms, all_open, first_due = self._plan.immunity_ms, self._open, self._first_due
         dues_ms = list(map(immunity_ms.__add__, map(_time_of, halves)))
         opened = map(_new_open, zip(halves, repeat(0), dues_ms, strict=False))
-        new = dict(zip(map(key_of, halves), opened, strict=True))
+        new: dict[Key, OpenTransaction] = dict(zip(map(key_of, halves), opened, strict=True))
         with self._lock:
             if len(new) == len(halves) and all_open.keys().isdisjoint(new):  # nearly always
                 all_open.update(new)
@@ -249,10 +253,9 @@ class Transactions:
             self._end_apply(position)
         return ()
 
-    def ended_record(self, endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
+    def ended_record(self, keys: Sequence[TransactionKey], endings: bytes) -> bytes:
         """See the function. `apply` takes this very object without parsing it: it is appended at once, as a rule."""
-        keys, events = zip(*endings, strict=True)
-        self._made = _Made(_record(keys, bytes(events)), keys, bytes(events))
+        self._made = _Made(ended_record(keys, endings), keys, endings)
         return self._made.body
 
     def forget_topic(self, topic: str, end_position: int | None = None) -> None:
@@ -315,7 +318,7 @@ class Transactions:
         """An open one."""
         return self._open.get(key)
 
-    def halves_of(self, keys: Sequence[TransactionKey]) -> list[HalfMessage] | None:
+    def halves_of(self, keys: Sequence[Key]) -> list[HalfMessage] | None:
         """Their half messages; None unless all of them are open."""
         try:
             return list(map(_half_of, map(self._open.__getitem__, keys)))
@@ -327,7 +330,7 @@ class Transactions:
         """Number of open transactions."""
         return len(self._open)
 
-    def decide(self, key: TransactionKey, wanted: Ending) -> Decision:
+    def decide(self, key: Key, wanted: Ending) -> Decision:
         """What a decision of a producer or an operator does."""
         known = self._open.get(key)
         if known is not None:
@@ -340,7 +343,7 @@ class Transactions:
 
     def due(self, now_ms: int, count_max: int) -> Due:
         """At most `count_max` whose time has come, the longest due first. They stay due until the log says what was done."""
-        found: list[tuple[int, TransactionKey]] = []
+        found: list[tuple[int, Key]] = []
         due = Due([], [])
         while len(found) < count_max and (next_ms := self.next_due_ms()) is not None:
             if next_ms > now_ms:
@@ -421,10 +424,9 @@ class Transactions:
         self._ended.add_all(keys, endings, position)
 
 
-def ended_record(endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:
-    """The body of a record that says how transactions ended; it stands in one append with the copies of those committed."""
-    keys, events = zip(*endings, strict=True)
-    return _record(keys, bytes(events))
+def ended_record(keys: Sequence[TransactionKey], endings: bytes) -> bytes:
+    """The body of a record that says how transactions ended, by an octet each; in one append with the copies of those committed."""
+    return _record(keys, endings)
 
 
 def checked_record(keys: Sequence[TransactionKey], time_ms: int) -> bytes:
