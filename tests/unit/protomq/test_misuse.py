@@ -128,6 +128,7 @@ CONSUMER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: c.subscribe("T", 5), "tags is a list of str, not 5"),
     (lambda c: c.subscribe("T", None), "tags is a list of str, not None"),
     (lambda c: c.subscribe("T", [["a"]]), "a tag is a str"),
+    (lambda c: c.subscribe("T", [f"tag-{n}" for n in range(257)]), "tags has 257 tags, brokers take 256 at most"),
     (lambda c: c.subscribe("T", ["\ud800"]), "a tag cannot be written as UTF-8"),
     (lambda c: c.unsubscribe(["T"]), "topic is a str"),
     (lambda c: c.assign(Q), r"queues is a list of MessageQueue: write \[MessageQueue"),
