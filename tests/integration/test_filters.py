@@ -333,6 +333,37 @@ def test_a_module_of_a_user_filters(
             found()
 
 
+@TRANSPORTS
+def test_a_push_consumer_is_told_of_a_module_that_traps_and_goes_on_with_one_that_does_not(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, got = f"push-{transport}", []
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.deploy_filter(name, LATE)
+        consumer = PushConsumer(f"modules-{protomq_topic}", namesrv=address_of(protomq_server, transport), transport=transport, hold_ms=500)
+        consumer.subscribe(protomq_topic, lambda message: got.append(message.body), module=name)
+        with consumer:
+            protomq_producer.send(protomq_topic, b"late 1")
+            wait_for(lambda: got == [b"late 1"])
+            admin.deploy_filter(name, bytes(wasmtime.wat2wasm(LATE_TEXT.replace("(i32.eq ", "(unreachable) (i32.eq "))))
+            sent = 0
+
+            def is_told() -> bool:
+                nonlocal sent
+                # Those that a held pull finds are judged by the module with which it began.
+                protomq_producer.send(protomq_topic, b"late 2")
+                sent += 1
+                return "nothing of the topic is consumed" in caplog.text
+
+            wait_for(is_told)
+            assert "instruction executed" in caplog.text
+            assert consumer.is_running
+            assert got.count(b"late 2") < sent
+            admin.deploy_filter(name, LATE)
+            wait_for(lambda: got.count(b"late 2") == sent)
+        admin.delete_filter(name)
+
+
 def test_a_module_filters_held_pulls(pull: Puller, protomq_server: Broker, protomq_producer: Producer) -> None:
     name, queue = f"held-{pull._transport.options.transport}", pull.queue
     with Admin(namesrv=protomq_server.namesrv) as admin:

@@ -406,7 +406,13 @@ def test_broker_that_comes_back_within_the_grace_was_never_away(
     stream.cancel()
 
 
-def test_a_broker_hears_of_changed_topics_by_its_newest_connection_though_earlier_ones_seem_to_live() -> None:
+@pytest.mark.parametrize("route_threads", [1, 3])
+def test_a_broker_hears_of_changed_topics_by_its_newest_connection_though_earlier_ones_seem_to_live(
+    route_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several lanes take the connections in turn: who changes the topics and who hears of it are on two of them.
+    monkeypatch.setenv("PROTOMQ_ROUTE_THREADS", str(route_threads))
+
     def register(connection: RemotingClient, name: str, counter: int) -> None:
         topics = [Topic(name="half_open", write_queues=counter)]
         call_by_remoting(

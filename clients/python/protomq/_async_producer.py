@@ -28,7 +28,7 @@ from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
-from ._requests import Reply, queue_at, reply_steps, reply_timeout_s
+from ._requests import Reply, check_request, queue_at, reply_steps, reply_timeout_s
 from ._send_arguments import (
     as_message,
     refuse_call_hooks,
@@ -242,6 +242,8 @@ class AsyncProducer(AsyncLineSender):
     ) -> Reply:
         """See Producer.request."""
         check_topic(topic)
+        check_queue(topic, queue)
+        check_request(properties)
         deadline_s = self._deadline(timeout_s)
         route = await self._route(topic, deadline_s, queue)
 

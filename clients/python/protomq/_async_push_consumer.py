@@ -16,6 +16,7 @@ from typing import Literal, Unpack, cast
 
 from . import _forks
 from ._async_pull_consumer import AsyncPullConsumer
+from ._checks import check_seconds
 from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
@@ -196,6 +197,7 @@ class AsyncPushConsumer(PushBase):
 
         It goes on where the caller is cancelled. A second call waits for it, and no longer than its own time-out for coroutines.
         """
+        within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
         consumer = self._consumer
         self._stop_wanted.set()
         task = asyncio.current_task()
@@ -208,7 +210,6 @@ class AsyncPushConsumer(PushBase):
                 raise ConfigurationError(
                     "stop() in a listener would wait for itself: call request_stop(), which ends run()"
                 )
-            within_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
             self._drains_until_s = min(self._drains_until_s, time.monotonic() + within_s)
             self._state.stop()
             self._drained.set()

@@ -12,7 +12,6 @@ from ._outgoing import SendResult
 from ._requests import (
     Reply,
     ReplyInbox,
-    check_request,
     follow_steps,
     listen_steps,
     no_reply,
@@ -43,7 +42,6 @@ class AsyncRequestCalls:
         send: Callable[[Mapping[str, str], float, str], Awaitable[SendResult]],
     ) -> Reply:
         """See RequestCalls.request."""
-        check_request(properties)
         timeout_s = seconds_left(deadline_s)
         future: asyncio.Future[tuple[bytes, Mapping[str, str]]]
         future = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from ._async_producer import AsyncProducer
-from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
+from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, checked_texts
 from ._closing import Closing
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
@@ -174,6 +174,7 @@ class AsyncTransactionProducer(OfOneProcess):
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
         self._execute_checks.check(execute)
+        check_flag("wait_for_end", wait_for_end)
         if self._topics:
             self._follow()
         producer, timeout_s = self._producer, settings.get("timeout_s")

@@ -26,6 +26,7 @@ SECONDS_MIN: Final = 0.001
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 """What the wire carries; topics have far fewer queues."""
 OFFSET_MAX: Final = (1 << 63) - 1
+NONCE_MAX: Final = (1 << 64) - 1
 AHEAD_MAX_S: Final = 60.0
 """By so much clocks may differ: a place in the log that lies further ahead is a mistake, such as another year."""
 
@@ -96,6 +97,11 @@ def check_texts(
         raise WrongTypeError(
             f"sharding_key is a str or None, not {sharding_key!r}; write sharding_key={_as_text(sharding_key)}"
         )
+    check_properties(properties)
+
+
+def check_properties(properties: object) -> None:
+    """Texts by name, or None."""
     if properties is None:
         return
     if not isinstance(properties, Mapping):

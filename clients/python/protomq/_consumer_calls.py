@@ -19,6 +19,8 @@ from ._types import Membership, MessageQueue, MethodInfo, QueueRange
 
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 BEYOND_ALL_OFFSETS: Final = 2**62
+STORE_TIME_MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999: protobuf has no later Timestamp. Rounded, `datetime.max` is one."""
 """A pull from there finds nothing, and searches for nothing."""
 
 
@@ -127,7 +129,7 @@ class ConsumerCalls:
         request = pb.SearchOffsetRequest(
             topic=queue.topic, queue_id=queue.queue_id, topic_incarnation=topic_incarnation
         )
-        request.store_time.FromMilliseconds(max(int(when.timestamp() * 1000), 0))
+        request.store_time.FromMilliseconds(min(max(int(when.timestamp() * 1000), 0), STORE_TIME_MAX_MS))
         data = yield from self._call(
             limits, queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request.SerializeToString(),
         )  # fmt: skip

@@ -9,12 +9,14 @@ from . import _methods
 from ._admin_values import BrokerInfo, FilterModule
 from ._checks import check_text
 from ._late_imports import fork_waits
-from .errors import NoRouteError, ProtomqError, WrongTypeError
+from .errors import ConfigurationError, NoRouteError, ProtomqError, WrongTypeError
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
 
 
+MODULE_SIZE_MAX_BYTES: Final = 768 << 10
+"""As the broker has it."""
 _SLAVE_HINT: Final = "a slave that is back takes over what its master has, by itself"
 
 Changed = tuple[list[str], dict[str, ProtomqError], str]
@@ -96,4 +98,7 @@ def _change(
 def _checked_module(module: object) -> bytes:
     if not isinstance(module, bytes):
         raise WrongTypeError(f"module is bytes, those of a .wasm file, not {type(module).__name__}")
+    if len(module) > MODULE_SIZE_MAX_BYTES:
+        # Much larger, and no broker reads the request.
+        raise ConfigurationError(f"a module has {MODULE_SIZE_MAX_BYTES:,} bytes at most, this one has {len(module)}")
     return module

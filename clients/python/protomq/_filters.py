@@ -6,11 +6,15 @@ from typing import Final, NamedTuple
 
 from ._checks import check_text
 from .errors import ConfigurationError
+from .wire.hashing import crc32c
 
 _SQL92: Final = 2
 _CEL: Final = 3
 _MODULE: Final = 4
 """protomq.v1.FilterType"""
+TEXT_MAX_BYTES: Final = 8_192
+"""Brokers take no member with a longer text."""
+TEXT_BEGIN_LENGTH: Final = 1_000
 
 
 class MessageFilter(NamedTuple):
@@ -23,9 +27,15 @@ class MessageFilter(NamedTuple):
 def filter_text(tags: tuple[str, ...], wanted: MessageFilter) -> str:
     """The filter of a subscription for people, the same for the same messages; empty: all messages."""
     if tags:
-        return f"tags {', '.join(sorted(tags))}"
-    kind = {_SQL92: "sql", _CEL: "cel", _MODULE: "module"}.get(wanted.type_number)
-    return f"{kind} {wanted.expression}" if kind else ""
+        text = f"tags {', '.join(sorted(tags))}"
+    else:
+        kind = {_SQL92: "sql", _CEL: "cel", _MODULE: "module"}.get(wanted.type_number)
+        text = f"{kind} {wanted.expression}" if kind else ""
+    octets = text.encode()
+    if len(octets) <= TEXT_MAX_BYTES:
+        return text
+    # Brokers compare the texts of members: a checksum tells what this one leaves out.
+    return f"{text[:TEXT_BEGIN_LENGTH]}... ({len(octets)} octets, CRC {crc32c(octets):08x})"
 
 
 NO_FILTER: Final = MessageFilter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _methods
-from ._checks import check_flag, check_group, check_text
+from ._checks import NONCE_MAX, check_count, check_flag, check_group, check_text
 from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import MemberUnknownError, ProtomqError, RequestTimeoutError
@@ -85,6 +85,7 @@ def describe_member(
     check_group(group)
     check_text("client_id", client_id)
     check_flag("stacks", stacks)
+    check_count("nonce", nonce, 0, NONCE_MAX)
     found: list[pb.MemberDescription] = []
     silent: list[str] = []
     unknown: list[MemberUnknownError] = []

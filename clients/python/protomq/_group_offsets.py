@@ -41,8 +41,7 @@ def group_lag(
     from .v1 import consumer_service_pb2 as pb
 
     check_group(group)
-    if topic:
-        check_topic(topic)
+    check_topic(topic)
     def ask(broker: Any) -> list[GroupLag] | ProtomqError:
         request = pb.GetLagRequest(consumer_group=group, topic=topic)
         try:
@@ -107,8 +106,7 @@ def clone_offsets(
     check_group(group)
     if source == group:
         raise ConfigurationError(f"source and group are both {group!r}: a group goes on where another one is")
-    if topic:
-        check_topic(topic)
+    check_topic(topic)
     request = pb.CloneOffsetsRequest(source_group=source, consumer_group=group, topic=topic)
     return _on_those_that_have_it(admin, _methods.CLONE_OFFSETS, request, pb.CloneOffsetsResponse, brokers)
 

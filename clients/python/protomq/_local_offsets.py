@@ -95,7 +95,7 @@ class LocalOffsets:
             raise ConfigurationError(
                 f"another consumer of this machine has {self.path}: give this one a name of its own, instance=..., or another offset_folder"
             ) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte.
             self.close()
             raise ConfigurationError(f"offsets cannot be kept at {self.path}: {error}; choose offset_folder") from error
         try:

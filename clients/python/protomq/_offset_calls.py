@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from ._checks import OFFSET_MAX, check_count, check_message_queue, check_past, check_text
 from ._outages import unreadable_text
@@ -17,6 +17,9 @@ from .errors import (
     TopicNotFoundError,
     WrongTypeError,
 )
+
+TAGS_MAX: Final = 256
+"""As brokers have it."""
 
 Begin = Literal["earliest", "latest"] | datetime
 
@@ -36,6 +39,8 @@ def checked_tags(tags: object) -> tuple[str, ...]:
     if isinstance(tags, bytes) or not isinstance(tags, Iterable):
         raise WrongTypeError(f"tags is a list of str, not {tags!r}")
     checked = tuple(dict.fromkeys(check_text("a tag", tag) for tag in tags))
+    if len(checked) > TAGS_MAX:
+        raise ConfigurationError(f"tags has {len(checked):,} tags, brokers take {TAGS_MAX} at most: ask for all, or filter by a property")
     if "" in checked:
         raise ConfigurationError("a tag is not empty")
     if joined := [tag for tag in checked if "|" in tag]:

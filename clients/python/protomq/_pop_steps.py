@@ -29,6 +29,7 @@ from ._checks import (
     check_flag,
     check_group,
     check_number,
+    check_queue,
     check_seconds,
     check_topic,
 )
@@ -226,10 +227,7 @@ class PopSteps:
             )
         if check_seconds("hold_s", hold_s, zero=True) > HOLD_MAX_S:
             raise ConfigurationError(f"hold_s is {HOLD_MAX_S:.0f} at most, not {hold_s}")
-        if queue is not None and not isinstance(queue, MessageQueue):
-            raise WrongTypeError(f"queue is a MessageQueue or None, not {queue!r}")
-        if queue is not None and queue.topic != topic:
-            raise ConfigurationError(f"{queue} is no queue of topic {topic!r}")
+        check_queue(topic, queue)
         if start not in ("earliest", "latest"):
             raise ConfigurationError(f'start is "earliest" or "latest", not {start!r}')
         wanted = checked_tags(tags)

@@ -24,7 +24,7 @@ from ._lines import Entry, Line, Room, resolve_batch
 from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._request_calls import RequestCalls
-from ._requests import Reply, queue_at, reply_steps, reply_timeout_s
+from ._requests import Reply, check_request, queue_at, reply_steps, reply_timeout_s
 from ._routes import Routes
 from ._send_arguments import (
     as_message,
@@ -339,6 +339,8 @@ class Producer(LineSender):
         None: the send time-out. Raises what `send` raises, and RequestTimeoutError (not definite) if no reply has come in time.
         """
         check_topic(topic)
+        check_queue(topic, queue)
+        check_request(properties)
         deadline_s = self._deadline(timeout_s)
         route = self._route(topic, deadline_s, queue)
 
@@ -536,6 +538,7 @@ class Producer(LineSender):
     ) -> tuple[Line, PreparedRecord]:
         record = self._core.prepare_message(message, deadline_s)
         queue = message.queue
+        check_queue(message.topic, queue)
         if queue is None and (message.sharding_key or selector is not None):
             route = self._route(message.topic, deadline_s)
             queue = self._core.target_queue(route, message, selector)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from . import _forks
-from ._checks import loop_runs
+from ._checks import check_seconds, loop_runs
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._message import Message
@@ -204,6 +204,7 @@ class PushConsumer(PushBase):
         Returns how many messages were begun and are not done: they come again. May be called twice. A listener, and what else is called
         on the consumer's threads, a hook or an allocation, must call `request_stop` instead.
         """
+        within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
         consumer = self._consumer
         self._stop_wanted.set()
         thread = threading.current_thread()
@@ -214,7 +215,7 @@ class PushConsumer(PushBase):
                 "stop() in a listener or a hook would wait for itself: call request_stop(), which ends run()"
             )
         with self._stopping:
-            return self._stop(consumer, self.options.drain_timeout_s if timeout_s is None else timeout_s)
+            return self._stop(consumer, within_s)
 
     def _stop(self, consumer: ListenedConsumer, timeout_s: float) -> int:
         if self._is_ending and not self._was_cut_off:

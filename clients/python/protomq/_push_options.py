@@ -84,6 +84,7 @@ class PushOptions:
         check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         check_flag("orderly", self.orderly)
         check_flag("broadcast", self.broadcast)
+        check_flag("resume", self.resume)
         if self.orderly and self.broadcast:
             raise ConfigurationError(
                 "orderly and broadcast exclude each other: orderly holds a queue for one member, broadcast gives it to all. Leave one "

@@ -15,7 +15,6 @@ from ._outgoing import SendResult
 from ._requests import (
     Reply,
     ReplyInbox,
-    check_request,
     follow_steps,
     listen_steps,
     no_reply,
@@ -49,7 +48,6 @@ class RequestCalls:
     ) -> Reply:
         """Sends a request, and waits for its reply. `send` is given all properties, the seconds that it may take, and
         the broker at which the reply is waited for."""
-        check_request(properties)
         timeout_s = seconds_left(deadline_s)
         future: Future[tuple[bytes, Mapping[str, str]]] = Future()
         inbox = self._listen(route, deadline_s)

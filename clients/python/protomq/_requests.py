@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from . import _methods
 from ._call_steps import broker_of, call_broker, forget_route, retried
+from ._checks import check_properties
 from ._decoding import decoded
 from ._late_imports import fork_waits
 from ._message import Message
@@ -362,6 +363,7 @@ def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
 
 def check_request(properties: Mapping[str, str] | None) -> None:
     """Raises ConfigurationError where a property of the caller's has the name of one that a request needs."""
+    check_properties(properties)
     taken = [name for name in REQUEST_PROPERTIES if name in (properties or {})]
     if taken:
         raise ConfigurationError(f"a request has the property {taken[0]} of its own: name yours differently")

@@ -127,17 +127,17 @@ class SendCore:
                 )
             if len(body) > BODY_SIZE_MAX_BYTES:
                 raise refuse_large_body(len(body))
-        # Not `if key`: a key 0 or a tag None must be refused like a key 5.
+        # Not `if key`: a key 0, a tag None or keys 0 must be refused like a key 5.
         if (
             key is not None
             or tag != ""
-            or keys
-            or properties
+            or keys != ()
+            or properties is not None
             or sharding_key is not None
             or self.options.born_host
         ):
             plain = (key is None or type(key) is str) and type(tag) is str
-            if not plain or keys or properties or sharding_key is not None:
+            if not plain or keys != () or properties is not None or sharding_key is not None:
                 check_texts(key, keys, tag, properties, sharding_key)
             try:
                 first_key, front, more_flags = make_front(

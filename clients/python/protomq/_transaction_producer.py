@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ._checks import ExecuteChecks, check_listener, check_seconds, checked_texts
+from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, checked_texts
 from ._company import Company
 from ._connection_options import ConnectionOptions
 from ._end_lines import EndLine
@@ -221,6 +221,7 @@ class TransactionProducer(OfOneProcess):
         TransactionEndedError if somebody else ended it otherwise.
         """
         self._execute_checks.check(execute)
+        check_flag("wait_for_end", wait_for_end)
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
         try:
             returned = execute(half)

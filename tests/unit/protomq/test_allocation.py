@@ -94,6 +94,26 @@ def test_a_member_or_a_broker_without_a_room_is_told() -> None:
         ConsistentHash(0)
 
 
+def test_rooms_without_a_member_follow_its_own_in_the_order_of_their_names() -> None:
+    """As in Java, whose map of rooms is sorted. A set has another order in each process."""
+    rooms = [f"room{number}" for number in range(10)]
+    queues = [MessageQueue("T", f"{room}@a", queue_id) for room in reversed(rooms) for queue_id in range(2)]
+    member = GroupMember("m", machine_room="room7")
+    wanted = ["room7", *(room for room in rooms if room != "room7")]
+    share = MachineRoomNear().share(member, queues, [member])
+    assert [(queue.broker_name, queue.queue_id) for queue in share] == [(f"{room}@a", n) for room in wanted for n in range(2)]
+
+
+def test_machine_rooms_are_named_in_order_and_share_in_the_order_of_the_queues() -> None:
+    rooms = [f"room{number}" for number in range(10)]
+    assert MachineRoom(frozenset(rooms)).name == f"machine-room {','.join(rooms)}", "members compare it"
+    queues = [MessageQueue("T", f"{room}@a", 0) for room in reversed([*rooms, "room99"])]
+    members = [GroupMember("m"), GroupMember("n")]
+    shares = [MachineRoom(frozenset(rooms)).share(member, queues, members) for member in members]
+    assert [queue.broker_name for queue in shares[0]] == [f"room{number}@a" for number in (9, 8, 7, 6, 5)]
+    assert [queue.broker_name for queue in shares[1]] == [f"room{number}@a" for number in (4, 3, 2, 1, 0)]
+
+
 def test_names_tell_strategies_and_their_settings_apart() -> None:
     strategies: list[Allocation] = [
         Average(),

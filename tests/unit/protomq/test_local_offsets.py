@@ -208,3 +208,8 @@ def test_a_save_that_fails_leaves_the_old_file_and_the_next_one_is_well(
     made.close()
     assert made.open() == {Q0: StoredOffset(9, 6)}
     made.close()
+
+
+def test_a_folder_that_no_disk_has_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"offsets cannot be kept at .*: embedded null byte; choose offset_folder"):
+        LocalOffsets(str(tmp_path / "a\0b"), "g").open()

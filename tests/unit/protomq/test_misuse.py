@@ -11,7 +11,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from protomq import (
     allocation,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
+from protomq._consumer_calls import ConsumerCalls, Limits
 from protomq.asgi import Messaging
 from protomq.calls import Calls
 from protomq.errors import (
@@ -92,6 +93,18 @@ PRODUCER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda p: p.send_batch("T", [b"x", MESSAGE], keys=["a", "b"]), "message 1 of the batch is an OutgoingMessage"),
     (lambda p: p.send_batch("T", [MESSAGE], tags="a"), "message 0 of the batch is an OutgoingMessage"),
     (lambda p: p.transports(5), "topic is a str, not 5"),
+    # What is false is no "nothing" either: `keys=order.number` of order 0 would store a message that nobody finds.
+    (lambda p: p.send("T", b"x", keys=0), "keys is a list of str, not 0"),
+    (lambda p: p.send("T", b"x", keys=""), "keys is a list of further keys, not ''"),
+    (lambda p: p.send("T", b"x", properties=0), "properties is a dict of str to str, not 0"),
+    (lambda p: p.send("T", b"x", properties=[]), r"properties is a dict of str to str, not \[\]"),
+    (lambda p: p.send(OutgoingMessage("T", b"x", properties="")), "properties is a dict of str to str, not ''"),  # type: ignore[arg-type]
+    (lambda p: p.request("T", b"x", properties=5), "properties is a dict of str to str, not 5"),
+    (lambda p: p.request("T", b"x", properties="a=b"), "properties is a dict of str to str, not 'a=b'"),
+    (lambda p: p.request("T", b"x", properties=[]), r"properties is a dict of str to str, not \[\]"),
+    (lambda p: p.request("T", b"x", queue=0), "queue is a MessageQueue.* or None, not 0"),
+    (lambda p: p.request("T", b"x", queue=MessageQueue("U", "a", 0)), "is no queue of topic 'T'"),
+    (lambda p: (p.send_async if hasattr(p, "send_async") else p.send)("T", b"x", queue=[]), r"queue is a MessageQueue.* not \[\]"),
 ]  # fmt: skip
 
 PRODUCER_SETTINGS: list[tuple[dict[str, Any], str]] = [
@@ -115,6 +128,7 @@ CONSUMER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: c.subscribe("T", 5), "tags is a list of str, not 5"),
     (lambda c: c.subscribe("T", None), "tags is a list of str, not None"),
     (lambda c: c.subscribe("T", [["a"]]), "a tag is a str"),
+    (lambda c: c.subscribe("T", [f"tag-{n}" for n in range(257)]), "tags has 257 tags, brokers take 256 at most"),
     (lambda c: c.subscribe("T", ["\ud800"]), "a tag cannot be written as UTF-8"),
     (lambda c: c.unsubscribe(["T"]), "topic is a str"),
     (lambda c: c.assign(Q), r"queues is a list of MessageQueue: write \[MessageQueue"),
@@ -187,6 +201,11 @@ ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda a: a.query_by_key("T", "k", begin=NAIVE), "begin is a datetime with a time zone"),
     (lambda a: a.query_by_key("T", "k", end="now"), "end is a datetime, not 'now'"),
     (lambda a: a.query_by_id("T", 5), "message_id is a str"),
+    (lambda a: a.clone_offsets("g", "h", 0), "topic is a str, not 0"),
+    (lambda a: a.group_lag("g", []), r"topic is a str, not \[\]"),
+    (lambda a: a.describe_member("g", "c", nonce=1.5), r"nonce is an int, not 1\.5"),
+    (lambda a: a.describe_member("g", "c", nonce=-1), "nonce is 0 to"),
+    (lambda a: a.deploy_filter("late", bytes((768 << 10) + 1)), "a module has 786,432 bytes at most, this one has 786433"),
 ]
 
 
@@ -295,6 +314,12 @@ async def test_a_wrong_call_of_a_consumer_says_what_to_give(
     async with AsyncPullConsumer("g", namesrv=NOWHERE) as other:
         with pytest.raises(ConfigurationError, match=message):
             await call(misuse, other)
+
+
+@pytest.mark.parametrize("when", [datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=timezone(timedelta(hours=-23)))])
+def test_the_last_time_that_there_is_is_behind_all_messages(when: datetime) -> None:
+    steps = ConsumerCalls(lambda: 0.0).offset_for_time(Limits(1.0), Q, when)
+    next(steps)
 
 
 @pytest.mark.parametrize(("settings", "message"), CONSUMER_SETTINGS, ids=ids(CONSUMER_SETTINGS))
@@ -461,6 +486,8 @@ def test_a_transaction_without_local_work_is_refused_before_its_half_message_is_
     with TransactionProducer("desk", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE) as producer:
         with pytest.raises(WrongTypeError, match=r"execute is the local work, a function .*producer\.begin"):
             producer.send("T", b"x", execute=nothing)
+        with pytest.raises(WrongTypeError, match="wait_for_end is True or False, not 'no'"):
+            producer.send("T", b"x", execute=lambda half: None, wait_for_end="no")  # type: ignore[arg-type]
 
     async def send() -> None:
         async with AsyncTransactionProducer("desk", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE) as producer:
@@ -468,6 +495,13 @@ def test_a_transaction_without_local_work_is_refused_before_its_half_message_is_
 
     with pytest.raises(WrongTypeError, match="execute is the local work"):
         asyncio.run(send())
+
+    async def send_and_not_wait() -> None:
+        async with AsyncTransactionProducer("desk", lambda _: TransactionDecision.COMMIT, namesrv=NOWHERE) as producer:
+            await producer.send("T", b"x", execute=lambda half: None, wait_for_end="no")  # type: ignore[arg-type]
+
+    with pytest.raises(WrongTypeError, match="wait_for_end is True or False, not 'no'"):
+        asyncio.run(send_and_not_wait())
 
 
 @pytest.mark.parametrize("client", [PushConsumer, AsyncPushConsumer])
@@ -507,6 +541,11 @@ def test_a_class_is_no_listener(client: Any) -> None:
         (lambda _: PushConsumer("g", max_workers=1), r"did you mean concurrency\?"),  # type: ignore[call-arg]
         (lambda _: PushConsumer("g", begin=AHEAD), "begin is 2.*, which lies ahead"),
         (lambda _: PushConsumer("g", commit_interval_s=0), "^commit_interval_s is"),
+        (lambda _: PushConsumer("g", resume="no"), "resume is True or False, not 'no'"),  # type: ignore[arg-type]
+        (lambda _: PushConsumer("g").stop(math.nan), "timeout_s is 0 to 1e6 seconds, not nan"),
+        (lambda _: PushConsumer("g").stop("1"), "timeout_s is a number of seconds, not '1'"),  # type: ignore[arg-type]
+        (lambda _: SimpleConsumer("g").receive("T", queue=MessageQueue("T", "a", TEXT)), "queue_id of .* is an int, not '0'"),
+        (lambda _: SimpleConsumer("g").receive("T", queue=MessageQueue("U", "a", 0)), "is no queue of topic 'T'"),
         (lambda _: Messaging().consumer("g", concurency=3), "did you mean concurrency"),  # type: ignore[call-arg]
         (lambda _: SimpleConsumer("g", namesrv=NOWHERE).nack([], -1), "^after_s is 0 to"),
         (lambda _: Messaging(5), "group is a str"),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from protomq.wire.hashing import crc32c
 from protomq_broker import filter_modules
 from protomq_broker.filter_modules import FilterModules, ModuleInfo
 from protomq_broker.filters.errors import FilterError
+from protomq_broker.store.files.disk import Disk
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 
@@ -71,3 +72,13 @@ def test_after_a_power_cut_there_is_the_old_module_or_the_new_one():
             pass
         found = FilterModules(disk.crash(random.Random(seed)), "/s/config/filters").all()
         assert [module.size_bytes for module in found] in ([1500], [2100], [] if not seed % 2 else [1500])
+
+
+def test_a_data_folder_that_is_named_from_here_takes_its_first_module(tmp_path, monkeypatch):
+    """As `protomq standalone` has it: `protomq-data`."""
+    monkeypatch.chdir(tmp_path)
+    disk = Disk()
+    disk.make_folder("protomq-data/config")
+    modules = FilterModules(disk, "protomq-data/config/filters")
+    assert modules.write("late", b"module")
+    assert modules.read("late") == b"module"

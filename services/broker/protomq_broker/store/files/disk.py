@@ -286,6 +286,7 @@ def remove_file(disk: Disk, path: str) -> None:
 
 def sync_names_above(disk: Disk, path: str) -> None:
     """Makes the names of a folder and of all above it durable, as far as they may be ours."""
+    path = os.path.abspath(path)  # A name from here has folders above it that it does not say.
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
         try:

@@ -15,7 +15,6 @@ A torn tail is copied and cut, as a start would do. Interrupted, it can be run a
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +106,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         store = open_offline(root, disk, writable=True)
         store.damaged = merged_ranges(store.damaged)
         disk.make_folder(str(keep_dir))
-        sync_names_above(disk, os.path.abspath(keep_dir))
+        sync_names_above(disk, str(keep_dir))
         checkpoint = store.checkpoint
         start = store.start()
         position, chain = start.position, _Chain(start.crc32c or 0)
