@@ -15,9 +15,8 @@ from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
-    offsets_in,
-    runs_of,
 )
+from protomq_broker.store.state.runs import offsets_in, runs_of
 from protomq_broker.waiting_answers import WaitingAnswers
 
 

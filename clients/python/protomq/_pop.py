@@ -191,10 +191,10 @@ class SimpleConsumer(OfOneProcess):
             raise
 
     def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
-        """Acknowledges messages: nobody gets them again. Returns those that were done before, or that another member has by now.
+        """Acknowledges messages: nobody gets them again. Returns those that another member has or has done by now, and dead ones.
 
-        Many at once cost one call for each broker. Raises StaleReceiptError if none of them was held any more at one broker. The other
-        brokers are asked all the same.
+        Many at once cost one call for each broker. Raises StaleReceiptError if that is so of all messages of one broker. The other
+        brokers are asked all the same. What this receipt has acknowledged before is done.
         """
         self._check_open()
         return self._driver.run(self._steps.ack(messages))

@@ -362,7 +362,8 @@ class Handling:
             stale = messages
         except ProtomqError as error:
             self._count(refused=len(holds))
-            logger.warning("%d messages that %s has handled are not acknowledged, and come again: %r", len(holds), self.name, error)
+            what = "are not acknowledged, and come again" if error.definite else "may not be acknowledged, and then come again"
+            logger.warning("%d messages that %s has handled %s: %r", len(holds), self.name, what, error)
             return
         self._count(done=len(holds) - len(stale))
         for message in stale:

@@ -740,7 +740,8 @@ class PopSteps:
     ) -> Steps[list[Message]]:
         """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure.
 
-        Who has been told to hold messages for longer still holds them: there, a stale one is somebody else's.
+        Who has been told to hold messages for longer still holds them: there, a stale one is somebody else's. The broker remembers what
+        acknowledgements have done. If it does not, the outcome stays unknown, and the error of the first such call says so.
         """
         by_receipt: dict[bytes, list[Message]] = {}
         for receipt, neighbours in groupby(messages, _RECEIPT):
@@ -752,27 +753,38 @@ class PopSteps:
             request.messages.add(receipt=receipt, offset_runs=runs)  # type: ignore[attr-defined]
         payload = (request.SerializeToString(),)  # type: ignore[attr-defined]
         deadline_s = self._clock() + (self._request_timeout_s if timeout_s is None else timeout_s)
-        may_be_done = False
+        unknown: ProtomqError | None = None
 
         def attempt() -> Steps[bytes]:
-            nonlocal may_be_done
+            nonlocal unknown
             left_s = max(deadline_s - self._clock(), 0.001)
             # The connection may be dead without a word: then there is time for another one.
             limit_s = left_s if retries.tries_max == 1 else attempt_timeout(left_s)
             try:
                 return (yield from call_broker(topic, broker_name, method, payload, limit_s, ONCE))
-            except StaleReceiptError:
-                if may_be_done:
-                    return b""
-                raise
             except ProtomqError as error:
-                may_be_done = may_be_done or (repeat_is_stale and not error.definite)
+                if unknown is None and repeat_is_stale and not error.definite:
+                    unknown = error
                 raise
 
-        data = yield from retried(attempt, retries.of_call(deadline_s, self._clock).decide)
-        if not data or may_be_done:
-            return []
+        is_ack = method is _methods.ACK
+        try:
+            data = yield from retried(attempt, retries.of_call(deadline_s, self._clock).decide)
+        except StaleReceiptError as error:
+            if unknown is None:
+                raise
+            if not is_ack:
+                return []
+            if error.metadata.get("never_acknowledged") != "true":
+                raise unknown from error
+            error.definite = True
+            raise
         answer = decoded(data, answer_class.FromString)  # type: ignore[attr-defined]
+        if unknown is not None and answer.stale_messages:
+            if not is_ack:
+                return []
+            if not answer.never_acknowledged:
+                raise unknown
         stale: list[Message] = []
         for named in answer.stale_messages:
             offsets = set(_offsets_in(named.offset_runs))

@@ -39,8 +39,8 @@ from .store.state.popped_queue import (
     Holding,
     OpenMessages,
     QueueOfGroup,
-    runs_of,
 )
+from .store.state.runs import runs_of
 
 if TYPE_CHECKING:
     from .store.state.pop import PopState

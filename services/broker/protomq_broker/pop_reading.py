@@ -26,7 +26,7 @@ from .store.log.record_arrays import U32, windows
 from .store.queues.consume_queue import ConsumeQueueDamagedError
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 from .store.queues.selection import NO_TAGS
-from .store.state.popped_queue import runs_of
+from .store.state.runs import runs_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -78,8 +78,11 @@ def illegal_receipt(field: str, value: str, text: str) -> ServiceError:
     )
 
 
-def stale_receipt(topic: str, queue_id: int, queue_offset: int) -> ServiceError:
-    """Makes a FAILED_PRECONDITION error for a request whose receipts hold none of its messages any more."""
+def stale_receipt(topic: str, queue_id: int, queue_offset: int, *, never_acknowledged: bool) -> ServiceError:
+    """Makes a FAILED_PRECONDITION error for a request whose receipts hold none of its messages any more.
+
+    `never_acknowledged`: it is known that these receipts have not acknowledged them before, either.
+    """
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "STALE_RECEIPT",
@@ -89,5 +92,6 @@ def stale_receipt(topic: str, queue_id: int, queue_offset: int) -> ServiceError:
             "topic": topic,
             "queue_id": str(queue_id),
             "queue_offset": str(queue_offset),
+            "never_acknowledged": "true" if never_acknowledged else "false",
         },
     )

@@ -20,7 +20,8 @@ from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
 from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter, shortened_hold_ms
 from .pull_service import SIZE_MAX_BYTES, TAGS_MAX
 from .store.state.group_settings import retry_delays_of
-from .store.state.popped_queue import OPEN_MAX, QueueOfGroup, count_in
+from .store.state.popped_queue import OPEN_MAX, QueueOfGroup
+from .store.state.runs import count_in
 from .topic_access import (
     check_group_name,
     check_incarnation,

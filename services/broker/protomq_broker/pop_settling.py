@@ -26,7 +26,8 @@ from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 from .pop_receipts import stale_receipt
 from .pop_time import deadline_ms
 from .store.log.transit import cut_error
-from .store.state.popped_queue import QueueOfGroup, count_in, runs_of, take_back
+from .store.state.popped_queue import QueueOfGroup, take_back
+from .store.state.runs import count_in, runs_of
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
@@ -188,25 +189,31 @@ class PopSettler:
         """Adds the messages of a request that its receipts still hold to the turn's record. Returns the outcome. Raises ServiceError."""
         invisible_times_ms: Sequence[int] | None = None
         error = ""
-        is_unseen = False
+        is_ack, is_unseen = True, False
         messages = self._requests.receipts(request)
         if isinstance(request, ChangeInvisibleRequest):
+            is_ack = False
             invisible_times_ms = self._requests.invisible_times_ms(request, [receipt.attempt for receipt, _ in messages])
             error = cut_error(request.error)
             is_unseen = request.unseen
         group, topic = request.consumer_group, request.topic
-        is_any_held = False
+        is_any_held, never_acknowledged = False, True
         stale: list[tuple[int, Sequence[int]]] = []
         for index, (receipt, runs) in enumerate(messages):
             turn.cost += RECEIPT_COST + count_in(runs)
             key = QueueOfGroup(group, topic, receipt.queue_id)
             held: Sequence[int] = ()
-            lost, holds_back = runs, False
+            lost, is_known, holds_back = runs, False, False
             with self._state.lock:
                 known = self._state.find(key, receipt.incarnation)
                 if known is not None:
                     held, lost = known.held_and_lost(runs, receipt.number, receipt.time_ms)
                     holds_back = known.holds_back
+                    if lost and is_ack:
+                        # The answer to an acknowledgement was lost, and it is said again.
+                        acknowledged, lost = known.acknowledged.parted(lost, receipt.number, receipt.time_ms)
+                        is_any_held = is_any_held or bool(acknowledged)
+                        is_known = known.acknowledged.is_whole(receipt.number)
             if held:
                 told = turn.queue(key, receipt.incarnation)
                 if is_unseen:
@@ -224,12 +231,13 @@ class PopSettler:
                     turn.freed[group, topic] = None
             if lost:
                 stale.append((index, lost))
+                never_acknowledged = never_acknowledged and is_known
         if stale and not is_any_held:
             index, runs = stale[0]
-            return stale_receipt(topic, messages[index][0].queue_id, runs[0])
+            return stale_receipt(topic, messages[index][0].queue_id, runs[0], never_acknowledged=never_acknowledged)
         if not stale:
             return b""
-        response = response_class()
+        response = response_class(never_acknowledged=True) if never_acknowledged else response_class()
         for index, runs in stale:
             response.stale_messages.add(receipt=request.messages[index].receipt, offset_runs=runs)
         return bytes(response.SerializeToString())

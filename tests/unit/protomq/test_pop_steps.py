@@ -73,6 +73,7 @@ class Brokers:
         self.asked: list[tuple[str, int]] = []
         self.acks: list[AckRequest] = []
         self.ack_failures: list[Exception] = []
+        self.ack_answer = AckResponse()
         self.change_answer = ChangeInvisibleResponse()
         self.route_failures: list[Exception] = []
         self.silent: set[str] = set()
@@ -165,7 +166,7 @@ class Brokers:
         if self.failures[name]:
             raise self.failures[name].pop(0)
         if method is _methods.ACK:
-            return AckResponse().SerializeToString()
+            return self.ack_answer.SerializeToString()
         if method is _methods.SEND_BACK:
             return SendBackResponse(results=[SentBack()]).SerializeToString()
         if method is _methods.CHANGE_INVISIBLE:
@@ -571,14 +572,39 @@ def test_a_connection_that_is_dead_without_a_word_leaves_time_for_another_one(ca
     assert brokers.clock.now_s - began_s < 4.5
 
 
-def test_an_ack_whose_answer_was_lost_may_have_been_done() -> None:
+def test_an_ack_whose_answer_was_lost_is_said_again() -> None:
+    """The broker answers what it has done as it did at first. So what is stale then was never done."""
     brokers = Brokers("a")
     brokers.messages["a"] = [b"x", b"y"]
     messages = brokers.receive()
-    brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("done")]
+    brokers.failures["a"] = [ConnectionLostError("lost")]
     assert brokers.run(brokers.steps.ack(messages)) == []
     assert len(brokers.acks) == 2
     assert [(m.receipt, list(m.offset_runs)) for m in brokers.acks[1].messages] == [(b"r0", [40, 1]), (b"r1", [41, 1])]
+    for failures in ([], [ConnectionLostError("lost")]):
+        never = StaleReceiptError("not yours", metadata={"never_acknowledged": "true"})
+        brokers.failures["a"] = [*failures, never]
+        with pytest.raises(StaleReceiptError) as caught:
+            brokers.run(brokers.steps.ack(messages))
+        assert caught.value.definite
+    brokers.failures["a"] = [ConnectionLostError("lost")]
+    brokers.ack_answer.stale_messages.add(receipt=b"r1", offset_runs=[41, 1])
+    brokers.ack_answer.never_acknowledged = True
+    assert brokers.run(brokers.steps.ack(messages)) == messages[1:]
+
+
+def test_an_ack_whose_answer_was_lost_stays_unknown_where_the_broker_has_forgotten_it() -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x", b"y"]
+    messages = brokers.receive()
+    brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("done, or not yours")]
+    with pytest.raises(ConnectionLostError) as caught:
+        brokers.run(brokers.steps.ack(messages))
+    assert not caught.value.definite
+    brokers.failures["a"] = [ConnectionLostError("lost")]
+    brokers.ack_answer.stale_messages.add(receipt=b"r1", offset_runs=[41, 1])
+    with pytest.raises(ConnectionLostError):
+        brokers.run(brokers.steps.ack(messages))
     brokers.failures["a"] = [StaleReceiptError("not yours")]
     with pytest.raises(StaleReceiptError):
         brokers.run(brokers.steps.ack(messages))

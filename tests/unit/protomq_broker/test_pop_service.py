@@ -230,9 +230,8 @@ def test_acks_of_many_messages_leave_the_lane_between_their_parts(monkeypatch: p
     assert twice.response() == AckResponse()  # both were looked at in one part, as in one turn
     with pytest.raises(ServiceError, match="deadline"):
         late.response()
-    with pytest.raises(ServiceError, match="not held"):
-        Group(broker).ack(messages[5:6])
-    assert Group(broker).ack(messages[6:]) == AckResponse()
+    assert Group(broker).ack(messages[6:]) == AckResponse(), "the late one was not looked at"
+    assert broker.store.popped.acked_count == 9, "the one that was said twice in a turn counts twice"
 
 
 def test_acks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,17 +252,36 @@ def test_a_stale_receipt_is_told_so_and_changes_nothing() -> None:
     first = group.pop()
     broker.advance(HELD_MS)
     second = group.pop()
-    for method in (group.ack, lambda messages: group.change(messages, 0)):
+    metadata = {"topic": "topic", "queue_id": "0", "queue_offset": "0"}
+    for method, known in ((group.ack, "true"), (lambda messages: group.change(messages, 0), "false")):
         with pytest.raises(ServiceError) as caught:
             method(first)
-        assert told(caught.value) == (
-            "FAILED_PRECONDITION", "STALE_RECEIPT", {"topic": "topic", "queue_id": "0", "queue_offset": "0"}
-        )  # fmt: skip
+        assert told(caught.value) == ("FAILED_PRECONDITION", "STALE_RECEIPT", metadata | {"never_acknowledged": known})
     answer = group.ack([first[0], second[1]])
     assert [(each.receipt, list(each.offset_runs)) for each in answer.stale_messages] == [(first[0].receipt, [0, 1])]
+    assert answer.never_acknowledged
     with pytest.raises(ServiceError, match="not held"):
-        group.ack([second[1]])
+        group.ack([first[1]])
     assert group.ack([second[0]]) == AckResponse()
+
+
+def test_an_acknowledgement_may_be_said_again_and_is_answered_as_at_first() -> None:
+    """Its answer may have been lost. Who has had the message before, or has given it back, has not acknowledged it."""
+    broker = filled(3)
+    group = Group(broker)
+    first = group.pop()
+    broker.advance(HELD_MS)
+    second = group.pop()
+    acked_before = broker.store.popped.acked_count
+    for _ in range(3):
+        assert group.ack(second[:2]) == AckResponse()
+    assert broker.store.popped.acked_count == acked_before + 2
+    answer = group.ack([first[0], second[1], second[2]])
+    assert [(each.receipt, list(each.offset_runs)) for each in answer.stale_messages] == [(first[0].receipt, [0, 1])]
+    assert answer.never_acknowledged
+    for method in (lambda: group.ack(first), lambda: group.change(second, 0)):
+        with pytest.raises(ServiceError, match="not held"):
+            method()
 
 
 def test_a_late_receipt_is_good_until_somebody_else_has_the_message() -> None:

@@ -27,7 +27,7 @@ from protomq.v1 import pull_service_pb2 as protomq_dot_v1_dot_pull__service__pb2
 from protomq.v1 import record_pb2 as protomq_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotomq/v1/pop_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x1dprotomq/v1/pull_service.proto\x1a\x17protomq/v1/record.proto\"\xda\x02\n\nPopRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\x08queue_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x10record_count_max\x18\x04 \x01(\x05\x12\x16\n\x0esize_max_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x06 \x01(\x03\x12\x14\n\x0cinvisible_ms\x18\x07 \x01(\x03\x12\x0c\n\x04tags\x18\x08 \x03(\t\x12+\n\x0b\x66ilter_type\x18\t \x01(\x0e\x32\x16.protomq.v1.FilterType\x12\x0e\n\x06\x66ilter\x18\n \x01(\t\x12\x0c\n\x04\x66ifo\x18\x0b \x01(\x08\x12#\n\x05start\x18\x0c \x01(\x0e\x32\x14.protomq.v1.PopStart\x12\x19\n\x11topic_incarnation\x18\r \x01(\x03\x12\x0f\n\x07hold_id\x18\x0e \x01(\x0c\x42\x0b\n\t_queue_id\"\xe0\x02\n\x0bPopResponse\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\x1f\n\x05seals\x18\x02 \x03(\x0b\x32\x10.protomq.v1.Seal\x12\x0f\n\x07padding\x18\x03 \x01(\x0c\x12%\n\x06status\x18\x04 \x01(\x0e\x32\x15.protomq.v1.PopStatus\x12\x19\n\x11topic_incarnation\x18\x05 \x01(\x03\x12\x14\n\x0cinvisible_ms\x18\x06 \x01(\x03\x12)\n\thand_outs\x18\x07 \x03(\x0b\x32\x16.protomq.v1.PopHandOut\x12\x1a\n\x12regions_size_bytes\x18\x08 \x01(\x03\x12\x15\n\rrecord_starts\x18\t \x03(\x07\x12\x14\n\x0crecord_sizes\x18\n \x03(\x07\x12\x15\n\rqueue_offsets\x18\x0b \x03(\x06\x12\x17\n\x0fmay_be_given_up\x18\x0c \x01(\x08\"V\n\nPopHandOut\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x14\n\x0crecord_count\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\"6\n\x0ePoppedMessages\x12\x0f\n\x07receipt\x18\x01 \x01(\x0c\x12\x13\n\x0boffset_runs\x18\x02 \x03(\x03\"a\n\nAckRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\"A\n\x0b\x41\x63kResponse\x12\x32\n\x0estale_messages\x18\x01 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\"\xcc\x01\n\x16\x43hangeInvisibleRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\x12\x14\n\x0cinvisible_ms\x18\x04 \x01(\x03\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x18\n\x0bretry_level\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06unseen\x18\x07 \x01(\x08\x42\x0e\n\x0c_retry_level\"M\n\x17\x43hangeInvisibleResponse\x12\x32\n\x0estale_messages\x18\x01 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\"#\n\x10GiveUpPopRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\x0c\"\x13\n\x11GiveUpPopResponse*8\n\x08PopStart\x12\x19\n\x15POP_START_UNSPECIFIED\x10\x00\x12\x11\n\rPOP_START_END\x10\x01*X\n\tPopStatus\x12\x1a\n\x16POP_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10POP_STATUS_FOUND\x10\x01\x12\x19\n\x15POP_STATUS_NO_NEW_MSG\x10\x02\x32\xd4\x02\n\nPopService\x12?\n\x03Pop\x12\x16.protomq.v1.PopRequest\x1a\x17.protomq.v1.PopResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x14\x12\x43\n\x03\x41\x63k\x12\x16.protomq.v1.AckRequest\x1a\x17.protomq.v1.AckResponse\"\x0b\x8a\xe7\x18\x03\x08\x82\x14\x90\xe7\x18\x02\x12g\n\x0f\x43hangeInvisible\x12\".protomq.v1.ChangeInvisibleRequest\x1a#.protomq.v1.ChangeInvisibleResponse\"\x0b\x8a\xe7\x18\x03\x08\x83\x14\x90\xe7\x18\x02\x12Q\n\tGiveUpPop\x12\x1c.protomq.v1.GiveUpPopRequest\x1a\x1d.protomq.v1.GiveUpPopResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x14\x1a\x04\x88\xe7\x18\x06\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotomq/v1/pop_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x1dprotomq/v1/pull_service.proto\x1a\x17protomq/v1/record.proto\"\xda\x02\n\nPopRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\x08queue_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x10record_count_max\x18\x04 \x01(\x05\x12\x16\n\x0esize_max_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x06 \x01(\x03\x12\x14\n\x0cinvisible_ms\x18\x07 \x01(\x03\x12\x0c\n\x04tags\x18\x08 \x03(\t\x12+\n\x0b\x66ilter_type\x18\t \x01(\x0e\x32\x16.protomq.v1.FilterType\x12\x0e\n\x06\x66ilter\x18\n \x01(\t\x12\x0c\n\x04\x66ifo\x18\x0b \x01(\x08\x12#\n\x05start\x18\x0c \x01(\x0e\x32\x14.protomq.v1.PopStart\x12\x19\n\x11topic_incarnation\x18\r \x01(\x03\x12\x0f\n\x07hold_id\x18\x0e \x01(\x0c\x42\x0b\n\t_queue_id\"\xe0\x02\n\x0bPopResponse\x12#\n\x07records\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Record\x12\x1f\n\x05seals\x18\x02 \x03(\x0b\x32\x10.protomq.v1.Seal\x12\x0f\n\x07padding\x18\x03 \x01(\x0c\x12%\n\x06status\x18\x04 \x01(\x0e\x32\x15.protomq.v1.PopStatus\x12\x19\n\x11topic_incarnation\x18\x05 \x01(\x03\x12\x14\n\x0cinvisible_ms\x18\x06 \x01(\x03\x12)\n\thand_outs\x18\x07 \x03(\x0b\x32\x16.protomq.v1.PopHandOut\x12\x1a\n\x12regions_size_bytes\x18\x08 \x01(\x03\x12\x15\n\rrecord_starts\x18\t \x03(\x07\x12\x14\n\x0crecord_sizes\x18\n \x03(\x07\x12\x15\n\rqueue_offsets\x18\x0b \x03(\x06\x12\x17\n\x0fmay_be_given_up\x18\x0c \x01(\x08\"V\n\nPopHandOut\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x14\n\x0crecord_count\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\"6\n\x0ePoppedMessages\x12\x0f\n\x07receipt\x18\x01 \x01(\x0c\x12\x13\n\x0boffset_runs\x18\x02 \x03(\x03\"a\n\nAckRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\"]\n\x0b\x41\x63kResponse\x12\x32\n\x0estale_messages\x18\x01 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\x12\x1a\n\x12never_acknowledged\x18\x02 \x01(\x08\"\xcc\x01\n\x16\x43hangeInvisibleRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\x12\x14\n\x0cinvisible_ms\x18\x04 \x01(\x03\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x18\n\x0bretry_level\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06unseen\x18\x07 \x01(\x08\x42\x0e\n\x0c_retry_level\"M\n\x17\x43hangeInvisibleResponse\x12\x32\n\x0estale_messages\x18\x01 \x03(\x0b\x32\x1a.protomq.v1.PoppedMessages\"#\n\x10GiveUpPopRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\x0c\"\x13\n\x11GiveUpPopResponse*8\n\x08PopStart\x12\x19\n\x15POP_START_UNSPECIFIED\x10\x00\x12\x11\n\rPOP_START_END\x10\x01*X\n\tPopStatus\x12\x1a\n\x16POP_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10POP_STATUS_FOUND\x10\x01\x12\x19\n\x15POP_STATUS_NO_NEW_MSG\x10\x02\x32\xd4\x02\n\nPopService\x12?\n\x03Pop\x12\x16.protomq.v1.PopRequest\x1a\x17.protomq.v1.PopResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x14\x12\x43\n\x03\x41\x63k\x12\x16.protomq.v1.AckRequest\x1a\x17.protomq.v1.AckResponse\"\x0b\x8a\xe7\x18\x03\x08\x82\x14\x90\xe7\x18\x02\x12g\n\x0f\x43hangeInvisible\x12\".protomq.v1.ChangeInvisibleRequest\x1a#.protomq.v1.ChangeInvisibleResponse\"\x0b\x8a\xe7\x18\x03\x08\x83\x14\x90\xe7\x18\x02\x12Q\n\tGiveUpPop\x12\x1c.protomq.v1.GiveUpPopRequest\x1a\x1d.protomq.v1.GiveUpPopResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x14\x1a\x04\x88\xe7\x18\x06\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,10 +45,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POPSERVICE'].methods_by_name['ChangeInvisible']._serialized_options = b'\212\347\030\003\010\203\024\220\347\030\002'
   _globals['_POPSERVICE'].methods_by_name['GiveUpPop']._loaded_options = None
   _globals['_POPSERVICE'].methods_by_name['GiveUpPop']._serialized_options = b'\212\347\030\003\010\204\024'
-  _globals['_POPSTART']._serialized_start=1484
-  _globals['_POPSTART']._serialized_end=1540
-  _globals['_POPSTATUS']._serialized_start=1542
-  _globals['_POPSTATUS']._serialized_end=1630
+  _globals['_POPSTART']._serialized_start=1512
+  _globals['_POPSTART']._serialized_end=1568
+  _globals['_POPSTATUS']._serialized_start=1570
+  _globals['_POPSTATUS']._serialized_end=1658
   _globals['_POPREQUEST']._serialized_start=127
   _globals['_POPREQUEST']._serialized_end=473
   _globals['_POPRESPONSE']._serialized_start=476
@@ -60,15 +60,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKREQUEST']._serialized_start=974
   _globals['_ACKREQUEST']._serialized_end=1071
   _globals['_ACKRESPONSE']._serialized_start=1073
-  _globals['_ACKRESPONSE']._serialized_end=1138
-  _globals['_CHANGEINVISIBLEREQUEST']._serialized_start=1141
-  _globals['_CHANGEINVISIBLEREQUEST']._serialized_end=1345
-  _globals['_CHANGEINVISIBLERESPONSE']._serialized_start=1347
-  _globals['_CHANGEINVISIBLERESPONSE']._serialized_end=1424
-  _globals['_GIVEUPPOPREQUEST']._serialized_start=1426
-  _globals['_GIVEUPPOPREQUEST']._serialized_end=1461
-  _globals['_GIVEUPPOPRESPONSE']._serialized_start=1463
-  _globals['_GIVEUPPOPRESPONSE']._serialized_end=1482
-  _globals['_POPSERVICE']._serialized_start=1633
-  _globals['_POPSERVICE']._serialized_end=1973
+  _globals['_ACKRESPONSE']._serialized_end=1166
+  _globals['_CHANGEINVISIBLEREQUEST']._serialized_start=1169
+  _globals['_CHANGEINVISIBLEREQUEST']._serialized_end=1373
+  _globals['_CHANGEINVISIBLERESPONSE']._serialized_start=1375
+  _globals['_CHANGEINVISIBLERESPONSE']._serialized_end=1452
+  _globals['_GIVEUPPOPREQUEST']._serialized_start=1454
+  _globals['_GIVEUPPOPREQUEST']._serialized_end=1489
+  _globals['_GIVEUPPOPRESPONSE']._serialized_start=1491
+  _globals['_GIVEUPPOPRESPONSE']._serialized_end=1510
+  _globals['_POPSERVICE']._serialized_start=1661
+  _globals['_POPSERVICE']._serialized_end=2001
 # @@protoc_insertion_point(module_scope)

@@ -321,23 +321,29 @@ Global___AckRequest: _TypeAlias = AckRequest  # noqa: Y015
 
 @_typing.final
 class AckResponse(_message.Message):
-    """AckResponse says which of them were not held any more. If none was, the answer is STALE_RECEIPT."""
+    """AckResponse says which of them were not held any more. If none was, the answer is STALE_RECEIPT. What the same receipt has acknowledged
+    before is no such message, as far as the broker remembers: so an acknowledgement whose answer was lost may be said again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STALE_MESSAGES_FIELD_NUMBER: _builtins.int
+    NEVER_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    never_acknowledged: _builtins.bool
+    """Whether it is certain that their receipts have not acknowledged them before. Else the broker has forgotten that, or has never known it."""
     @_builtins.property
     def stale_messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessages]:
-        """Done or dead before, or handed to somebody else since."""
+        """Dead, handed to somebody else since, or done by somebody else."""
 
     def __init__(
         self,
         *,
         stale_messages: _abc.Iterable[Global___PoppedMessages] | None = ...,
+        never_acknowledged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stale_messages", b"stale_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["never_acknowledged", b"never_acknowledged", "stale_messages", b"stale_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

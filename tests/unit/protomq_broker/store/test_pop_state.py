@@ -61,6 +61,32 @@ def test_a_snapshot_and_the_records_behind_it_make_the_state_that_all_records_ma
             assert second.time_ms == whole.time_ms == 300
 
 
+def test_what_was_acknowledged_is_remembered_by_who_applies_it_and_else_known_to_be_forgotten() -> None:
+    records = [hand_out(1, 0, 5), ack(0, 2), hand_out(2, 5, 5), ack(2, 1)]
+    disk = SimDisk()
+    first = machine(disk)
+    for position, body in enumerate(records[:3]):
+        first.apply(body, position * 10)
+    snapshot = first.unsaved()
+    assert snapshot is not None
+    snapshot.save(25)
+    first.apply(records[3], 30)
+    second = machine(disk)
+    second.apply(records[3], 30)
+    for state, acked, is_whole in ((first, [0, 3], True), (second, [2, 1], False)):
+        known = state.find(KEY, 7)
+        assert known is not None
+        assert known.acknowledged.parted([0, 3], 1, 100)[0] == acked
+        assert known.acknowledged.is_whole(1) is is_whole
+    # Said again for the retention, by who knows it.
+    whole = first.carry(50)[0]()
+    first.apply(whole, 60)
+    known = first.find(KEY, 7)
+    assert known is not None
+    assert known.acknowledged.parted([0, 3], 1, 100)[0] == [0, 3]
+    assert known.acknowledged.is_whole(1)
+
+
 def test_what_is_carried_forward_is_all_that_is_needed_of_what_goes() -> None:
     state = machine()
     for position, body in enumerate((hand_out(1, 0, 5), ack(1, 2), hand_out(2, 5, 5, group="h"))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue
-from protomq_broker.store.state import popped_queue
+from protomq_broker.store.state import acknowledged, popped_queue
+from protomq_broker.store.state.acknowledged import Acknowledged
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
-    count_in,
-    offsets_in,
-    runs_of,
 )
+from protomq_broker.store.state.runs import count_in, offsets_in, runs_of
 from tests.support.examples import examples
 
 KEY = QueueOfGroup("g", "t", 0)
@@ -40,6 +40,9 @@ class Model:
     next_offset: int = 0
     open: dict[int, ModelMessage] = field(default_factory=dict)
     count: int = 0
+    acked: dict[int, set[int]] = field(default_factory=dict)
+    """By the number of the hand-out."""
+    forgotten: int = 0
 
     def first_of_group(self, offset: int) -> bool:
         sharding_hash = self.open[offset].sharding_hash
@@ -83,12 +86,20 @@ def check(known: OpenMessages, model: Model, now_ms: int) -> None:
     assert known.ready(1_000) == model.ready()
     deadlines = [each.deadline_ms for each in model.open.values() if each.attempt]
     assert known.next_due_ms() == min(deadlines, default=None)
+    every = [0, model.next_offset] if model.next_offset else []
+    for number in range(model.count + 1):
+        time_ms = known.acknowledged._runs.get(number, (0, []))[0]
+        acked, rest = known.acknowledged.parted(every, number, time_ms)
+        assert set(offsets_in(acked)) == model.acked.get(number, set())
+        assert sorted([*offsets_in(acked), *offsets_in(rest)]) == list(range(model.next_offset))
+        assert known.acknowledged.parted(every, number, time_ms + 1) == ([], runs_of(offsets_in(every)))
+        assert known.acknowledged.is_whole(number) is (number > model.forgotten)
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
-    known, model = OpenMessages(KEY, 7, 0), Model()
+    known, model = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0)), Model()
     now_ms = position = 0
     for _ in range(data.draw(st.integers(1, 25), "records")):
         position += 10
@@ -102,6 +113,8 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
         cut = data.draw(st.integers(0, len(settled)), "dead from")
         told.acked_runs.extend(runs_of(settled[:cut]))
         told.dead_runs.extend(runs_of(settled[cut:]))
+        for offset in settled[:cut]:
+            model.acked.setdefault(model.open[offset].number, set()).add(offset)
         for offset in settled:
             del model.open[offset]
         changed = [o for o in sorted(model.open) if model.open[o].attempt and data.draw(st.booleans(), "changed")][:3]
@@ -159,12 +172,26 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
         check(known, model, now_ms)
         if data.draw(st.booleans(), "said again"):
             position += 10
-            whole = OpenMessages(KEY, 7, 0)
+            whole = OpenMessages(KEY, 7, 0, Acknowledged(deque(), model.count))
             whole.take(PoppedQueue.FromString(known.statement().SerializeToString()), position)
             assert whole.since == position
             assert whole.hand_out_count == known.hand_out_count == model.count
-            known = whole
+            known, model.acked, model.forgotten = whole, {}, model.count
             check(known, model, now_ms)
+
+
+def test_the_oldest_hand_outs_are_forgotten_and_it_is_known_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledged, "REMEMBERED_MAX", 2)
+    order: deque[tuple[Acknowledged, int]] = deque()
+    one, other = Acknowledged(order, 0), Acknowledged(order, 0)
+    one.add(3, 30, 0, 1)
+    one.add(5, 50, 7, 2)
+    other.add(1, 10, 4, 1)  # the third
+    assert len(order) == 2
+    assert one.parted([0, 1], 3, 30) == ([], [0, 1])
+    assert [one.is_whole(number) for number in (3, 4)] == [False, True]
+    assert one.parted([6, 3], 5, 50) == ([7, 2], [6, 1])
+    assert other.is_whole(1)
 
 
 @given(st.sets(st.integers(0, 30)))
@@ -175,7 +202,7 @@ def test_runs_name_what_they_are_made_of(offsets: set[int]) -> None:
 
 
 def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
-    known = OpenMessages(KEY, 7, 0)
+    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
     told = PoppedQueue(next_offset=3)
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 3]))
     known.take(told, 0)
@@ -190,7 +217,7 @@ def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
 
 
 def test_a_message_that_waits_for_one_that_is_settled_in_its_own_record_is_ready() -> None:
-    known = OpenMessages(KEY, 7, 0)
+    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
     told = PoppedQueue(next_offset=1, grouped_offsets=[0], sharding_hashes=[5])
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 1]))
     known.take(told, 0)
@@ -209,14 +236,14 @@ def test_what_was_said_first_is_forgotten_where_too_many_have_failed_and_a_state
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(popped_queue, "ERRORS_MAX", 3)
-    known = OpenMessages(KEY, 7, 0)
+    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
     told = PoppedQueue(next_offset=6)
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 6]))
     for error, runs in (("a", [5, 1]), ("b", [0, 3]), ("c", [0, 1]), ("d", [9, 1])):
         told.errors.add(error=error, runs=runs)
     known.take(told, 0)
     assert list(known.errors.items()) == [(1, "b"), (2, "b"), (0, "c")]
-    whole = OpenMessages(KEY, 7, 0)
+    whole = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
     whole.take(known.statement(), 1)
     assert list(whole.errors.items()) == list(known.errors.items())
     whole.take(PoppedQueue(acked_runs=[0, 2]), 2)

@@ -21,7 +21,8 @@ from protomq_broker.store.log.move import ReadRecords, move_records
 from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.pop import PopState
-from protomq_broker.store.state.popped_queue import OpenMessages, runs_of
+from protomq_broker.store.state.popped_queue import OpenMessages
+from protomq_broker.store.state.runs import runs_of
 from protomq_broker.store.state.topics import TopicTable, topic_of_broker
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -28,8 +29,10 @@ from protomq.v1.state_pb2 import PoppedQueue, PopRecord
 from protomq.wire.topics import POP_TOPIC
 from protomq_broker.store.files.disk import Disk
 
+from .acknowledged import Acknowledged
 from .machine import Carrier, Snapshot
-from .popped_queue import OpenMessages, QueueOfGroup, count_in
+from .popped_queue import OpenMessages, QueueOfGroup
+from .runs import count_in
 from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class PopState:
         self._files = SnapshotFiles(disk, path)
         self.lock = threading.Lock()
         self._queues: dict[QueueOfGroup, OpenMessages] = {}
+        self._acknowledged: deque[tuple[Acknowledged, int]] = deque()
         self._queue_counts: dict[tuple[str, str], int] = {}
         """One more than the highest queue that each group has popped of each topic."""
         self.time_ms = 0
@@ -96,7 +100,11 @@ class PopState:
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
         ):
-            known = self._add(OpenMessages(key, told.topic_incarnation, position))
+            is_said_again = (
+                known is not None and known.incarnation == told.topic_incarnation and known.next_offset == told.next_offset
+            )  # else what was acknowledged may come again
+            acknowledged = known.acknowledged if known is not None and is_said_again else self._nothing_acknowledged(told)
+            known = self._add(OpenMessages(key, told.topic_incarnation, position, acknowledged))
         newest_number = known.hand_out_count
         known.take(told, position)
         if not told.whole:
@@ -109,6 +117,10 @@ class PopState:
                 self.dead_count += count_in(told.dead_runs)
             if told.lost_runs:
                 self.lost_count += count_in(told.lost_runs)
+
+    def _nothing_acknowledged(self, told: PoppedQueue) -> Acknowledged:
+        """Knows nothing of the hand-outs before what is told here; there were none before the first record of a queue."""
+        return Acknowledged(self._acknowledged, told.hand_out_count)
 
     def _add(self, known: OpenMessages) -> OpenMessages:
         key = known.key
@@ -170,7 +182,7 @@ class PopState:
         for text, since, until in content["queues"]:
             told = PoppedQueue.FromString(base64.b64decode(text))
             key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
-            known = OpenMessages(key, told.topic_incarnation, int(since))
+            known = OpenMessages(key, told.topic_incarnation, int(since), self._nothing_acknowledged(told))
             known.take(told, int(since))
             known.until = int(until)
             queues.append(known)

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from protomq.v1.state_pb2 import HandOut, PopError, PoppedQueue
+
+from .acknowledged import Acknowledged
+from .runs import add_run, bounds, offsets_in, runs_of
 
 OPEN_MAX: Final = 10_000
 """Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
@@ -85,6 +88,7 @@ class OpenMessages:
         incarnation: of the topic.
         next_offset: everything below was looked at.
         hand_out_count: numbers that hand-outs have had.
+        acknowledged: which hand-outs have acknowledged messages, of late.
         open: the open messages, and who holds them.
         moved: of open messages whose segment is gone: where the copy stands in the group's retry topic.
         errors: of open messages that failed: what a holder said of it last.
@@ -93,12 +97,13 @@ class OpenMessages:
     """
 
     __slots__ = (
-        "_due", "_entry_count", "_groups", "_hashes", "_ready", "errors", "hand_out_count", "incarnation", "key", "moved",
-        "next_offset", "open", "since", "until",
+        "_due", "_entry_count", "_groups", "_hashes", "_ready", "acknowledged", "errors", "hand_out_count", "incarnation", "key",
+        "moved", "next_offset", "open", "since", "until",
     )  # fmt: skip
 
-    def __init__(self, key: QueueOfGroup, incarnation: int, since: int) -> None:
+    def __init__(self, key: QueueOfGroup, incarnation: int, since: int, acknowledged: Acknowledged) -> None:
         self.key = key
+        self.acknowledged = acknowledged
         self.incarnation = incarnation
         self.since = since
         self.until = 0
@@ -127,9 +132,11 @@ class OpenMessages:
             self._forget()
             self.since = position
             self.hand_out_count = told.hand_out_count
-        for settled in (told.acked_runs, told.dead_runs, told.lost_runs):
-            if settled:
-                self._settle(settled)
+        if told.acked_runs:
+            self._settle(told.acked_runs, self.acknowledged)
+        for ended in (told.dead_runs, told.lost_runs):
+            if ended:
+                self._settle(ended, None)
         next_offset = told.next_offset
         if next_offset > self.next_offset:
             self.next_offset = next_offset
@@ -153,21 +160,28 @@ class OpenMessages:
         for failed in told.errors:
             self._fail(failed.error, failed.runs)
 
-    def _settle(self, runs: Sequence[int]) -> None:
+    def _settle(self, runs: Sequence[int], acknowledged: Acknowledged | None) -> None:
         known, hashes, moved, errors = self.open, self._hashes, self.moved, self.errors
         is_plain = not (hashes or moved or errors)
-        for first, end in _bounds(runs):
+        for first, end in bounds(runs):
             if is_plain and end - first >= _LONG_RUN:
                 holdings = list(map(known.pop, range(first, end), repeat(None)))
-                for holding in set(holdings):
+                held_by = set(holdings)
+                for holding in held_by:
                     if holding is not None:
                         holding.left -= holdings.count(holding)
+                if acknowledged is not None:
+                    for holding, first_of_run, count in _runs_by_holding(holdings, first, is_one=len(held_by) == 1):
+                        if holding is not None:
+                            acknowledged.add(holding.number, holding.time_ms, first_of_run, count)
                 continue
             for offset in range(first, end):
                 holding = known.pop(offset, None)
                 if holding is None:
                     continue
                 holding.left -= 1
+                if acknowledged is not None:
+                    acknowledged.add(holding.number, holding.time_ms, offset, 1)
                 if moved:
                     moved.pop(offset, None)
                 if errors:
@@ -218,7 +232,7 @@ class OpenMessages:
 
     def _hold(self, holding: Holding) -> None:
         known = self.open
-        for first, end in _bounds(holding.runs):
+        for first, end in bounds(holding.runs):
             offsets = range(first, end)
             if known and not known.keys().isdisjoint(offsets):
                 for offset in offsets:
@@ -263,7 +277,7 @@ class OpenMessages:
         held: list[int] = []
         lost: list[int] = []
         holding_of = self.open.get
-        for first, end in _bounds(runs):
+        for first, end in bounds(runs):
             offsets = range(first, end)
             # Most runs are held as one: so the hand-outs are compared, not the messages.
             is_held: dict[Holding | None, bool] = {}
@@ -272,10 +286,10 @@ class OpenMessages:
                     holding is not None and holding.number == number and holding.time_ms == time_ms
                 )
             if len(is_held) == 1 or len(set(is_held.values())) == 1:
-                _add_run(held if is_held.popitem()[1] else lost, first, end - first)
+                add_run(held if is_held.popitem()[1] else lost, first, end - first)
                 continue
             for offset in offsets:
-                _add_run(held if is_held[holding_of(offset)] else lost, offset, 1)
+                add_run(held if is_held[holding_of(offset)] else lost, offset, 1)
         return held, lost
 
     def is_group_open(self, sharding_hash: int) -> bool:
@@ -394,51 +408,23 @@ class OpenMessages:
         return told
 
 
+def _runs_by_holding(
+    holdings: Sequence[Holding | None], first: int, *, is_one: bool
+) -> Iterable[tuple[Holding | None, int, int]]:
+    """Neighbours that had one holding: it, the first offset, and how many they are. `is_one`: all had the same."""
+    if is_one:
+        return ((holdings[0], first, len(holdings)),)
+    runs = []
+    for holding, same in groupby(holdings):
+        count = len(list(same))
+        runs.append((holding, first, count))
+        first += count
+    return runs
+
+
 def take_back(told: PoppedQueue, number: int, time_ms: int, attempt: int, deadline_ms: int, runs: Sequence[int]) -> None:
     """Says in a record that nobody has seen this delivery, so it does not count. The record must settle none of the messages."""
     if attempt > 1:
         told.hand_outs.add(number=number, time_ms=time_ms, deadline_ms=deadline_ms, attempt=attempt - 1, runs=runs)
     else:
         told.waiting_runs.extend(runs)
-
-
-def runs_of(offsets: Iterable[int]) -> list[int]:
-    """Offsets as runs, in their order."""
-    if isinstance(offsets, range) and offsets.step == 1:
-        return [offsets.start, len(offsets)] if offsets else []
-    runs: list[int] = []
-    end = -1
-    for offset in offsets:
-        if offset == end:
-            runs[-1] += 1
-        else:
-            runs += (offset, 1)
-        end = offset + 1
-    return runs
-
-
-def offsets_in(runs: Sequence[int]) -> Iterator[int]:
-    """What the runs name."""
-    for first, end in _bounds(runs):
-        yield from range(first, end)
-
-
-def count_in(runs: Sequence[int]) -> int:
-    """How many the runs name."""
-    return runs[1] if len(runs) == 2 else sum(runs[1::2])
-
-
-def _add_run(runs: list[int], first: int, count: int) -> None:
-    """The last run becomes longer where this one goes on from it."""
-    if runs and runs[-2] + runs[-1] == first:
-        runs[-1] += count
-    else:
-        runs += (first, count)
-
-
-def _bounds(runs: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """(first, one past the last) of each run."""
-    if len(runs) == 2:  # nearly always
-        first, count = runs
-        return ((first, first + count),)
-    return [(first, first + count) for first, count in zip(runs[::2], runs[1::2], strict=True)]
