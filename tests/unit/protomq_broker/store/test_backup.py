@@ -246,6 +246,40 @@ def test_a_store_whose_broker_is_stopped_is_copied_from_its_folder() -> None:
     assert contents(open_at(disk, "/r")) == expected
 
 
+def test_a_backup_that_has_lost_its_manifest_is_no_store_that_starts() -> None:
+    """Nothing in it is changed. A copy without the mark is a store, if nobody else has the log."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    disk.remove("/b/backup.json")
+    before = disk.files("/b")
+    with pytest.raises(StoreSettingsError, match=r"/b: this is a backup that has lost its backup\.json"):
+        open_at(disk, "/b")
+    assert disk.files("/b") == before
+    disk.remove("/b/config/store.json")
+    assert contents(open_at(disk, "/b")) == contents(store)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_backup_of_a_stopped_store_whose_last_append_is_damaged_says_so(*, is_killed: bool) -> None:
+    """Not that the log has lost a part, or has another past, which would need another folder."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    end = store.flushed_position
+    if is_killed:
+        disk = disk.killed()
+    else:
+        store.close()
+    base = (end - 1) // SEGMENT * SEGMENT
+    disk.flip_bit(f"/s/commitlog/{base:020d}", (end - base - 2) * 8)
+    before = log_in(disk, "/b")
+    with pytest.raises(BackupError, match=r"is damaged .*\(`protomq log verify` .*\)\. /b .* all of the log: keep it") as told:
+        back_up(FolderSource("/s", disk=disk), "/b", disk=disk)
+    assert "another folder" not in str(told.value)
+    assert log_in(disk, "/b") == before
+
+
 @pytest.mark.parametrize("begins_stopped", [False, True])
 def test_backups_of_a_broker_that_runs_and_that_is_stopped_go_on_with_each_other(begins_stopped: bool) -> None:
     """The name of a stopped broker does not stand in its store."""

@@ -105,6 +105,31 @@ def test_lost_first_segments_are_damage_which_a_replica_heals(front: int, count:
 
 
 @pytest.mark.parametrize("front", [0, SEGMENT])
+def test_first_segments_that_are_lost_with_the_note_are_known_by_the_checkpoint(front: int) -> None:
+    store = leader(front)
+    store.close()
+    disk = disk_of(store).killed()
+    disk.remove(NOTE)
+    first = lose_first(disk, 2)
+    with pytest.raises(CorruptLogError, match=f"retention has not deleted what stood before {first}."):
+        open_store(disk)
+    (found,) = verify("/s", disk=disk)
+    assert (found.start_position, found.end_position) == (front, first)
+    (damage,) = open_store(disk, corruption="quarantine").damaged_ranges
+    assert (damage.start_position, damage.end_position) == (front, first)
+
+
+def test_what_retention_has_deleted_since_the_checkpoint_is_not_lost_if_the_note_is() -> None:
+    store = leader()
+    store.checkpoint()
+    store.delete_segments_below(2 * SEGMENT)
+    assert store.min_position == 2 * SEGMENT
+    disk = disk_of(store).killed()
+    disk.remove(NOTE)
+    assert open_store(disk).min_position == 2 * SEGMENT
+
+
+@pytest.mark.parametrize("front", [0, SEGMENT])
 def test_a_repair_fills_lost_first_segments(front: int) -> None:
     store = leader(front)
     end = store.queue_range("topic", 0)[1]

@@ -6,9 +6,10 @@ Retention writes the note, durably, before it deletes, and so does a follower wh
 behind the noted position are missing at a start, they are lost, as any other damage. A crash between the note and the deletion leaves
 older segments: the log has them, and the note is taken back to them.
 
-A full disk may not take the note. Then it is removed, since segments must go, and written when they are gone. A store without a note
-begins with its first segment: it is new, or of a version that wrote none. Such a version may also have deleted segments, and have left
-a note of before. So a note is believed only if the log itself does not say that it begins further on (`state/log_front.py`).
+A full disk may not take the note. Then it is removed, since segments must go, and written when they are gone. Where there is no note, the
+last checkpoint says where the log began. A store without both begins with its first segment: it is new, or of a version that wrote none.
+Such a version may also have deleted segments, and have left a note of before. So a note, or a checkpoint, is believed only if the log
+itself does not say that it begins further on (`state/log_front.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
 )
 from protomq_broker.store.log.append import CorruptRecordError
+from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.log.commit_log import DISK_FULL_ERRNOS
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import StartPoint, find_resync, read_quarantine
@@ -72,6 +74,8 @@ def find_front(disk: Disk, root: str, folder: SegmentFolder, known: int | None =
         folder.front = (noted or 0) if has_begun else 0
         return
     folder.front = first
+    if noted is None:
+        noted = _checkpointed_front(disk, root)
     if noted is None or noted >= first:
         return
     is_certain = known is not None or _is_quarantined(disk, root, noted, first)
@@ -86,6 +90,11 @@ def _read_note(disk: Disk, root: str) -> int | None:
     except (SideFileDamagedError, KeyError, TypeError, ValueError) as error:
         log.warning("the note of where the log begins does not hold, its first segment tells: %s", error)
         return None
+
+
+def _checkpointed_front(disk: Disk, root: str) -> int | None:
+    checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
+    return checkpoint.first_position if checkpoint is not None else None
 
 
 def _is_quarantined(disk: Disk, root: str, start: int, end: int) -> bool:

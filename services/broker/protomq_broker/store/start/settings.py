@@ -11,7 +11,13 @@ from typing import Final
 
 from protomq.wire.log_walk import decode_seal
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
+from protomq_broker.store.config import (
+    BACKUP_MARK,
+    BACKUP_NAME,
+    FORMAT_VERSION,
+    StoreConfig,
+    check_format,
+)
 from protomq_broker.store.errors import NotAStoreError, StoreSettingsError
 from protomq_broker.store.files.disk import Disk, read_file, read_fully, read_json, sync_names_above
 from protomq_broker.store.files.identity import has_store_id
@@ -39,11 +45,28 @@ def begin_folder(disk: Disk, root: str) -> None:
         raise StoreSettingsError(
             f"{root}: this is a backup, or a restore that is not done ({BACKUP_NAME}): `protomq restore` makes a store of a backup"
         )
+    if _is_marked_as_backup(disk, root):
+        raise StoreSettingsError(
+            f"{root}: this is a backup that has lost its {BACKUP_NAME}: {SETTINGS_NAME} says what it is. A broker would change it. Bring"
+            " that file back from a copy, or take another backup. If nobody else has this log, copy the folder, delete"
+            f" {SETTINGS_NAME} in the copy, and start a broker there"
+        )
     strangers = [] if is_store(disk, root) else _strangers(disk, root)
     if strangers:
         raise NotAStoreError(root, strangers)
     disk.make_folder(f"{root}/config")
     disk.fsync_dir(root)
+
+
+def _is_marked_as_backup(disk: Disk, root: str) -> bool:
+    path = f"{root}/{SETTINGS_NAME}"
+    if disk.is_folder(path):
+        return False
+    try:
+        settings = read_json_file(disk, path)
+    except SideFileDamagedError:
+        return False
+    return isinstance(settings, dict) and settings.get(BACKUP_MARK) is True
 
 
 def check_may_lead(disk: Disk, root: str) -> None:

@@ -82,12 +82,14 @@ class SourceLook(NamedTuple):
         broker_name: "" if it is not known.
         first_position: where it begins.
         end_position: where it ends, as far as it may be copied.
+        problem: what is wrong with what is written there; "" if nothing is.
     """
 
     broker_name: str
     segment_size_bytes: int
     first_position: int
     end_position: int
+    problem: str = ""
 
 
 class LogSource(Protocol):
@@ -177,6 +179,11 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                 raise WrongFolderError(
                     f"{root} has segments of {manifest.segment_size_bytes} bytes, the broker has {look.segment_size_bytes}: begin another "
                     "backup in another folder"
+                )
+            if look.end_position < manifest.end.position and look.problem:
+                raise BackupError(
+                    f"the log is damaged from position {look.end_position} on: {look.problem} (`protomq log verify` where its files are). "
+                    f"{root} has it up to {manifest.end.position}, and may have all of the log: keep it"
                 )
             if look.end_position < manifest.end.position:
                 of_another = "" if look.broker_name else ", or it is that of another broker"
@@ -316,6 +323,7 @@ class FolderSource:
             raise BackupError(f"a broker is running on {self._root}: name it with --broker")
         self._store = open_offline(self._root, disk)
         self._end: int | None = self._manifest.end.position if self._manifest is not None else None
+        self._problem = ""
 
     def look(self) -> SourceLook:
         """See LogSource."""
@@ -326,9 +334,8 @@ class FolderSource:
             for _ in walker:
                 pass
             self._end = walker.position
-        return SourceLook(
-            self._broker_name, folder.segment_size_bytes, folder.first_position, self._end
-        )
+            self._problem = "" if walker.ended_cleanly else walker.problem
+        return SourceLook(self._broker_name, folder.segment_size_bytes, folder.first_position, self._end, self._problem)
 
     def read(self, position: int, size_max_bytes: int) -> bytes:
         """See LogSource."""
