@@ -168,6 +168,43 @@ async def the_scope_of_an_application_is_cancelled(group: Group) -> None:
     assert not messaging.is_running
 
 
+async def an_application_is_cancelled_at_each_await_while_listeners_send(group: Group) -> None:
+    """The producer is there, and sends, until the last listener has ended."""
+    messaging = Messaging(connection=group.connection)
+    failed: list[Exception] = []
+    has_begun, may_end, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def listen(message: Message) -> None:
+        producer = await messaging.producer()
+        has_begun.set()
+        await may_end.wait()
+        try:
+            await producer.send(f"{group.topic}-sent", message.body)
+        except Exception as error:
+            failed.append(error)
+            raise
+        group.done.append(message.body)
+        has_ended.set()
+
+    messaging.consumer(group.name, concurrency=1).subscribe(group.topic, listen)
+
+    async def serve() -> None:
+        async with messaging.lifespan():
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    await has_begun.wait()
+    while not serving.done():
+        serving.cancel()
+        await asyncio.sleep(0)
+    may_end.set()
+    async with messaging.lifespan():
+        assert has_ended.is_set(), "the lifespan before this one has ended"
+        assert messaging.is_running
+    assert not messaging.is_running
+    assert failed == []
+
+
 async def close_is_cancelled_and_called_again(group: Group) -> None:
     consumer = group.pull()
     await group.poll(consumer)
@@ -188,7 +225,8 @@ async def the_scope_of_a_pulling_block_is_cancelled(group: Group) -> None:
 WAYS: list[Callable[[Group], Awaitable[None]]] = [
     stop_is_cancelled, stop_is_cancelled_and_called_again, stop_is_cancelled_while_listeners_work, run_is_cancelled_again_and_again,
     the_scope_of_run_is_cancelled, the_scope_of_a_block_is_cancelled, the_start_is_cancelled, the_scope_of_an_application_is_cancelled,
-    close_is_cancelled_and_called_again, the_scope_of_a_pulling_block_is_cancelled,
+    an_application_is_cancelled_at_each_await_while_listeners_send, close_is_cancelled_and_called_again,
+    the_scope_of_a_pulling_block_is_cancelled,
 ]  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    may_be_stored,
     new_end,
     refuse_never_run,
     result_of,
@@ -159,6 +160,8 @@ class AsyncTransactionProducer(OfOneProcess):
         self._closing = Closing(None)
         self._lines: dict[str, AsyncEndLine] = {}
         self._listening: set[str] = set()
+        self._searched: set[str] = set()
+        """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Sending.
@@ -179,7 +182,11 @@ class AsyncTransactionProducer(OfOneProcess):
             self._follow()
         producer, timeout_s = self._producer, settings.get("timeout_s")
         stored = producer.send(topic, body, **settings) if settings else producer.stored(topic, body)
-        half = await stored
+        try:
+            half = await stored
+        except (ProtomqError, asyncio.CancelledError) as error:
+            self._listen_where_stored(topic, error)
+            raise
         assert isinstance(half, HalfResult)
         if half.queue.broker_name not in self._listening:
             self._listen_to(half.queue)
@@ -215,14 +222,14 @@ class AsyncTransactionProducer(OfOneProcess):
     ) -> AsyncTransaction:
         """See TransactionProducer.begin."""
         self._follow()
-        half = self._begun(await self._producer.send(topic, body, **settings))
-        return AsyncTransaction(self, half)
-
-    def _begun(self, half: SendResult) -> HalfResult:
+        try:
+            half = await self._producer.send(topic, body, **settings)
+        except (ProtomqError, asyncio.CancelledError) as error:
+            self._listen_where_stored(topic, error)
+            raise
         assert isinstance(half, HalfResult)
-        if half.queue.broker_name not in self._listening:
-            self._listen_to(half.queue)
-        return half
+        self._listen_to(half.queue)
+        return AsyncTransaction(self, half)
 
     async def end(
         self,
@@ -339,6 +346,32 @@ class AsyncTransactionProducer(OfOneProcess):
             # Somebody else may cancel it: then the next message begins another one.
             task.add_done_callback(lambda _: self._listening.discard(queue.broker_name))
 
+    def _listen_where_stored(self, topic: str | OutgoingMessage, error: BaseException) -> None:
+        """See TransactionProducer."""
+        name = topic if isinstance(topic, str) else topic.topic
+        if may_be_stored(error) and name not in self._searched and not self._closed:
+            self._searched.add(name)
+            self._begin_task(self._search(name)).add_done_callback(lambda _: self._searched.discard(name))
+
+    async def _search(self, topic: str) -> None:
+        while not self._closed:
+            if await self._listen_at(topic, once=True):
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _listen_at(self, topic: str, *, once: bool = False) -> bool:
+        """Tells the brokers of a topic that this producer is there. Returns False if they are not known yet.
+
+        `once`: a topic that is nowhere is no reason to ask again.
+        """
+        try:
+            for queue in await self._producer.queues(topic):
+                self._listen_to(queue)
+        except ProtomqError as error:
+            logger.info("the brokers of topic %s are not known yet: %s", topic, error)
+            return once and is_denial(error)
+        return True
+
     def _begin_task(self, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(run)
         self._tasks.add(task)
@@ -347,14 +380,7 @@ class AsyncTransactionProducer(OfOneProcess):
 
     async def _follow_topics(self, topics: Sequence[str]) -> None:
         while not self._closed:
-            is_known = True
-            for topic in topics:
-                try:
-                    for queue in await self._producer.queues(topic):
-                        self._listen_to(queue)
-                except ProtomqError as error:
-                    is_known = False
-                    logger.info("the brokers of topic %s are not known yet: %s", topic, error)
+            is_known = all([await self._listen_at(topic) for topic in topics])
             await asyncio.sleep(TOPIC_PAUSE_S if is_known else PAUSE_S)
 
     async def _answer_checks(self, topic: str, broker_name: str) -> None:

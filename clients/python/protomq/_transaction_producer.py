@@ -32,6 +32,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    may_be_stored,
     refuse_never_run,
     result_of,
     say_listener_failed,
@@ -253,7 +254,11 @@ class TransactionProducer(OfOneProcess):
     ) -> HalfResult:
         if self._topics:
             self._follow()
-        half = self._producer.send(topic, body, **settings)
+        try:
+            half = self._producer.send(topic, body, **settings)
+        except BaseException as error:
+            self._listen_where_stored(topic, error)
+            raise
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
         return half
@@ -365,6 +370,13 @@ class TransactionProducer(OfOneProcess):
                 return
             self._begin_thread(self._answer_checks, queue.topic, queue.broker_name)
             self._listening.add(queue.broker_name)
+
+    def _listen_where_stored(self, topic: str | OutgoingMessage, error: BaseException) -> None:
+        """A half message may be stored, nobody knows at which broker. If it is the first one there, that broker would ask nobody."""
+        route = self._producer._routes.last_known(topic if isinstance(topic, str) else topic.topic)
+        if may_be_stored(error) and route is not None:
+            for queue in route.write_queues:
+                self._listen_to(queue)
 
     def _follow(self) -> None:
         with self._lock:

@@ -178,6 +178,11 @@ def listener_decision(returned: object) -> TransactionDecision:
     return check_decision(returned, "a check listener")
 
 
+def may_be_stored(error: BaseException) -> bool:
+    """Whether the half message may be stored though its send raised this: no answer in time, say, or an interrupt."""
+    return not (isinstance(error, ProtomqError) and error.definite)
+
+
 def say_listener_failed(check: TransactionCheck, error: BaseException, seldom: SaidSeldom) -> None:
     """What the listener of a check raised, or that it returned no decision. Each open transaction is asked about again and again."""
     if seldom.is_due(type(error).__name__):

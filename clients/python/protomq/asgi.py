@@ -13,18 +13,22 @@
         return (await producer.send("orders", order)).message_id
 
 The application starts when all consumers have subscribed, and its shutdown waits for their listeners; the producer is closed last, since
-listeners send. A lifespan may be entered again after it has ended, as test clients do: it has clients of its own each time.
+listeners send. That goes on, in this order, where the lifespan is cancelled; the next one waits for it. A lifespan may be entered again
+after it has ended, as test clients do: it has clients of its own each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Unpack
 
 from ._async_producer import AsyncProducer
 from ._async_push_consumer import AsyncPushConsumer
 from ._checks import check_settings
+from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._push_base import PushBase
@@ -61,14 +65,19 @@ class AppConsumer(PushBase):
         made._listen_as(self)
         return made
 
-    @asynccontextmanager
-    async def _run(self) -> AsyncIterator[None]:
+    async def _start(self) -> None:
         consumer = self.make()
-        try:
-            async with consumer:
-                self._running = consumer
-                yield
-        finally:
+        await consumer.start()
+        self._running = consumer
+
+    async def _stop(self, timeout_s: float | None) -> None:
+        """May be called again where it was cut off."""
+        if self._running is not None:
+            try:
+                await self._running.stop(timeout_s)
+            except Exception:
+                self._running = None
+                raise
             self._running = None
 
     def _check_may_subscribe(self) -> None:
@@ -99,6 +108,8 @@ class Messaging:
         self._settings = settings
         self._consumers: list[AppConsumer] = []
         self._producer: AsyncProducer | None = None
+        self._ending: Callable[[], Awaitable[None]] | None = None
+        """Waits for the end of a lifespan, from the moment on when it begins."""
 
     def consumer(self, group: str, **settings: Unpack[PushSettings]) -> AppConsumer:
         """A push consumer that runs while the application does. The settings are those of AsyncPushConsumer."""
@@ -120,7 +131,7 @@ class Messaging:
     @property
     def is_running(self) -> bool:
         """Whether the application has started, and all its consumers run: what a readiness probe asks."""
-        return self._producer is not None and all(consumer.is_running for consumer in self._consumers)
+        return self._producer is not None and self._ending is None and all(consumer.is_running for consumer in self._consumers)
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
@@ -128,19 +139,29 @@ class Messaging:
 
         Raises what the start of a consumer raises: the application does not start then.
         """
+        if self._ending is not None:  # That of a lifespan which was cancelled.
+            await self._ending()
         if self._producer is not None:
             raise ConfigurationError("this lifespan runs: each application has a Messaging of its own")
-        async with AsyncExitStack() as stack:
-            self._producer = await stack.enter_async_context(
-                AsyncProducer(self._group, connection=self._connection, **self._settings)
-            )
-            stack.callback(self._forget_producer)
+        producer = self._producer = AsyncProducer(self._group, connection=self._connection, **self._settings)
+        closing = Closing(None)
+        ending = partial(closing.wait, partial(self._end, producer, None), partial(self._end, producer, 0.0), producer._transport.abort)
+        try:
             for consumer in self._consumers:
-                await stack.enter_async_context(consumer._run())
+                await consumer._start()
             yield
+        finally:
+            self._ending = ending
+            await ending()
 
-    def _forget_producer(self) -> None:
-        self._producer = None
+    async def _end(self, producer: AsyncProducer, timeout_s: float | None) -> None:
+        """The producer closes when no listener runs any more. May be called again where it was cut off."""
+        outcomes = await asyncio.gather(*(consumer._stop(timeout_s) for consumer in self._consumers), return_exceptions=True)
+        await producer.close(timeout_s)
+        self._producer = self._ending = None
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
 
 _NOT_STARTED = "the application has not started, or it lacks lifespan=messaging.lifespan"
