@@ -24,7 +24,12 @@ from protomq import (
     _transaction_producer,
 )
 from protomq._types import BrokerAddress, MethodInfo
-from protomq.errors import ConfigurationError, ConnectionLostError, TransactionEndedError, WrongTypeError
+from protomq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    TransactionEndedError,
+    WrongTypeError,
+)
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendResponse
