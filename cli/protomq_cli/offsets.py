@@ -172,7 +172,10 @@ def _check_order(text: str, wanted: OffsetRange) -> None:
     """Raises ValueError for a range that is empty in every queue. Whether 5:-3 is one depends on the queue."""
     match wanted.begin, wanted.end:
         case (
-            (Exactly(begin), Exactly(end)) | (AtTime(begin), AtTime(end)) | (FromStart(begin), FromStart(end)) | (FromEnd(end), FromEnd(begin))
+            (Exactly(begin), Exactly(end))
+            | (AtTime(begin), AtTime(end))
+            | (FromStart(begin), FromStart(end))
+            | (FromEnd(end), FromEnd(begin))
         ):
             is_empty = end < begin
         case _, FromStart(0):
