@@ -104,6 +104,8 @@ def drain(
     that does not answer is a warning. --undo gives each topic the permission
     that it had before.
     """
+    if undo and wait is not None:
+        raise typer.BadParameter("--undo does not wait: leave --wait out", param_hint="--wait")
     with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
         if undo:
             topics = reopen(admin, broker)

@@ -75,10 +75,7 @@ def parse_offsets(text: str, now_ms: int) -> OffsetRange:
     found = _parse_times(text[1:], now_ms) if text.startswith("@") else _parse_places(text)
     if found is None:
         raise ValueError(f"{text!r} is no offset; the forms are {FORMS}")
-    if isinstance(found.begin, Exactly) and isinstance(found.end, Exactly):
-        _in_order(text, found.begin.queue_offset, found.end.queue_offset)
-    if isinstance(found.begin, AtTime) and isinstance(found.end, AtTime):
-        _in_order(text, found.begin.time_ms, found.end.time_ms)
+    _check_order(text, found)
     return found
 
 
@@ -87,8 +84,7 @@ def parse_times(text: str, now_ms: int) -> OffsetRange:
     found = _parse_times(text.strip()[1:], now_ms) if text.strip().startswith("@") else None
     if found is None or not isinstance(found.begin, AtTime):
         raise ValueError(f"{text!r} is no time; the forms are {TIME_FORMS}")
-    if isinstance(found.end, AtTime):
-        _in_order(text, found.begin.time_ms, found.end.time_ms)
+    _check_order(text, found)
     return found
 
 
@@ -172,6 +168,19 @@ def _parse_time(text: str, now_ms: int) -> Place | None:
     return AtTime(round(moment.timestamp() * 1000))
 
 
-def _in_order(text: str, begin: int, end: int) -> None:
-    if end < begin:
+def _check_order(text: str, wanted: OffsetRange) -> None:
+    """Raises ValueError for a range that is empty in every queue. Whether 5:-3 is one depends on the queue."""
+    match wanted.begin, wanted.end:
+        case (
+            (Exactly(begin), Exactly(end))
+            | (AtTime(begin), AtTime(end))
+            | (FromStart(begin), FromStart(end))
+            | (FromEnd(end), FromEnd(begin))
+        ):
+            is_empty = end < begin
+        case _, FromStart(0):
+            is_empty = True
+        case _:
+            is_empty = False
+    if is_empty:
         raise ValueError(f"{text!r} ends before it begins")

@@ -341,7 +341,7 @@ def _convert_number(kind: type[int] | type[float], value: Any, key: str) -> int 
             value = parse_time_ms(value)
         elif key.endswith("_s"):
             value = parse_time_ms(value) / 1000
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise ValueError(f"a number is expected, this is {value!r}")
     if kind is int and value != int(value):
         raise ValueError(f"a whole number is expected, this is {value!r}")

@@ -24,7 +24,12 @@ from protomq import (
     _transaction_producer,
 )
 from protomq._types import BrokerAddress, MethodInfo
-from protomq.errors import ConfigurationError, ConnectionLostError, WrongTypeError
+from protomq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    TransactionEndedError,
+    WrongTypeError,
+)
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendResponse
@@ -309,3 +314,42 @@ def test_a_forked_child_sends_and_answers_for_itself_whatever_another_thread_was
                 finally:
                     os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+REFUSED = "the transaction of message 1 has expired"
+
+
+def send_and_look(broker: AskingBroker) -> bool:
+    with TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer:
+        return producer.send("T", b"", execute=lambda _: COMMIT).is_ended
+
+
+def send_async_and_look(broker: AskingBroker) -> bool:
+    async def run() -> bool:
+        async with AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer:
+            return (await producer.send("T", b"", execute=lambda _: COMMIT)).is_ended
+
+    return asyncio.run(run())
+
+
+def begin_and_commit(broker: AskingBroker) -> None:
+    with TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer:
+        producer.begin("T", b"").commit()
+
+
+@pytest.mark.parametrize("look", [send_and_look, send_async_and_look])
+def test_a_refusal_for_good_is_raised_unless_an_earlier_try_may_have_ended_the_transaction(
+    broker: AskingBroker, look: Callable[[AskingBroker], bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.fail("a", _methods.END_TRANSACTION, TransactionEndedError(REFUSED))
+    with pytest.raises(TransactionEndedError, match=REFUSED) as caught:
+        look(broker)
+    assert caught.value.definite
+    assert REFUSED not in caplog.text
+    broker.fail("a", _methods.END_TRANSACTION, ConnectionLostError("the answer was lost"), TransactionEndedError(REFUSED))
+    assert not look(broker)
+    assert REFUSED in caplog.text
+    broker.fail("a", _methods.END_TRANSACTION, ConnectionLostError("the answer was lost"), TransactionEndedError(REFUSED))
+    with pytest.raises(TransactionEndedError, match=REFUSED) as caught:
+        begin_and_commit(broker)
+    assert not caught.value.definite

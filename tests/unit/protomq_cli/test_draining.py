@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from protomq import Permission
 from protomq.errors import (
@@ -146,6 +147,11 @@ def test_undo_gives_each_topic_the_permission_of_before() -> None:
     assert reopen(admin, "a") == 2
     assert admin.permissions == {"a": {**before, "later": RW}, "b": {"t": RW, "archive": RW}}
     assert reopen(admin, "a") == 0
+
+
+def test_undo_does_not_wait_and_says_so() -> None:
+    with pytest.raises(typer.BadParameter, match="--undo does not wait: leave --wait out"):
+        draining.drain("a", undo=True, wait=5.0, namesrv="127.0.0.1:1")
 
 
 def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_lacks() -> None:

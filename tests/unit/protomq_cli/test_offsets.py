@@ -69,7 +69,7 @@ def test_anything_else_is_refused_with_the_forms_there_are(text: str) -> None:
         parse_offsets(text, NOW_MS)
 
 
-@pytest.mark.parametrize("text", ["20:10", "@2021-06-02:2021-06-01", "@-1h:-2h"])
+@pytest.mark.parametrize("text", ["20:10", "@2021-06-02:2021-06-01", "@-1h:-2h", "end:start", "5:start", "@-1h:start", "+5:+2", "-2:-5"])
 def test_a_range_that_ends_before_it_begins_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ends before it begins"):
         parse_offsets(text, NOW_MS)

@@ -166,6 +166,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
             r"segment_size_bytes: a whole number is expected, this is 1\.5",
         ),
         ("store: {disk_ratio: true}", r"disk_ratio: a number is expected, this is True"),
+        ("store: {segment_size_bytes: .nan}", r"segment_size_bytes: a number is expected, this is nan"),
         ("store: {segment_size_bytes: 1e999}", r"segment_size_bytes: a number is expected, this is inf"),
         ("auto_create: perhaps", r"auto_create: true or false is expected, this is 'perhaps'"),
         ("name: [a]", r"name: a text is expected, this is \['a'\]"),
