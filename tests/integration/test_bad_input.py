@@ -257,7 +257,7 @@ async def test_a_stale_receipt_is_told_so(client: Client) -> None:
     first = settled(await popped(client))
     await client.call(consumer.ResetOffsetsRequest(consumer_group="g", topic="t", queue_offset=0), consumer.ResetOffsetsResponse)
     second = settled(await popped(client))
-    told = (PRECONDITION, "STALE_RECEIPT", {"topic": "t", "queue_id": "0", "queue_offset": "0"})
+    told = (PRECONDITION, "STALE_RECEIPT", {"topic": "t", "queue_id": "0", "queue_offset": "0", "never_acknowledged": "false"})
     ack = pop.AckRequest(consumer_group="g", topic="t", messages=first)
     change = pop.ChangeInvisibleRequest(consumer_group="g", topic="t", messages=first, invisible_ms=HELD_MS)
     assert await refusal(client, ack) == told

@@ -137,7 +137,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     # Not definite, since the answer to a repeated send looks at the queue: the message is stored then.
     "QUEUE_HEALING": ReasonRule(Code.UNAVAILABLE, False, ("queue_offset",)),
     "STALE_RECEIPT": ReasonRule(
-        Code.FAILED_PRECONDITION, True, ("topic", "queue_id", "queue_offset")
+        Code.FAILED_PRECONDITION, True, ("topic", "queue_id", "queue_offset", "never_acknowledged")
     ),
     "ILLEGAL_RECEIPT": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value")),
     "ILLEGAL_DELAY": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value", "limit")),

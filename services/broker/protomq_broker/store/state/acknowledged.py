@@ -2,7 +2,7 @@
 
 An answer to an acknowledgement may be lost. Who says it again is to be told the same, though nobody holds the messages any more, and
 somebody else may have had them instead. Records do not name the hand-out of what they say is acknowledged. The state knows it at that
-moment, so this is known wherever records are applied. It is kept for the latest hand-outs of all queues and groups of a broker, and is no
+moment, so this is known wherever records are applied. It is kept for the latest hand-outs of all queues and groups of a broker. It is no
 part of a snapshot: what a start did not apply is forgotten.
 """
 

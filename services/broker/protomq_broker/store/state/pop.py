@@ -100,9 +100,10 @@ class PopState:
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
         ):
+            # Behind a reset, what was acknowledged may come again.
             is_said_again = (
                 known is not None and known.incarnation == told.topic_incarnation and known.next_offset == told.next_offset
-            )  # else what was acknowledged may come again
+            )
             acknowledged = known.acknowledged if known is not None and is_said_again else self._nothing_acknowledged(told)
             known = self._add(OpenMessages(key, told.topic_incarnation, position, acknowledged))
         newest_number = known.hand_out_count
