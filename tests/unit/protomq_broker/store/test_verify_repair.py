@@ -556,8 +556,9 @@ def test_a_log_that_was_lost_as_a_whole_is_filled_or_taken_off_the_list_if_nobod
     assert request.queue_offset == end_offset, "no offset is given twice"
     store.close()
     assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.QUARANTINE]
-    if not is_noted:  # by a version that wrote no note
+    if not is_noted:
         disk.remove(f"/s/{FRONT_NAME}")
+        disk.remove("/s/checkpoint")
     assert len(repair("/s", "/keep", disk=disk)) == 1
     kinds = [FindingKind.REPAIRED] if is_noted else []
     assert [found.kind for found in verify("/s", disk=disk)] == kinds
