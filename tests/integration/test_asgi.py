@@ -144,6 +144,23 @@ async def test_an_application_without_a_broker_does_not_start() -> None:
     assert not messaging.is_running
 
 
+async def test_a_lifespan_may_be_entered_again_after_one_whose_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    messaging = Messaging(connection=ConnectionOptions(namesrv="127.0.0.1:1"))
+
+    async def fail(producer: AsyncProducer, timeout_s: float | None = None) -> None:
+        raise OSError("it cannot be closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncProducer, "close", fail)
+        with pytest.raises(OSError, match="cannot be closed"):
+            async with messaging.lifespan():
+                pass
+    for _ in range(2):
+        async with messaging.lifespan():
+            assert messaging.is_running
+        assert not messaging.is_running
+
+
 async def test_what_is_used_outside_of_the_lifespan_says_so() -> None:
     messaging = Messaging()
     billing = messaging.consumer("g")

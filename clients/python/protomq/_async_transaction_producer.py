@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("protomq.producer")
 
 _COMMIT: Final = TransactionDecision.COMMIT
+SEARCH_DELAY_S: Final = 0.1
+"""After a send that was cut off, until the brokers of its topic are looked for. They ask no earlier than a transaction is 6 s old."""
 
 Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[TransactionDecision]]
 """A function or a coroutine function."""
@@ -351,7 +353,12 @@ class AsyncTransactionProducer(OfOneProcess):
         name = topic if isinstance(topic, str) else topic.topic
         if may_be_stored(error) and name not in self._searched and not self._closed:
             self._searched.add(name)
-            self._begin_task(self._search(name)).add_done_callback(lambda _: self._searched.discard(name))
+            # Not at once: a loop that is about to end has cancelled all of its tasks, and does not wait for a further one.
+            asyncio.get_running_loop().call_later(SEARCH_DELAY_S, self._begin_search, name)
+
+    def _begin_search(self, topic: str) -> None:
+        if not self._closed:
+            self._begin_task(self._search(topic)).add_done_callback(lambda _: self._searched.discard(topic))
 
     async def _search(self, topic: str) -> None:
         while not self._closed:

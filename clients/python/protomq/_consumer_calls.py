@@ -19,9 +19,9 @@ from ._types import Membership, MessageQueue, MethodInfo, QueueRange
 
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 BEYOND_ALL_OFFSETS: Final = 2**62
+"""A pull from there finds nothing, and searches for nothing."""
 STORE_TIME_MAX_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999: protobuf has no later Timestamp. Rounded, `datetime.max` is one."""
-"""A pull from there finds nothing, and searches for nothing."""
 
 
 class Limits(NamedTuple):

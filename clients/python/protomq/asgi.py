@@ -145,7 +145,8 @@ class Messaging:
             raise ConfigurationError("this lifespan runs: each application has a Messaging of its own")
         producer = self._producer = AsyncProducer(self._group, connection=self._connection, **self._settings)
         closing = Closing(None)
-        ending = partial(closing.wait, partial(self._end, producer, None), partial(self._end, producer, 0.0), producer._transport.abort)
+        end = partial(self._end, producer)
+        ending = partial(closing.wait, partial(end, None), partial(end, 0.0), partial(self._abort, producer))
         try:
             for consumer in self._consumers:
                 await consumer._start()
@@ -162,6 +163,13 @@ class Messaging:
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+    def _abort(self, producer: AsyncProducer) -> None:
+        """The end has failed, or its loop has ended. There may be another lifespan all the same."""
+        producer._transport.abort()
+        for consumer in self._consumers:
+            consumer._running = None
+        self._producer = self._ending = None
 
 
 _NOT_STARTED = "the application has not started, or it lacks lifespan=messaging.lifespan"

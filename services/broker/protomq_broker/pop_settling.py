@@ -213,7 +213,7 @@ class PopSettler:
                         # The answer to an acknowledgement was lost, and it is said again.
                         acknowledged, lost = known.acknowledged.parted(lost, receipt.number, receipt.time_ms)
                         is_any_held = is_any_held or bool(acknowledged)
-                        is_known = known.acknowledged.is_whole(receipt.number)
+                        is_known = known.acknowledged.is_whole(receipt.number, receipt.time_ms)
             if held:
                 told = turn.queue(key, receipt.incarnation)
                 if is_unseen:

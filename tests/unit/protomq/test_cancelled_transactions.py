@@ -121,7 +121,8 @@ def fails(_: Desk) -> None:
 async def test_a_send_that_is_cancelled_at_any_time_is_settled_by_what_was_done(
     monkeypatch: pytest.MonkeyPatch, work: Callable[[Desk], Any], waits: bool, hooks: Sequence[Hook]
 ) -> None:
-    monkeypatch.setattr("protomq._async_transaction_producer.PAUSE_S", 0.01)
+    for name in ("PAUSE_S", "SEARCH_DELAY_S"):
+        monkeypatch.setattr(f"protomq._async_transaction_producer.{name}", 0.01)
     cuts_by_outcome = {"nothing stored": 0, "asked": 0, "told": 0}
     for turns in range(TURNS_MAX):
         desk = Desk(AskingBroker(), work, hooks, waits=waits)
@@ -139,6 +140,39 @@ async def test_a_send_that_is_cancelled_at_any_time_is_settled_by_what_was_done(
         pytest.fail(f"a send takes more than {TURNS_MAX} turns")
     assert cuts_by_outcome["nothing stored"]
     assert cuts_by_outcome["asked"]
+
+
+def test_a_loop_that_ends_leaves_no_task_of_a_send_that_it_has_cancelled() -> None:
+    """Nobody would wait for it: asyncio says that it was destroyed."""
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    class Silent(FakeAsyncTransport):
+        async def call(self, address: BrokerAddress, method: MethodInfo, *given: Any, **named: Any) -> bytes:
+            answer = await super().call(address, method, *given, **named)
+            if method == _methods.SEND:
+                is_sent.set()
+                await asyncio.Event().wait()
+            return answer
+
+    async def send() -> None:
+        try:
+            await producers[0].send("T", b"", execute=lambda half: None)
+        finally:
+            cancelled.append(True)
+
+    async def main() -> None:
+        loop.append(asyncio.get_running_loop())
+        producers.append(AsyncTransactionProducer("g", lambda _: ROLL_BACK, transport=Silent(AskingBroker())))
+        sending.append(asyncio.create_task(send()))
+        await is_sent.wait()
+
+    producers: list[AsyncTransactionProducer] = []
+    sending: list[asyncio.Task[None]] = []
+    cancelled: list[bool] = []
+    is_sent = asyncio.Event()
+    asyncio.run(main())
+    assert cancelled
+    assert asyncio.all_tasks(loop[0]) == set()
 
 
 def test_a_half_message_whose_answer_was_lost_is_asked_about(broker: AskingBroker) -> None:

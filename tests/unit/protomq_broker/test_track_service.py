@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from protomq.v1.track_service_pb2 import (
 from protomq.wire.record import FLAG_KIND_COPY, encode_message_id
 from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.message_track import origin_of, state_of
-from protomq_broker.store.state.acknowledged import Acknowledged
+from protomq_broker.store.state.acknowledged import Acknowledged, Remembered
 from protomq_broker.store.state.popped_queue import OpenMessages, QueueOfGroup
 
 from .fake_broker import CONSUMER, POP, SEND, FakeBroker
@@ -70,7 +69,7 @@ def test_by_offsets_a_message_is_consumed_if_the_group_is_behind_it(
 
 
 def test_by_pops_a_message_is_held_or_consumed_one_by_one() -> None:
-    popped = OpenMessages(QueueOfGroup("g", "t", 0), 1, 0, Acknowledged(deque(), 0))
+    popped = OpenMessages(QueueOfGroup("g", "t", 0), 1, 0, Acknowledged(Remembered(), 0, 0))
     hand_out = HandOut(number=1, time_ms=5, deadline_ms=9, attempt=2, runs=[0, 3])
     popped.take(PoppedQueue(next_offset=4, hand_outs=[hand_out], waiting_runs=[3, 1]), 1)
     popped.take(PoppedQueue(next_offset=4, acked_runs=[1, 1]), 2)

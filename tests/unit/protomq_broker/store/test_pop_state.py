@@ -77,14 +77,25 @@ def test_what_was_acknowledged_is_remembered_by_who_applies_it_and_else_known_to
         known = state.find(KEY, 7)
         assert known is not None
         assert known.acknowledged.parted([0, 3], 1, 100)[0] == acked
-        assert known.acknowledged.is_whole(1) is is_whole
+        assert known.acknowledged.is_whole(1, 100) is is_whole
     # Said again for the retention, by who knows it.
     whole = first.carry(50)[0]()
     first.apply(whole, 60)
     known = first.find(KEY, 7)
     assert known is not None
     assert known.acknowledged.parted([0, 3], 1, 100)[0] == [0, 3]
-    assert known.acknowledged.is_whole(1)
+    assert known.acknowledged.is_whole(1, 100)
+
+
+def test_of_a_group_that_was_deleted_nobody_knows_what_it_has_acknowledged_before() -> None:
+    state = machine()
+    deleted = PopRecord(deleted_groups=["g"]).SerializeToString()
+    for position, body in enumerate((hand_out(1, 0, 5), ack(0, 5), deleted, hand_out(2, 0, 5))):
+        state.apply(body, position * 10)
+    known = state.find(KEY, 7)
+    assert known is not None
+    assert not known.acknowledged.is_whole(1, 100)
+    assert known.acknowledged.is_whole(2, 200)
 
 
 def test_what_is_carried_forward_is_all_that_is_needed_of_what_goes() -> None:

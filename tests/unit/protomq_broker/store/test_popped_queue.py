@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import random
+import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue
 from protomq_broker.store.state import acknowledged, popped_queue
-from protomq_broker.store.state.acknowledged import Acknowledged
+from protomq_broker.store.state.acknowledged import Acknowledged, Remembered
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
@@ -88,18 +89,18 @@ def check(known: OpenMessages, model: Model, now_ms: int) -> None:
     assert known.next_due_ms() == min(deadlines, default=None)
     every = [0, model.next_offset] if model.next_offset else []
     for number in range(model.count + 1):
-        time_ms = known.acknowledged._runs.get(number, (0, []))[0]
+        time_ms = known.acknowledged._bounds.get(number, (0, []))[0]
         acked, rest = known.acknowledged.parted(every, number, time_ms)
         assert set(offsets_in(acked)) == model.acked.get(number, set())
         assert sorted([*offsets_in(acked), *offsets_in(rest)]) == list(range(model.next_offset))
         assert known.acknowledged.parted(every, number, time_ms + 1) == ([], runs_of(offsets_in(every)))
-        assert known.acknowledged.is_whole(number) is (number > model.forgotten)
+        assert known.acknowledged.is_whole(number, 0) is (number > model.forgotten)
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
-    known, model = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0)), Model()
+    known, model = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), 0, 0)), Model()
     now_ms = position = 0
     for _ in range(data.draw(st.integers(1, 25), "records")):
         position += 10
@@ -172,7 +173,7 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
         check(known, model, now_ms)
         if data.draw(st.booleans(), "said again"):
             position += 10
-            whole = OpenMessages(KEY, 7, 0, Acknowledged(deque(), model.count))
+            whole = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), model.count, 0))
             whole.take(PoppedQueue.FromString(known.statement().SerializeToString()), position)
             assert whole.since == position
             assert whole.hand_out_count == known.hand_out_count == model.count
@@ -182,16 +183,41 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
 
 def test_the_oldest_hand_outs_are_forgotten_and_it_is_known_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acknowledged, "REMEMBERED_MAX", 2)
-    order: deque[tuple[Acknowledged, int]] = deque()
-    one, other = Acknowledged(order, 0), Acknowledged(order, 0)
+    remembered = Remembered()
+    one, other = Acknowledged(remembered, 0, 0), Acknowledged(remembered, 0, 0)
     one.add(3, 30, 0, 1)
     one.add(5, 50, 7, 2)
     other.add(1, 10, 4, 1)  # the third
-    assert len(order) == 2
+    assert len(remembered.order) == remembered.run_count == 2
     assert one.parted([0, 1], 3, 30) == ([], [0, 1])
-    assert [one.is_whole(number) for number in (3, 4)] == [False, True]
+    assert [one.is_whole(number, 30) for number in (3, 4)] == [False, True]
     assert one.parted([6, 3], 5, 50) == ([7, 2], [6, 1])
-    assert other.is_whole(1)
+    assert other.is_whole(1, 10)
+    for offset in (6, 8):  # runs of their own: they count as hand-outs do
+        other.add(1, 10, offset, 1)
+    assert remembered.run_count <= 2
+    assert not other.is_whole(1, 10)
+
+
+def test_messages_that_are_acknowledged_one_by_one_in_any_order_become_one_run() -> None:
+    remembered = Remembered()
+    known = Acknowledged(remembered, 0, 0)
+    for offset in random.Random(0).sample(range(100, 132), 32):
+        known.add(1, 10, offset, 1)
+    assert remembered.run_count == 1
+    assert known.parted([90, 20, 130, 10], 1, 10) == ([100, 10, 130, 2], [90, 10, 132, 8])
+
+
+def test_to_look_up_one_message_costs_nothing_for_the_others_of_its_hand_out() -> None:
+    """An acknowledgement may name each of them alone: 10,000 of these took the lane 1.4 s."""
+    known = Acknowledged(Remembered(), 0, 0)
+    known.add(1, 10, 0, 10_000)
+    tracemalloc.start()
+    try:
+        assert known.parted([5_000, 1], 1, 10) == ([5_000, 1], [])
+        assert tracemalloc.get_traced_memory()[1] < 4_096
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.sets(st.integers(0, 30)))
@@ -202,7 +228,7 @@ def test_runs_name_what_they_are_made_of(offsets: set[int]) -> None:
 
 
 def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
-    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
+    known = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), 0, 0))
     told = PoppedQueue(next_offset=3)
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 3]))
     known.take(told, 0)
@@ -217,7 +243,7 @@ def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
 
 
 def test_a_message_that_waits_for_one_that_is_settled_in_its_own_record_is_ready() -> None:
-    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
+    known = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), 0, 0))
     told = PoppedQueue(next_offset=1, grouped_offsets=[0], sharding_hashes=[5])
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 1]))
     known.take(told, 0)
@@ -236,14 +262,14 @@ def test_what_was_said_first_is_forgotten_where_too_many_have_failed_and_a_state
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(popped_queue, "ERRORS_MAX", 3)
-    known = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
+    known = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), 0, 0))
     told = PoppedQueue(next_offset=6)
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 6]))
     for error, runs in (("a", [5, 1]), ("b", [0, 3]), ("c", [0, 1]), ("d", [9, 1])):
         told.errors.add(error=error, runs=runs)
     known.take(told, 0)
     assert list(known.errors.items()) == [(1, "b"), (2, "b"), (0, "c")]
-    whole = OpenMessages(KEY, 7, 0, Acknowledged(deque(), 0))
+    whole = OpenMessages(KEY, 7, 0, Acknowledged(Remembered(), 0, 0))
     whole.take(known.statement(), 1)
     assert list(whole.errors.items()) == list(known.errors.items())
     whole.take(PoppedQueue(acked_runs=[0, 2]), 2)

@@ -88,7 +88,7 @@ def _read_note(disk: Disk, root: str) -> int | None:
         content = read_json_file(disk, f"{root}/{FRONT_NAME}")
         return None if content is None else int(content["first_position"])
     except (SideFileDamagedError, KeyError, TypeError, ValueError) as error:
-        log.warning("the note of where the log begins does not hold, its first segment tells: %s", error)
+        log.warning("the note of where the log begins does not hold, the checkpoint or the first segment tells: %s", error)
         return None
 
 

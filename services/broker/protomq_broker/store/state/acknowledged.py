@@ -8,6 +8,7 @@ part of a snapshot: what a start did not apply is forgotten.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -15,48 +16,71 @@ from typing import Final
 from .runs import add_run, bounds
 
 REMEMBERED_MAX: Final = 32_768
-"""Hand-outs whose acknowledged messages are known, of all queues and groups: 12 MiB. At 5,000 pops a second these are 6 s."""
+"""Runs of acknowledged messages that are known, of all queues and groups: 12 MiB. Most hand-outs have one. At 5,000 pops a second these
+are 6 s."""
+
+
+class Remembered:
+    """What all queues and groups share. `order`: the hand-out that is first there is forgotten first."""
+
+    __slots__ = ("order", "run_count")
+
+    def __init__(self) -> None:
+        self.order: deque[tuple[Acknowledged, int]] = deque()
+        self.run_count = 0
 
 
 class Acknowledged:
-    """`order` is shared by all queues and groups: what is first there is forgotten first.
+    """Of one queue of a group."""
 
-    `forgotten_number`: what hand-outs up to this one have acknowledged before is not known.
-    """
+    __slots__ = ("_bounds", "_forgotten_number", "_remembered", "_since_ms")
 
-    __slots__ = ("_forgotten_number", "_order", "_runs")
-
-    def __init__(self, order: deque[tuple[Acknowledged, int]], forgotten_number: int) -> None:
-        self._order = order
-        self._runs: dict[int, tuple[int, list[int]]] = {}
-        """By the number of the hand-out: its pop time, and the runs."""
+    def __init__(self, remembered: Remembered, forgotten_number: int, since_ms: int) -> None:
+        """What hand-outs up to `forgotten_number`, or before the pop time `since_ms`, have acknowledged is not known."""
+        self._remembered = remembered
+        self._bounds: dict[int, tuple[int, list[int]]] = {}
+        """By the number of the hand-out: its pop time, and where each run begins and ends, rising. No run touches the next one."""
         self._forgotten_number = forgotten_number
+        self._since_ms = since_ms
 
     def add(self, number: int, time_ms: int, first: int, count: int) -> None:
         """Notes messages that are acknowledged while this hand-out holds them."""
-        known = self._runs.get(number)
+        remembered, known = self._remembered, self._bounds.get(number)
         if known is None:
-            known = self._runs[number] = (time_ms, [])
-            self._order.append((self, number))
-            if len(self._order) > REMEMBERED_MAX:
-                oldest, forgotten_number = self._order.popleft()
-                oldest._forget(forgotten_number)
-        add_run(known[1], first, count)
+            known = self._bounds[number] = (time_ms, [])
+            remembered.order.append((self, number))
+        of_runs, end = known[1], first + count
+        if of_runs and of_runs[-1] == first:  # mostly
+            of_runs[-1] = end
+            return
+        before = len(of_runs)
+        low, high = bisect_left(of_runs, first), bisect_right(of_runs, end)
+        of_runs[low:high] = ([] if low % 2 else [first]) + ([] if high % 2 else [end])
+        remembered.run_count += (len(of_runs) - before) // 2
+        while remembered.run_count > REMEMBERED_MAX:
+            oldest, forgotten_number = remembered.order.popleft()
+            oldest._forget(forgotten_number)
 
     def _forget(self, number: int) -> None:
-        del self._runs[number]
+        _, of_runs = self._bounds.pop(number)
+        self._remembered.run_count -= len(of_runs) // 2
         self._forgotten_number = max(self._forgotten_number, number)
 
     def parted(self, runs: Sequence[int], number: int, time_ms: int) -> tuple[list[int], list[int]]:
         """The runs, parted: what is known to be acknowledged by the hand-out of this number and time, and the rest."""
-        known_time_ms, known = self._runs.get(number, (time_ms, []))
-        offsets = {offset for first, end in bounds(known) for offset in range(first, end)} if known_time_ms == time_ms else set()
-        parts: tuple[list[int], list[int]] = ([], [])
+        known_time_ms, of_runs = self._bounds.get(number, (time_ms, []))
+        if known_time_ms != time_ms:
+            of_runs = []
+        acknowledged: list[int] = []
+        rest: list[int] = []
         for first, end in bounds(runs):
-            for offset in range(first, end):
-                add_run(parts[offset not in offsets], offset, 1)
-        return parts
+            index = bisect_right(of_runs, first)
+            while first < end:
+                stop = min(of_runs[index], end) if index < len(of_runs) else end
+                add_run(acknowledged if index % 2 else rest, first, stop - first)
+                first, index = stop, index + 1
+        return acknowledged, rest
 
-    def is_whole(self, number: int) -> bool:
-        """Whether all that this hand-out has acknowledged is known."""
-        return number > self._forgotten_number
+    def is_whole(self, number: int, time_ms: int) -> bool:
+        """Whether all that the hand-out of this number and time has acknowledged is known."""
+        return number > self._forgotten_number and time_ms >= self._since_ms

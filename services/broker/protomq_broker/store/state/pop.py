@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -29,7 +28,7 @@ from protomq.v1.state_pb2 import PoppedQueue, PopRecord
 from protomq.wire.topics import POP_TOPIC
 from protomq_broker.store.files.disk import Disk
 
-from .acknowledged import Acknowledged
+from .acknowledged import Acknowledged, Remembered
 from .machine import Carrier, Snapshot
 from .popped_queue import OpenMessages, QueueOfGroup
 from .runs import count_in
@@ -60,7 +59,7 @@ class PopState:
         self._files = SnapshotFiles(disk, path)
         self.lock = threading.Lock()
         self._queues: dict[QueueOfGroup, OpenMessages] = {}
-        self._acknowledged: deque[tuple[Acknowledged, int]] = deque()
+        self._remembered = Remembered()
         self._queue_counts: dict[tuple[str, str], int] = {}
         """One more than the highest queue that each group has popped of each topic."""
         self.time_ms = 0
@@ -87,12 +86,12 @@ class PopState:
                     del self._queues[key]
                     self._queue_counts.pop((key.group, key.topic), None)
             for told in record.queues:
-                self._take(told, position)
+                self._take(told, position, record.time_ms)
             self._change_count += 1
             self._end_position = position + 1
         return ()
 
-    def _take(self, told: PoppedQueue, position: int) -> None:
+    def _take(self, told: PoppedQueue, position: int, time_ms: int) -> None:
         key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
         known = self._queues.get(key)
         if (
@@ -100,11 +99,10 @@ class PopState:
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
         ):
-            # Behind a reset, what was acknowledged may come again.
-            is_said_again = (
-                known is not None and known.incarnation == told.topic_incarnation and known.next_offset == told.next_offset
-            )
-            acknowledged = known.acknowledged if known is not None and is_said_again else self._nothing_acknowledged(told)
+            acknowledged = self._nothing_acknowledged(told, time_ms)
+            if known is not None and (known.incarnation, known.next_offset) == (told.topic_incarnation, told.next_offset):
+                # It is said again. After a reset, what was acknowledged may come again.
+                acknowledged = known.acknowledged
             known = self._add(OpenMessages(key, told.topic_incarnation, position, acknowledged))
         newest_number = known.hand_out_count
         known.take(told, position)
@@ -119,9 +117,9 @@ class PopState:
             if told.lost_runs:
                 self.lost_count += count_in(told.lost_runs)
 
-    def _nothing_acknowledged(self, told: PoppedQueue) -> Acknowledged:
-        """Knows nothing of the hand-outs before what is told here; there were none before the first record of a queue."""
-        return Acknowledged(self._acknowledged, told.hand_out_count)
+    def _nothing_acknowledged(self, told: PoppedQueue, time_ms: int) -> Acknowledged:
+        """Knows nothing of the hand-outs before what is told here. Those of a group that was deleted had other numbers."""
+        return Acknowledged(self._remembered, told.hand_out_count, time_ms)
 
     def _add(self, known: OpenMessages) -> OpenMessages:
         key = known.key
@@ -183,7 +181,7 @@ class PopState:
         for text, since, until in content["queues"]:
             told = PoppedQueue.FromString(base64.b64decode(text))
             key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
-            known = OpenMessages(key, told.topic_incarnation, int(since), self._nothing_acknowledged(told))
+            known = OpenMessages(key, told.topic_incarnation, int(since), self._nothing_acknowledged(told, content["time_ms"]))
             known.take(told, int(since))
             known.until = int(until)
             queues.append(known)
