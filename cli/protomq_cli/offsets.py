@@ -169,7 +169,7 @@ def _parse_time(text: str, now_ms: int) -> Place | None:
 
 
 def _check_order(text: str, wanted: OffsetRange) -> None:
-    """Raises ValueError for a range that is empty in every queue. Whether 5:-3 is one depends on the queue."""
+    """Raises ValueError for a range that ends before it begins in every queue. Whether 5:-3 is one depends on the queue."""
     match wanted.begin, wanted.end:
         case (
             (Exactly(begin), Exactly(end))

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("protomq.producer")
 
 _STATUSES: Final = {int(status): status for status in SendStatus}
+_NO_KEYS: Final[Sequence[str]] = ()
+"""The default. An array, say, cannot be compared with it."""
 
 
 class SendCore:
@@ -131,13 +133,13 @@ class SendCore:
         if (
             key is not None
             or tag != ""
-            or keys != ()
+            or keys is not _NO_KEYS
             or properties is not None
             or sharding_key is not None
             or self.options.born_host
         ):
             plain = (key is None or type(key) is str) and type(tag) is str
-            if not plain or keys != () or properties is not None or sharding_key is not None:
+            if not plain or keys is not _NO_KEYS or properties is not None or sharding_key is not None:
                 check_texts(key, keys, tag, properties, sharding_key)
             try:
                 first_key, front, more_flags = make_front(

@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protomq import (
@@ -96,6 +97,8 @@ PRODUCER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     # What is false is no "nothing" either: `keys=order.number` of order 0 would store a message that nobody finds.
     (lambda p: p.send("T", b"x", keys=0), "keys is a list of str, not 0"),
     (lambda p: p.send("T", b"x", keys=""), "keys is a list of further keys, not ''"),
+    (lambda p: p.send("T", b"x", keys=np.array(["k"])), "keys is a list of str, not array"),
+    (lambda p: p.send("T", b"x", keys=np.array([])), "keys is a list of str, not array"),
     (lambda p: p.send("T", b"x", properties=0), "properties is a dict of str to str, not 0"),
     (lambda p: p.send("T", b"x", properties=[]), r"properties is a dict of str to str, not \[\]"),
     (lambda p: p.send(OutgoingMessage("T", b"x", properties="")), "properties is a dict of str to str, not ''"),  # type: ignore[arg-type]
