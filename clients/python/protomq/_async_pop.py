@@ -259,8 +259,10 @@ class AsyncSimpleConsumer(OfOneProcess):
         for late in self._steps.late.close():
             self._give_back_kept(late)
         if await self._driver.run(self._steps.give_up_held()):
+            is_over = asyncio.Event()
+            self._steps.held.over().add_done_callback(lambda _: is_over.set())
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(self._steps.held.over()), max(until_s - time.monotonic(), 0.0))
+                await asyncio.wait_for(is_over.wait(), max(until_s - time.monotonic(), 0.0))
         await self._transport.wait_for_late(max(until_s - time.monotonic(), 0.0))
         if self._giving_back:
             await asyncio.wait(self._giving_back, timeout=max(until_s - time.monotonic(), 0.0))

@@ -44,7 +44,7 @@ class HeldPops:
         self._pops: dict[bytes, HeldPop] = {}
         self._receives: set[Receive] = set()
         self._over: Future[None] | None = None
-        self._closing_thread = 0
+        self._closing_threads: set[int] = set()
         self._start()
 
     def _start(self) -> None:
@@ -68,16 +68,20 @@ class HeldPops:
             self._look()
 
     def over(self, closing_thread: int = 0) -> Future[None]:
-        """What is done when no `receive` is under way; no further one begins. `closing_thread`: that of whoever waits, if it is a thread. A
-        `receive` of its own, which a signal handler has interrupted, cannot end meanwhile.
+        """What is done when no `receive` is under way; no further one begins. All who close wait for the same.
+
+        `closing_thread`: that of whoever waits, if it is a thread. A `receive` of its own, which a signal handler has interrupted, cannot
+        end meanwhile.
         """
-        over: Future[None] = Future()
-        self._over, self._closing_thread = over, closing_thread
+        self._closing_threads.add(closing_thread)
+        over = self._over
+        if over is None:
+            over = self._over = Future()
         self._look()
         return over
 
     def _look(self) -> None:
-        of_others = [receive for receive in list(self._receives) if receive[0] != self._closing_thread]
+        of_others = [receive for receive in list(self._receives) if receive[0] not in self._closing_threads]
         if self._over is not None and (not of_others or self._fork_count != _forks.fork_count):
             with suppress(InvalidStateError):  # Another thread was faster.
                 self._over.set_result(None)

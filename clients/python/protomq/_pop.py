@@ -295,13 +295,12 @@ class SimpleConsumer(OfOneProcess):
         A `receive` that waits in another thread ends with ClosedError. What a broker has sent for it is given back, too.
         """
         until_s = time.monotonic() + GIVE_BACK_S
-        is_first = not self._closed
         self._closed = self._steps.is_closed = True
         self.request_stop()
         if self._tracer is not None:
             self._tracer.close()
         self._steps.late.close()
-        if is_first and self._driver.run(self._steps.give_up_held()):
+        if self._driver.run(self._steps.give_up_held()):
             with suppress(FutureTimeoutError):
                 self._steps.held.over(threading.get_ident()).result(max(until_s - time.monotonic(), 0.0))
         self._races.close(max(until_s - time.monotonic(), 0.0))

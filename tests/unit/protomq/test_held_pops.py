@@ -151,6 +151,18 @@ def test_a_signal_handler_that_closes_does_not_wait_for_the_receive_that_it_has_
     assert over == [True]
 
 
+def test_all_who_close_wait_for_the_receives_of_others() -> None:
+    held = HeldPops()
+    receive = held.began()
+    first = held.over()
+    second = held.over(threading.get_ident() + 1)
+    assert not first.done()
+    assert not second.done()
+    held.ended(receive)
+    assert first.done()
+    assert second.done()
+
+
 def test_nothing_is_asked_of_a_broker_once_the_consumer_is_closed(world: World) -> None:
     world.steps.is_closed = True
     with pytest.raises(ClosedError):
