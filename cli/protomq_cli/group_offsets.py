@@ -56,9 +56,10 @@ def lag(
     """Show how far a group is behind, in messages and in seconds.
 
     DELAY-S is how long ago the first message was stored that the group has
-    not consumed. With --topic, queues without an offset are there too. Of a
-    group that pops, LAG counts messages that were never handed out, and those
-    that are not acknowledged; COMMITTED-OFFSET does not count.
+    not consumed. A queue in which it has not committed or popped lags by all
+    that is stored. Of a group that pops, LAG counts messages that were never
+    handed out, and those that are not acknowledged; COMMITTED-OFFSET does not
+    count.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:

@@ -417,8 +417,9 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_server: Bro
     assert (row["committed_offset"], row["lag"]) == (4, 6)
     assert row["delay_s"] != 0
     cloned = cli("group", "clone", group, other, "-o", "jsonl")
-    (row,) = jsonl(cloned)
+    row, *rest = jsonl(cloned)
     assert (row["group"], row["committed_offset"], cloned.stderr) == (other, 4, "")
+    assert {(each["committed_offset"], each["lag"]) for each in rest} == {(None, 0)}, "what the source has not touched"
     with PullConsumer(group, namesrv=protomq_server.remoting_address) as consumer:
         consumer.subscribe(protomq_topic)
         consumer.subscribe_retries()

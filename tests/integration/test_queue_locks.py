@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import pytest
@@ -367,6 +368,35 @@ def test_a_member_that_leaves_by_any_way_leaves_no_queue_without_an_owner(protom
         wait_for(lambda: len(of_topic(survivor)) == QUEUES)
         assert time.monotonic() - began_s < LEAVE_S
         assert locked_by_others(admin, "survivor") == set()
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+@pytest.mark.parametrize("is_broken", [False, True], ids=["", "its connection breaks first"])
+def test_no_lock_of_a_member_outlives_its_stop(transport: Literal["remoting", "grpc"], is_broken: bool) -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy()) for _ in range(2)]
+        ports = [proxy.address.rpartition(":")[2] for proxy in proxies]
+        environment = {"PROTOMQ_LISTEN_ADVERTISED_REMOTING_PORT": ports[0], "PROTOMQ_LISTEN_ADVERTISED_GRPC_PORT": ports[1]}
+        broker = stack.enter_context(Broker(environment=environment))
+        proxies[0].target, proxies[1].target = broker.remoting_address, broker.grpc_address
+        admin = stack.enter_context(Admin(namesrv=broker.namesrv))
+        admin.create_topic("t", write_queues=QUEUES, read_queues=QUEUES)
+        for number in range(5):
+            group = f"stopping-{number}"
+            consumer = PushConsumer(group, namesrv=broker.namesrv, orderly=True, transport=transport)
+            consumer.subscribe("t", lambda message: None)
+            consumer.start()
+            wait_for(lambda group=group: len(admin.queue_locks(group)) > QUEUES)  # type: ignore[misc]
+            if is_broken:
+                for proxy in proxies:
+                    proxy.cut()
+            consumer.stop()
+            assert admin.queue_locks(group) == []
+            with PullConsumer(group, namesrv=broker.namesrv, auto_commit=False) as other:
+                queue = other.queues("t")[0]
+                other.assign([queue])
+                other.seek(queue, 0)
+                other.commit()
 
 
 def test_the_only_member_repeats_nothing_after_its_connection_was_broken_for_so_long_that_its_queues_were_free() -> None:

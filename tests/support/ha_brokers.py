@@ -29,7 +29,7 @@ SEGMENT_SIZE_BYTES = 4 << 20
 
 
 class HaBroker:
-    """One broker. `address` is that of its last start."""
+    """One broker. `address` is that of its last start, `metrics_address` too, if it has such a page."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class HaBroker:
             self._config[name] = known | value if isinstance(known, dict) else value
         self._process: subprocess.Popen[str] | None = None
         self.address = BrokerAddress(NAME, "", "")
+        self.metrics_address = ""
 
     def start(self) -> HaBroker:
         """Starts it, at the ports that it had before: somebody else on this machine may have one for a moment."""
@@ -75,6 +76,7 @@ class HaBroker:
         wait_for(is_ready, PATIENCE_S)
         words = dict(word.split("=", 1) for word in lines[-1].split()[1:])
         self.address = BrokerAddress(NAME, words["grpc"], words["remoting"])
+        self.metrics_address = words.get("metrics", "")
         for name in ("grpc", "remoting"):
             self._config["listen"][f"{name}_port"] = int(words[name].rpartition(":")[2])
         return self

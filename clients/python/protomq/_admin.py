@@ -175,7 +175,9 @@ class Admin(AdminCalls):
     def group_lag(
         self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[GroupLag]:
-        """Returns the lag of a group by queue: in all topics in which it has committed or popped, or in all queues of one topic.
+        """Returns the lag of a group by queue: of all topics in which it has committed or popped, or of one topic.
+
+        A queue in which it has done neither lags by all that is stored.
 
         Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
         """

@@ -20,7 +20,7 @@ from ._hook_points import HookPoints, check_hooks
 from ._hooked_async_calls import async_transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
-from ._late_pops import KEPT_S, LatePop
+from ._late_pops import LatePop
 from ._message import Message
 from ._of_one_process import OfOneProcess
 from ._pop import REQUEST_TIMEOUT_S
@@ -247,7 +247,7 @@ class AsyncSimpleConsumer(OfOneProcess):
         if late.over.is_set():
             self._give_back_kept(late)
         else:
-            asyncio.get_running_loop().call_later(KEPT_S, self._give_back_kept, late)
+            asyncio.get_running_loop().call_later(late.kept_s, self._give_back_kept, late)
 
     def _give_back_kept(self, late: LatePop) -> None:
         if late in self._steps.late:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _methods
@@ -37,12 +38,16 @@ class GroupLag:
 def group_lag(
     admin: AdminCalls, group: str, topic: str, brokers: Iterable[str] | None
 ) -> tuple[list[GroupLag], dict[str, ProtomqError]]:
-    """Of each queue, and the failures by broker. Raises GroupNotFoundError if no broker knows the group."""
+    """Of each queue, and the failures by broker. Raises GroupNotFoundError if no broker knows the group.
+
+    Without a topic: of the topics that any broker names, at all brokers. One where the group has done nothing does not know it.
+    """
     from .v1 import consumer_service_pb2 as pb
 
     check_group(group)
     check_topic(topic)
-    def ask(broker: Any) -> list[GroupLag] | ProtomqError:
+
+    def ask_of(broker: Any, topic: str) -> list[GroupLag] | ProtomqError:
         request = pb.GetLagRequest(consumer_group=group, topic=topic)
         try:
             answer = admin._call(broker.address, _methods.GET_LAG, request, pb.GetLagResponse)
@@ -59,12 +64,20 @@ def group_lag(
             for queue in answer.queues
         ]
 
-    answers, failures = admin._answers(brokers, ask, topic, slave_stands_in=True)
+    names = None if brokers is None else list(brokers)
+    answers, failures = admin._answers(names, lambda broker: ask_of(broker, topic), topic, slave_stands_in=True)
     known = [lags for _, lags in answers if isinstance(lags, list)]
     unknown = [error for _, error in answers if isinstance(error, ProtomqError)]
     if unknown and not known and not failures:
         raise unknown[0]
-    return sorted((one for lags in known for one in lags), key=lambda one: one.queue), failures
+    lags = [one for several in known for one in several]
+    for name in sorted({one.queue.topic for one in lags} if not topic else ()):
+        named_by = {one.queue.broker_name for one in lags if one.queue.topic == name}
+        others = [broker.broker_name for broker, _ in answers if broker.broker_name not in named_by]
+        more, late = admin._answers(others, partial(ask_of, topic=name), slave_stands_in=True) if others else ([], {})
+        lags += [one for _, several in more if isinstance(several, list) for one in several]
+        failures = {**late, **failures}
+    return sorted(lags, key=lambda one: one.queue), failures
 
 
 def reset_offsets(

@@ -6,10 +6,13 @@ A broker that is slower than others would get rid of nothing otherwise, for as l
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 KEPT_S: Final = 0.2
-"""For which an answer waits for the next `receive`: longer than one takes that asks a second broker."""
+"""For which an answer waits for the next `receive`: longer than one takes that asks a second broker. Not for more than half of the time for
+which its messages are invisible: who gets them is to have time for them.
+"""
 
 
 class HandOut(NamedTuple):
@@ -20,19 +23,25 @@ class HandOut(NamedTuple):
 
 
 class LatePop:
-    """One that is kept. `over`: somebody has taken it, or its time is up."""
+    """One that is kept. `over`: somebody has taken it, or its time is up.
 
-    def __init__(self, wanted: bytes, topic: str, hand_out: HandOut) -> None:
+    `kept_s`: for how long it may be taken; `until_s`: until when, by the clock.
+    """
+
+    def __init__(self, wanted: bytes, topic: str, hand_out: HandOut, kept_s: float, until_s: float) -> None:
         self.wanted = wanted
         self.topic = topic
         self.hand_out = hand_out
+        self.kept_s = kept_s
+        self.until_s = until_s
         self.over = threading.Event()
 
 
 class LatePops:
     """Of one consumer. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._kept: list[LatePop] = []
         self._closed = False
@@ -43,9 +52,10 @@ class LatePops:
     def __contains__(self, late: LatePop) -> bool:
         return late in self._kept
 
-    def keep(self, wanted: bytes, topic: str, hand_out: HandOut) -> LatePop:
-        """Keeps one; `wanted`: what was asked for, as bytes that are compared."""
-        late = LatePop(wanted, topic, hand_out)
+    def keep(self, wanted: bytes, topic: str, hand_out: HandOut, invisible_s: float) -> LatePop:
+        """Keeps one; `wanted`: what was asked for, as bytes that are compared. `invisible_s`: for how long; 0: as the broker says, long."""
+        kept_s = min(KEPT_S, invisible_s / 2) if invisible_s else KEPT_S
+        late = LatePop(wanted, topic, hand_out, kept_s, self._clock() + kept_s)
         with self._lock:
             self._kept.append(late)
             if self._closed:
@@ -53,10 +63,11 @@ class LatePops:
         return late
 
     def take(self, wanted: bytes) -> list[HandOut]:
-        """Those that somebody wants now."""
+        """Those that somebody wants now. One whose time is up is given back, though its keeper may not have woken up for that yet."""
+        now_s = self._clock()
         with self._lock:
-            taken = [late for late in self._kept if late.wanted == wanted]
-            self._kept = [late for late in self._kept if late.wanted != wanted]
+            taken = [late for late in self._kept if late.wanted == wanted and now_s < late.until_s]
+            self._kept = [late for late in self._kept if late not in taken]
         for late in taken:
             late.over.set()
         return [late.hand_out for late in taken]

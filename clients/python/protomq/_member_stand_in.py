@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from . import _methods
-from ._member_driver import LEAVE_TIMEOUT_S, take_outcome
+from ._member_driver import leaves, take_outcome
 from ._membership_logic import MembershipState
 from ._pull_multiplexer import PullMultiplexer
 from ._transport import SyncTransport
@@ -167,12 +167,12 @@ class MemberStandIn:
             # What it had, others may have from now on.
             self._state.restart()
         transport = self._transport = self._transport or SyncTransport(self._options)
-        for address, request in requests:
+        for address, payload, timeout_s in leaves(requests):
             if runs.is_set():
                 break  # It joins again, and a broker of an earlier version would take that for what ends.
             # Who does not hear it finds out: the connection closes, too.
             with contextlib.suppress(ProtomqError, OSError, RuntimeError):
-                transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
+                transport.call(address, _methods.LEAVE_GROUP, (payload,), timeout_s)
         self._transport = None
         transport.close()
         while not (runs.wait(STOPPED_LOOK_S) or self._closed.is_set()):

@@ -104,7 +104,7 @@ class MemberTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with self.lock:
             requests = self.state.leave_requests(pull_member)
-        await asyncio.gather(*(self._say_leaving(address, request) for address, request in requests))
+        await asyncio.gather(*(self._say_leaving(leave.address, leave.payload) for leave in requests))
 
     async def _say_leaving(self, address: BrokerAddress, request: bytes) -> None:
         with contextlib.suppress(ProtomqError):

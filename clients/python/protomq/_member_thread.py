@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from . import _methods
-from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
+from ._member_driver import LOOK_MAX_S, leaves, take_outcome
 from ._member_search import MemberSearch
 from ._membership_logic import MembershipState, MemberTicket
 from ._pull_multiplexer import PullMultiplexer
@@ -91,9 +91,9 @@ class MemberThread:
         with self.lock:
             requests = self.state.leave_requests(pull_member)
         self.abandon()
-        for address, request in requests:
+        for address, payload, timeout_s in leaves(requests):
             with contextlib.suppress(ProtomqError):
-                self._transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
+                self._transport.call(address, _methods.LEAVE_GROUP, (payload,), timeout_s)
 
     def abandon(self) -> None:
         """Nobody wants it any more; does not wait. It takes no lock, for it may run anywhere: the thread wakes who waits, when it ends."""

@@ -89,6 +89,14 @@ class MemberTicket(NamedTuple):
     number: int
 
 
+class LeaveRequest(NamedTuple):
+    """What says to a broker that the member goes. `is_away`: its last call there failed."""
+
+    address: BrokerAddress
+    payload: bytes
+    is_away: bool
+
+
 @dataclass(slots=True)
 class _Claim:
     """A queue that is to be taken."""
@@ -396,16 +404,21 @@ class MembershipState:
         else:
             request.description.description_id = number
 
-    def leave_requests(self, pull_member: str = "") -> list[tuple[BrokerAddress, bytes]]:
-        """What says to each broker that the member goes. `pull_member`: its name in pulls, if it makes no more of them."""
+    def leave_requests(self, pull_member: str = "") -> list[LeaveRequest]:
+        """What says to each broker that the member goes; those that are away are the last.
+
+        `pull_member`: its name in pulls, if it makes no more of them.
+        """
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
 
         client_id, nonce = self.key
         requests = []
         for broker in self._brokers.values():
-            # One that is being asked for the first time may know it already. One that is away is not waited for.
-            if broker.members is not None or (broker.in_flight and not broker.failures):
+            # One that is being asked for the first time may know it already. One that is away is not waited for, unless it may have locks
+            # of this member: while only a connection is broken, they hinder others.
+            is_away = not (broker.members is not None or (broker.in_flight and not broker.failures))
+            if not is_away or (self.locks_queues and broker.version):
                 request = pb.LeaveGroupRequest(
                     consumer_group=self.group,
                     client_id=client_id,
@@ -413,8 +426,8 @@ class MembershipState:
                     member_epoch=broker.member_epoch if self.is_named else 0,
                     pull_member=pull_member,
                 )
-                requests.append((broker.address, request.SerializeToString()))
-        return requests
+                requests.append(LeaveRequest(broker.address, request.SerializeToString(), is_away))
+        return sorted(requests, key=lambda leave: leave.is_away)
 
     def _said(self, broker_name: str) -> pb.GroupMember:
         with fork_waits:

@@ -17,7 +17,7 @@ from ._hook_points import HookPoints, check_hooks
 from ._hooked_calls import transport_with
 from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
-from ._late_pops import KEPT_S, HandOut
+from ._late_pops import HandOut
 from ._message import Message
 from ._of_one_process import OfOneProcess
 from ._pop_handling import (
@@ -310,7 +310,7 @@ class SimpleConsumer(OfOneProcess):
         """An answer has come when its `receive` was over. A thread of its own."""
         late = self._steps.keep_late(call.payload, call.address.broker_name, answer)
         if late is not None:
-            late.over.wait(KEPT_S)
+            late.over.wait(late.kept_s)
             self._driver.run(self._steps.give_back_kept(late))
 
     def __enter__(self) -> SimpleConsumer:

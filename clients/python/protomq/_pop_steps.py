@@ -196,7 +196,7 @@ class PopSteps:
         """Of topics from which it receives from the end on, at their brokers: what was made again since is another topic."""
         self._made_again: set[tuple[str, str]] = set()
         """Topics, at their brokers, that were made again since it has received from them: all of their messages are new."""
-        self.late = LatePops()
+        self.late = LatePops(clock)
         self.held = HeldPops()
         self._gives_up: set[str] = set()
         """Brokers that are known to know GiveUpPop."""
@@ -365,14 +365,15 @@ class PopSteps:
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
-        topic = pb.PopRequest.FromString(encoded).topic
+        wanted = pb.PopRequest.FromString(encoded)
+        topic = wanted.topic
         try:
             if not decode_pop_answer(answer, topic, broker_name):
                 return None
         except ProtomqError as error:
             logger.warning("the answer to a call that was given up cannot be read: %r", error)
             return None
-        return self.late.keep(wanted_in(encoded), topic, HandOut(broker_name, answer))
+        return self.late.keep(wanted_in(encoded), topic, HandOut(broker_name, answer), wanted.invisible_ms / 1000)
 
     def give_back_kept(self, late: LatePop) -> Steps[None]:
         """Gives back an answer that was kept, unless it was taken. Others may have its messages at once."""

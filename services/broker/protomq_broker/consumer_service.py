@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -28,7 +28,7 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .forks import settle_commit
-from .group_lag import lag_of, place_of
+from .group_lag import lag_of, place_of, queues_of
 from .request_times import time_ms_of
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
@@ -157,18 +157,8 @@ class ConsumerService:
         for name in names:
 
             def read(topic: TopicConfig) -> list[QueueLag]:
-                committed = self._store.offsets.of_topic(
-                    request.consumer_group, topic.name, topic.incarnation
-                )
-                popped = self._store.popped.queue_ids(request.consumer_group, topic.name)
-                known = sorted({*committed, *popped})
-                wanted: Iterable[int] = known
-                if request.topic:
-                    wanted = [*range(topic.read_queues), *(n for n in known if n >= topic.read_queues)]
-                lags = [
-                    self._lag(request.consumer_group, topic, n, committed.get(n), now_ms)
-                    for n in wanted
-                ]
+                queue_ids, committed = queues_of(self._store, request.consumer_group, topic)
+                lags = [self._lag(request.consumer_group, topic, n, committed.get(n), now_ms) for n in queue_ids]
                 # A queue that the topic has no more is of no interest, unless something is left there.
                 return [each for each in lags if each.lag or each.queue_id < topic.read_queues]
 

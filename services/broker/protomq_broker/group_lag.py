@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .store.state.popped_queue import QueueOfGroup
@@ -70,10 +70,30 @@ def unread_of(store: Store, topic: TopicConfig, queue_ids: Sequence[int]) -> dic
     return unread
 
 
+def queues_of(store: Store, group: str, topic: TopicConfig) -> tuple[list[int], dict[int, int]]:
+    """Returns the queues in which a group may lag, and what it has committed.
+
+    First all of the topic, touched or not: it consumes them all. Then those that the topic has no more, and in which it has committed or
+    popped.
+    """
+    committed = store.offsets.of_topic(group, topic.name, topic.incarnation)
+    touched = {*committed, *store.popped.queue_ids(group, topic.name)}
+    gone = sorted(queue_id for queue_id in touched if queue_id >= topic.read_queues)
+    return [*range(topic.read_queues), *gone], committed
+
+
 def lag_of(
-    store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None, now_ms: int
+    store: Store,
+    queue: QueueOfGroup,
+    incarnation: int,
+    committed: int | None,
+    now_ms: int,
+    store_time_of: Callable[[str, int, int], int] | None = None,
 ) -> Lag:
-    """Returns the lag. Raises StoreError while the queue is being healed, or if the message stands in a damaged part of the log."""
+    """Returns the lag. Raises StoreError while the queue is being healed, or if the message stands in a damaged part of the log.
+
+    `store_time_of`: the store's, with a memory, where many groups are asked for.
+    """
     _, topic, queue_id = queue
     place = place_of(store, queue, incarnation, committed) or Place(0, 0, 0)
     min_offset, end_offset = store.queue_range(topic, queue_id)
@@ -82,7 +102,7 @@ def lag_of(
     delay_ms = 0
     if count:
         try:
-            delay_ms = max(now_ms - store.store_time_of(topic, queue_id, first), 0)
+            delay_ms = max(now_ms - (store_time_of or store.store_time_of)(topic, queue_id, first), 0)
         except KeyError:
             # Retention has deleted the message meanwhile.
             delay_ms = 0

@@ -402,11 +402,12 @@ class MembershipService:
         name, key = member
         self._end_waiter(member)
         self._between.pop(member, None)
-        if not self._memberships.left(name, key, now_ms):
-            return False
-        self._tell(name)
+        was_member = self._memberships.left(name, key, now_ms)
+        if was_member:
+            self._tell(name)
+        # Also of one that is none any more: its connection may have closed before this arrived, and its locks would wait for it.
         self._tell_gone(name, *key, False)
-        return True
+        return was_member
 
     def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
         if self._is_stopping:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from protomq.v1.state_pb2 import TimerEnd
 from protomq_runtime.metrics import LANES, Kind, Metric, Numbers, Row, Table, lane_numbers
 
-from .group_lag import lag_of
+from .group_lag import lag_of, queues_of
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
 from .store.log.durations import DISK_BOUNDS_S, LATE_BOUNDS_S, Durations
-from .store.state.popped_queue import OpenMessages, QueueOfGroup
+from .store.state.popped_queue import QueueOfGroup
 from .store.state.transactions import Ending
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ GROUPS: Final = Table(
     (
         Metric(
             "protomq.group.lag_records", "{record}", "lag",
-            "Readable messages that the group has not consumed; if it pops: not handed out, or not acknowledged",
+            "Readable messages that the group has not consumed, in each queue of its topics; "
+            "if it pops: not handed out, or not acknowledged",
         ),
         Metric(
             "protomq.group.committed_offset", "", "committed",
@@ -407,25 +409,26 @@ class BrokerMetrics:
                 yield (topic.name,), numbers
 
     def _lags(self) -> Iterator[Row]:
-        offsets = self._store.offsets
         now_ms = self._now_ms()
-        popped: dict[tuple[str, str], list[OpenMessages]] = {
-            (group, topic): [] for group, topics in offsets.groups().items() for topic in topics
+        # All groups that have not touched a queue are at its first message.
+        store_time_of = cache(self._store.store_time_of)
+        known = {
+            (group, topic)
+            for groups in (self._store.offsets.groups(), self._store.popped.groups())
+            for group, topics in groups.items()
+            for topic in topics
         }
-        for known in self._store.popped.queues():
-            popped.setdefault((known.key.group, known.key.topic), []).append(known)
-        for (group, topic), queues in sorted(popped.items()):
+        for group, topic in sorted(known):
             config = self._store.topics.find(topic)
             if config is None:
                 continue
-            committed = offsets.of_topic(group, topic, config.incarnation)
-            queue_ids = {each.key.queue_id for each in queues if each.incarnation == config.incarnation}
-            for queue_id in sorted(committed.keys() | queue_ids):
+            queue_ids, committed = queues_of(self._store, group, config)
+            for queue_id in queue_ids:
                 if not self._take(len(GROUPS.metrics)):
                     continue
                 queue = QueueOfGroup(group, topic, queue_id)
                 try:
-                    lag = lag_of(self._store, queue, config.incarnation, committed.get(queue_id), now_ms)
+                    lag = lag_of(self._store, queue, config.incarnation, committed.get(queue_id), now_ms, store_time_of)
                 except StoreError:
                     # The queue is being healed; the number of damaged files says so.
                     continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protomq import AsyncSimpleConsumer, SimpleConsumer, _async_pop, _methods, _pop
+from protomq import AsyncSimpleConsumer, SimpleConsumer, _late_pops, _methods
 from protomq._async_steps import AsyncDriver
 from protomq._async_transport import AsyncTransport
 from protomq._steps import CallServer, Driver
@@ -76,6 +76,23 @@ def test_what_came_late_beyond_the_count_is_given_back() -> None:
     assert sum(runs for each in given.messages for runs in each.offset_runs[1::2]) == 8
 
 
+@pytest.mark.parametrize(("waited_s", "taken"), [(0.049, [b"late"]), (0.05, [])])
+def test_what_came_late_is_not_taken_when_half_of_its_invisible_time_is_over(waited_s: float, taken: list[bytes]) -> None:
+    brokers = Brokers("a", "b")
+    late = brokers.steps.keep_late(request(invisible_ms=100), "b", answer_of([b"late"]))
+    assert late is not None
+    brokers.clock.now_s += waited_s
+    assert [message.body for message in brokers.receive(invisible_s=0.1)] == taken
+    brokers.run(brokers.steps.give_back_kept(late))
+    assert [given.unseen for given in brokers.given_back] == [True] * (not taken)
+
+
+def test_what_came_late_waits_no_longer_than_half_of_its_invisible_time() -> None:
+    steps = Brokers("a", "b").steps
+    kept = [steps.keep_late(request(invisible_ms=each), "b", answer_of([b"late"])) for each in (0, 300, 60_000)]
+    assert [late.kept_s for late in kept if late is not None] == [0.2, 0.15, 0.2], "0: the time of the broker, a minute"
+
+
 def test_an_answer_without_messages_is_not_kept() -> None:
     steps = Brokers("a", "b").steps
     assert steps.keep_late(request(), "a", answer_of([])) is None
@@ -103,7 +120,7 @@ class _Told:
 
 
 def test_from_threads_nobody_keeps_what_came_late_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pop, "KEPT_S", 0.0)
+    monkeypatch.setattr(_late_pops, "KEPT_S", 0.0)
     told, consumer = _Told(), SimpleConsumer("group", namesrv="127.0.0.1:1")
     consumer._driver = Driver(told, told)  # type: ignore[arg-type]
     consumer._came_late(CallServer(address_of("b"), _methods.POP, request(), 1.0), answer_of([b"late"]))
@@ -111,7 +128,7 @@ def test_from_threads_nobody_keeps_what_came_late_for_long(monkeypatch: pytest.M
 
 
 def test_from_threads_a_close_gives_back_at_once_what_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pop, "KEPT_S", LONG_S)
+    monkeypatch.setattr(_late_pops, "KEPT_S", LONG_S)
     told, consumer = _Told(), SimpleConsumer("group", namesrv="127.0.0.1:1")
     consumer._driver = Driver(told, told)  # type: ignore[arg-type]
     call = CallServer(address_of("b"), _methods.POP, request(), 1.0)
@@ -144,7 +161,7 @@ async def _kept_by_coroutines(told: _Told) -> AsyncSimpleConsumer:
 
 
 async def test_in_coroutines_nobody_keeps_what_came_late_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_async_pop, "KEPT_S", 0.0)
+    monkeypatch.setattr(_late_pops, "KEPT_S", 0.0)
     told = _Told()
     consumer = await _kept_by_coroutines(told)
     await asyncio.wait_for(told.is_told.wait(), LONG_S)
@@ -153,7 +170,7 @@ async def test_in_coroutines_nobody_keeps_what_came_late_for_long(monkeypatch: p
 
 
 async def test_in_coroutines_a_close_gives_back_at_once_what_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_async_pop, "KEPT_S", LONG_S)
+    monkeypatch.setattr(_late_pops, "KEPT_S", LONG_S)
     told = _Told()
     consumer = await _kept_by_coroutines(told)
     await consumer.close()

@@ -26,12 +26,13 @@ from protomq._transport import SyncTransport
 from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.allocation import Average
-from protomq.errors import ConnectFailedError
+from protomq.errors import ConnectFailedError, ConnectionLostError, MemberUnknownError
 from protomq.v1 import membership_service_pb2 as pb
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
 from tests.support.waiting import async_wait_for, wait_for
 
 A = BrokerAddress("a", "a:1", "a:2")
+B = BrokerAddress("b", "b:1", "b:2")
 PATIENCE_S = 10.0
 NO_PROTOBUF = b"\xff\xff"
 
@@ -53,13 +54,27 @@ def test_a_member_leaves_brokers_that_may_know_it_and_waits_for_none_that_is_awa
     assert state.leave_requests() == []
     ticket, _, request, _ = state.begin("a", 1.0)
     (leaving,) = state.leave_requests()
-    assert leaving[0] == A
+    assert leaving.address == A
     state.answered(ticket, accepted(request), 2.0)
     assert state.leave_requests() == [leaving]
     ticket, *_ = state.begin("a", 3.0)
     state.failed(ticket, ConnectFailedError("down"), 4.0)
     state.begin("a", 5.0)
     assert state.leave_requests() == []
+
+
+def test_a_member_with_locks_leaves_a_broker_that_was_away_too_for_it_may_be_back_and_have_them() -> None:
+    state = MembershipState("g", "m", Average(), locks_queues=True)
+    state.want({"T": ""}, {"a": A, "b": B}, {"T": 1})
+    for address in (A, B):
+        ticket, _, request, _ = state.begin(address.broker_name, 1.0)
+        state.answered(ticket, accepted(request), 1.0)
+    ticket, *_ = state.begin("a", 3.0)
+    state.failed(ticket, ConnectionLostError("broken"), 4.0)
+    assert [(leave.address, leave.is_away) for leave in state.leave_requests()] == [(B, False), (A, True)]
+    ticket, *_ = state.begin("a", 5.0)
+    state.failed(ticket, MemberUnknownError("its locks ended with that"), 6.0)
+    assert [leave.address for leave in state.leave_requests()] == [B]
 
 
 def is_brief(request: bytes) -> bool:

@@ -58,12 +58,18 @@ def reset(broker: FakeBroker, **fields: Any) -> None:
 
 
 def test_lag_is_counted_in_messages_and_in_time(broker: FakeBroker) -> None:
-    assert lags(broker, "g") == [(0, 4, 6, 6_000)]
-    assert lags(broker, "g", "topic") == [(0, 4, 6, 6_000), (1, -1, 0, 0)]
+    assert lags(broker, "g") == lags(broker, "g", "topic") == [(0, 4, 6, 6_000), (1, -1, 0, 0)]
     assert lags(broker, "nobody", "topic") == [(0, -1, 10, 10_000), (1, -1, 0, 0)]
     assert broker.refusal(CONSUMER + "GetLag", GetLagRequest(consumer_group="nobody")).reason == "GROUP_NOT_FOUND"
     unknown = GetLagRequest(consumer_group="g", topic="unknown")
     assert broker.refusal(CONSUMER + "GetLag", unknown).reason == "TOPIC_NOT_FOUND"
+
+
+def test_a_queue_that_the_group_has_not_touched_counts_whole_with_and_without_the_topic(broker: FakeBroker) -> None:
+    request = SendRequest(topic="topic", queue_id=1, records=[Record(body=b"")] * 3)
+    assert broker.call(SEND, request).error is None
+    broker.clock.time_ms += 1_000
+    assert lags(broker, "g") == lags(broker, "g", "topic") == [(0, 4, 6, 7_000), (1, -1, 3, 1_000)]
 
 
 def test_what_is_left_in_queues_that_the_topic_has_no_more_counts_with_and_without_the_topic(broker: FakeBroker) -> None:
@@ -110,7 +116,7 @@ def test_a_clone_goes_on_where_the_other_group_is(broker: FakeBroker) -> None:
     reset(broker, queue_offset=3, queue_ids=[0])
     clone = CloneOffsetsRequest(source_group="g", consumer_group="h")
     assert broker.call(CONSUMER + "CloneOffsets", clone).error is None
-    assert lags(broker, "h") == lags(broker, "g") == [(0, 3, 7, 7_000)]
+    assert lags(broker, "h") == lags(broker, "g") == [(0, 3, 7, 7_000), (1, -1, 0, 0)]
 
 
 @pytest.mark.parametrize(

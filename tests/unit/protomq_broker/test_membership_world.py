@@ -181,8 +181,8 @@ class World:
 
     def leave(self, member: MemberNode) -> None:
         self.members.remove(member)
-        for address, request in member.state.leave_requests():
-            self.brokers[address.broker_name].server.call(LEAVE, request)
+        for leave in member.state.leave_requests():
+            self.brokers[leave.address.broker_name].server.call(LEAVE, leave.payload)
 
     def crash(self, member: MemberNode) -> None:
         self.members.remove(member)
@@ -1009,6 +1009,21 @@ def test_the_locks_of_a_member_whose_connection_breaks_wait_for_it_a_moment(is_b
         hold(broker)
     broker.advance(1)
     assert gone == ([] if is_back else [("g", *left, True)])
+
+
+@pytest.mark.parametrize("way", ["by LeaveGroup", "over its calls"])
+def test_the_locks_of_a_member_that_leaves_end_at_once_though_its_connection_was_closed_before(way: str) -> None:
+    broker = BrokerNode("a", 2)
+    gone: list[tuple[str, str, int, bool]] = []
+    broker.service.listen_for_gone(lambda *member: gone.append(member))
+    version = hold(broker).response().version
+    hold(broker, known_version=version, broker_start=1).hang_up()
+    if way == "by LeaveGroup":
+        broker.server.call(LEAVE, LeaveGroupRequest(consumer_group="g", client_id="m", nonce=5).SerializeToString()).response()
+    else:
+        nothing = HoldMembershipRequest(consumer_group="g", member=GroupMember(client_id="m", nonce=5), hold_ms=10_000)
+        broker.server.call(HOLD, nothing.SerializeToString())
+    assert gone == [("g", "m", 5, False)]
 
 
 def test_a_question_goes_down_the_held_call_and_the_answer_comes_with_the_next() -> None:

@@ -129,11 +129,10 @@ def numbers_that_differ(write_refusal: str) -> BrokerMetrics:
         for _ in range(index + 1):
             durations.observe(2.0)
     appends, syncs, holds, lateness = seconds
-    open_ = SimpleNamespace(open={5, 6, 7}, key=SimpleNamespace(group="g", topic="t", queue_id=1), incarnation=3)
+    open_ = SimpleNamespace(open={5, 6, 7})
+    topic = SimpleNamespace(name="t", read_queues=1, write_queues=1, incarnation=3)
     store: Any = SimpleNamespace(
-        topics=SimpleNamespace(
-            all=lambda: [SimpleNamespace(name="t", read_queues=1, write_queues=1)], find=lambda _: SimpleNamespace(incarnation=3)
-        ),
+        topics=SimpleNamespace(all=lambda: [topic], find=lambda _: topic),
         disk_used_ratio=lambda: 0.25,
         damaged_ranges=range(102),
         damaged_files=range(103),
@@ -157,10 +156,12 @@ def numbers_that_differ(write_refusal: str) -> BrokerMetrics:
             open_count=130, counts={Ending.COMMITTED: 131, Ending.ROLLED_BACK: 132, Ending.EXPIRED: 133}
         ),
         popped=SimpleNamespace(
-            queues=lambda: [open_], handed_out_count=141, acked_count=142, dead_count=143, lost_count=144
+            queues=lambda: [open_], groups=lambda: {"g": ["t"]}, queue_ids=lambda *_: [0],
+            handed_out_count=141, acked_count=142, dead_count=143, lost_count=144
         ),
+        store_time_of=lambda *_: 0,
         counters_of=lambda _: SimpleNamespace(records_in=150, bytes_in=151, records_out=152, bytes_out=153),
-        offsets=SimpleNamespace(groups=lambda: {"g": {"t": {}}}, of_topic=lambda *_: {1: 9}),
+        offsets=SimpleNamespace(groups=lambda: {"g": ["t"]}, of_topic=lambda *_: {0: 9}),
         queue_range=lambda topic, queue_id: (160, 161),
     )  # fmt: skip
     return BrokerMetrics(
@@ -321,6 +322,7 @@ def test_groups_that_pull_and_groups_that_pop_are_behind_in_messages_and_in_seco
         ("pops", "topic", "0"): (1, 1, 6),
         ("pops", "topic", "1"): (0, 2, 0),
         ("pulls", "topic", "0"): (1, 2, 2),
+        ("pulls", "topic", "1"): (2, 0, 8),
     }
     reset(broker, "pops", end=True)
     assert groups()["pops", "topic", "0"] == (0, 3, 0), "the reset has committed it, too"

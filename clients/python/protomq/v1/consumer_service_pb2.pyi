@@ -458,8 +458,8 @@ Global___QueueLag: _TypeAlias = QueueLag  # noqa: Y015
 
 @_typing.final
 class GetLagResponse(_message.Message):
-    """GetLagResponse holds one entry for each queue in which the group has committed or popped; with a topic, for each of its queues. Queues that
-    the topic has no more, since it was made smaller, are there if the group has committed or popped in them, and lags.
+    """GetLagResponse holds one entry for each queue of the topics. One in which the group has neither committed nor popped lags by all that is stored.
+    Queues that the topic has no more, since it was made smaller, are there if the group has committed or popped in them, and lags.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
