@@ -83,7 +83,7 @@ def promote(
 ) -> None:  # fmt: skip
     """Have one broker lead: by a switch, or with --unclean whatever it lacks.
 
-    Without --unclean nothing is lost, and the broker must be in sync.
+    Without --unclean nothing is lost, and the broker must be in sync. --unclean takes the lead from nobody: stop a master that leads first.
     """
     if not unclean:
         switch(broker, to, namesrv, output, timeout)
@@ -93,6 +93,14 @@ def promote(
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
             return
+        if before is not None and before.leadership is not None:
+            raise CliError(
+                ExitCode.REFUSED,
+                "MASTER_LEADS",
+                f"{before.leadership.member} leads {broker} in epoch {before.epoch}. --unclean takes the lead from nobody: that master"
+                f" would go on acknowledging. Nothing was changed. If broker_id {to} is in sync, `protomq ha switch {broker} --to {to}`"
+                " loses nothing. Else stop the broker that leads, wait until `protomq ha status` shows no master, and order it again",
+            )
         if not yes:
             ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
         admin.promote_unclean(broker, to)

@@ -141,7 +141,7 @@ class BrokerStatus:
     `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start,
     `healed_log_ranges` what was healed of the log from a replica. `delayed_messages` wait for their time: delayed ones,
     failed ones until their next delivery, and open transactions until their next check. `checkpoint_failure` says why the store writes no
-    checkpoint until the broker is started again ("": it writes them).
+    checkpoint, and what helps ("": it writes them).
     """
 
     broker_name: str

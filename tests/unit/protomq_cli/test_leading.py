@@ -77,8 +77,18 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
 
 @pytest.mark.parametrize("command", [SWITCH, PROMOTE, UNCLEAN])
 def test_a_slave_is_ordered_to_lead(admin: FakeAdmin, command: tuple[str, ...]) -> None:
+    if command == UNCLEAN:
+        del admin.states[0]
     assert "m1" in run(*command, "1").stdout
     assert admin.orders == [1]
+
+
+def test_an_unclean_promotion_takes_the_lead_from_nobody_and_says_what_to_do(admin: FakeAdmin) -> None:
+    """A master that leads would drop the order."""
+    said = run(*UNCLEAN, "1", code=6).stderr
+    assert "m2 leads pair in epoch 3" in said
+    assert "`protomq ha switch pair --to 1` loses nothing. Else stop the broker that leads" in said
+    assert not admin.orders
 
 
 def no_answer() -> RequestTimeoutError:
@@ -138,6 +148,8 @@ def test_a_new_master_that_was_silent_for_a_moment_is_asked_again(
     def open_admin(namesrv: str | None, timeout_s: float, silence_s: float = 60.0) -> Any:
         return nullcontext(remembering if silence_s else admin)
 
+    if command == UNCLEAN:
+        del admin.states[0]
     monkeypatch.setattr(leading, "open_admin", open_admin)
     monkeypatch.setattr(leading, "DONE_WITHIN_S", 0.5)
     assert "m1" in run(*command, "1").stdout

@@ -488,7 +488,7 @@ class GetBrokerStatusResponse(_message.Message):
     delayed_messages: _builtins.int
     """Messages that wait for their time: delayed ones, failed ones until their next delivery, open transactions until their next check."""
     checkpoint_failure: _builtins.str
-    """Why the store writes no checkpoint until the broker is started again, so that its disk fills; empty: it writes them."""
+    """Why the store writes no checkpoint, so that its disk fills, and what helps; empty: it writes them."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""

@@ -27,7 +27,7 @@ class Saver:
 
     Attributes:
         checkpointed_position: end of the log at the last checkpoint; a recovery needs the segments behind it.
-        failure: why no checkpoint is written any more until the next start; "" if they are written.
+        failure: why no checkpoint is written any more until the next start; "" if they are tried.
     """
 
     def __init__(
@@ -53,6 +53,19 @@ class Saver:
         self._carried = carried
         # Where the log says that it begins, and where that record ends.
         self._told_start = (0, 0)
+
+    @property
+    def obstacle(self) -> str:
+        """Why no checkpoint is written now; "" if they are written.
+
+        A note that the disk refuses holds them up. Behind a checkpoint, the next start would not find again what was to be noted.
+        """
+        if self.failure or not self._quarantine.refusal:
+            return self.failure
+        return (
+            f"what is in quarantine cannot be noted in config/: {self._quarantine.refusal}. It is tried again. Until then no checkpoint is"
+            " written, and no segment behind the last one is deleted. So the disk fills, and a start reads more of the log. See to config/"
+        )
 
     @property
     def unsaved_bytes(self) -> int:
@@ -83,7 +96,7 @@ class Saver:
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
         if self._flusher.flush() < durable_position:
             return
-        # Behind the checkpoint, the next start looks for no repair in the log.
+        # Behind the checkpoint, the next start looks for no repair in the log. See `obstacle`.
         self._quarantine.save_again()
         for snapshot in snapshots:
             snapshot.save(tail.position)

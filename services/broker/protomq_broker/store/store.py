@@ -594,8 +594,8 @@ class Store:
 
     @property
     def checkpoint_failure(self) -> str:
-        """Why no checkpoint is written any more until the next start; "" if they are written."""
-        return self._saver.failure
+        """Why no checkpoint is written; "" if they are written."""
+        return self._saver.obstacle
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:

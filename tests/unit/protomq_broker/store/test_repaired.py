@@ -298,6 +298,27 @@ def test_what_a_full_disk_did_not_note_of_a_repair_is_noted_later(when: str, cap
     assert error_at(again, 4).next_offset == 5
 
 
+@pytest.mark.parametrize("name", ["quarantine.json", "queue_ends.json"])
+@pytest.mark.parametrize("fault", [Fault.ENOSPC, Fault.EIO])
+def test_a_note_that_the_disk_refuses_holds_up_the_checkpoint_and_the_status_says_so(name: str, fault: Fault) -> None:
+    """Behind a checkpoint the next start would not come upon the repair again."""
+    leader, damage = repaired_leader()
+    follower = open_store(SimDisk(), follows=True)
+    disk = disk_of(follower)
+    disk.plan = lambda operation: fault if name in operation.path else None
+    follow(leader, follower)
+    with pytest.raises(OSError):
+        follower.checkpoint()
+    assert follower.checkpoint_failure.startswith("what is in quarantine cannot be noted in config/")
+    assert "no segment behind the last one is deleted" in follower.checkpoint_failure
+    again = open_store(disk.killed(), follows=True)
+    assert again.damaged_ranges == [damage], "the start has found it again"
+    disk.plan = None
+    follower.checkpoint()
+    assert follower.checkpoint_failure == ""
+    assert read_quarantine(disk, "/s/config/quarantine.json") == [damage]
+
+
 def test_messages_heal_a_replica_that_got_padding_and_the_next_start_serves_them() -> None:
     sound = open_store(SimDisk())
     for index in range(40):

@@ -37,7 +37,9 @@ _LOST_WITH: Final = {
 class Quarantine:
     """Any thread.
 
-    Attributes: ranges: rising and disjoint; replaced, never changed, so that any thread may look at them.
+    Attributes:
+        ranges: rising and disjoint; replaced, never changed, so that any thread may look at them.
+        refusal: why the disk has no note of them; "" if it has.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Quarantine:
     ) -> None:
         """`ranges`: what a start has found; `sync_to` makes the log durable up to a position."""
         self.ranges = ranges
+        self.refusal = ""
         self._disk = disk
         self._path = path
         self._folder = folder
@@ -152,9 +155,13 @@ class Quarantine:
             log.error("what is in quarantine cannot be noted for the next start yet: %s. It is tried again", error)
 
     def _write(self) -> None:
-        keep_ends_of_damage(self._disk, self._path.rpartition("/")[0], self.ranges, self._unsaved_ends)
-        write_quarantine(self._disk, self._path, self.ranges)
-        self._is_unsaved, self._unsaved_ends = False, []
+        try:
+            keep_ends_of_damage(self._disk, self._path.rpartition("/")[0], self.ranges, self._unsaved_ends)
+            write_quarantine(self._disk, self._path, self.ranges)
+        except OSError as error:
+            self.refusal = str(error)
+            raise
+        self._is_unsaved, self._unsaved_ends, self.refusal = False, [], ""
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""
