@@ -569,6 +569,38 @@ def check_older_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
     return world.found
 
 
+def check_copy_under_brokers(seed: int, fired: Counter[str]) -> list[Violation]:
+    """The lead changes some times, and all is acknowledged. Then etcd is restored from a copy of before, while all brokers run on. None of
+    them leads by itself, and whomever an operator promotes leads, in a later epoch."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    copy = world.etcd.copy()
+    world.at(0, world.clients)
+    for _ in range(world.rng.randint(1, 3)):
+        former = world.leader
+        world.order("switch", world.rng.choice([each for each in world.brokers if each is not former]))
+        world.run_to(lambda former=former: former.machine.role is Role.FOLLOWING and world.in_sync_count == len(world.brokers))
+        world.run_until(world.now_ms + SWITCH_MS)
+    epoch = world.leader.machine.epoch
+    world.etcd.restore(copy, world.now_ms)
+    world.was_forgotten = True
+    promoted = world.rng.choice(world.brokers)
+    orders_ms = world.rng.choice((0, ELECTED_MS))  # before the brokers have seen the copy, or long behind that
+    world.run_until(world.now_ms + orders_ms)
+    fired["restored under brokers"] += 1
+    if orders_ms and world.is_led:
+        world.say("L2", "somebody leads by itself, though etcd was restored")
+    world.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, promoted.disk.member)),)))
+    world.run_until(world.now_ms + ELECTED_MS)
+    if promoted.machine.role is not Role.LEADING:
+        world.say("L5", f"{promoted.disk.member} does not take the order to lead: etcd has {world.etcd.view.master}")
+    elif promoted.machine.epoch <= epoch:
+        world.say("L1", f"{promoted.disk.member} leads epoch {promoted.machine.epoch}, {epoch} was before")
+    if not world.found:
+        world.heal()
+    return world.found
+
+
 def check_quotas(seed: int, fired: Counter[str]) -> list[Violation]:
     """All disks report room, and refuse what a master writes. The lead must not go round: each change stops what readers get, too."""
     world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
