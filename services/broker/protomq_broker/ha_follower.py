@@ -576,6 +576,9 @@ class HaFollower:
     def _complain(self, error: BaseException) -> None:
         """Notes what is wrong, and logs a repeated problem once."""
         text = str(error) or type(error).__name__
+        if self._leadership is not None and isinstance(error, ServiceError) and error.reason == "NOT_MASTER":
+            # The route has no other one either.
+            text = f"the broker at {self.view.address} does not lead {self._broker_name} any more, and this one knows of no other master"
         self.view = self.view._replace(problem=text)
         if text != self._complaint and not self._stopping.is_set():
             log.warning("the master of %s is not followed: %s", self._broker_name, text)
