@@ -16,6 +16,7 @@ from protomq_cli.output import OutputFormat, print_rows
 
 if TYPE_CHECKING:
     from protomq import Admin, HaStatus
+    from protomq.errors import ProtomqError
 
 DONE_WITHIN_S: Final = 15.0
 """For a switch: the master's last sends, and two stores that are opened again. Longer than a lease."""
@@ -108,8 +109,8 @@ def promote(
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
-    """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker has the id that is to lead."""
-    states = _states(admin, broker)
+    """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker that answers has the id that is to lead."""
+    states, failures = _states_and_failures(admin, broker)
     if not any(each.leadership for each in states):
         raise CliError(
             ExitCode.REFUSED,
@@ -120,6 +121,12 @@ def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None
     leader = _leader(states)
     if to is None or to in {each.broker_id for each in states} or (leader is not None and _is_id_of(leader, to)):
         return leader
+    failure = failures.get(f"{broker}/{to}")
+    away = next((each for state in states for each in state.away if each.broker_id == to), None)
+    if failure is not None or away is not None:
+        why = f"it was at {away.address}" if away is not None else failure
+        text = f"broker_id {to} of {broker} does not answer: {why}; nothing was ordered. `protomq ha status` shows it as AWAY"
+        raise CliError(ExitCode.UNREACHABLE, "NO_ANSWER", text)
     known = ", ".join(str(each.broker_id) for each in states)
     raise CliError(
         ExitCode.NOT_FOUND,
@@ -130,13 +137,17 @@ def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None
 
 def _states(admin: Admin, broker: str) -> list[HaStatus]:
     """Of the brokers that answer: one that is silent keeps no other from the lead."""
+    return _states_and_failures(admin, broker)[0]
+
+
+def _states_and_failures(admin: Admin, broker: str) -> tuple[list[HaStatus], dict[str, ProtomqError]]:
+    """The same, and the errors of the others, by `name/id`."""
     from protomq.errors import PartialResultError
 
     try:
-        return admin.ha_status(broker)
+        return admin.ha_status(broker), {}
     except PartialResultError as error:
-        states: list[HaStatus] = error.result
-        return states
+        return error.result, error.failures
 
 
 def _is_id_of(leader: HaStatus, broker_id: int) -> bool:

@@ -407,6 +407,12 @@ class LeadershipWorld:
             assert self.now_ms < FAULTY_MS, "nothing is in its way"
             self.run_until(self.now_ms + STEP_MS)
 
+    def switch(self) -> None:
+        """An operator has the lead given to another one, and all are in sync again."""
+        former = self.leader
+        self.order("switch", self.rng.choice([each for each in self.brokers if each is not former]))
+        self.run_to(lambda: former.machine.role is Role.FOLLOWING and self.in_sync_count == len(self.brokers))
+
     @property
     def in_sync_count(self) -> int:
         """Members of the set in etcd; 0 while nobody leads."""
@@ -503,8 +509,7 @@ def check_restored_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
     copy, first = world.etcd.copy(), world.leader
     is_older = world.rng.random() < 0.5
     if is_older:
-        world.order("switch", world.rng.choice([each for each in world.brokers if each is not first]))
-        world.run_to(lambda: first.machine.role is Role.FOLLOWING and world.in_sync_count == len(world.brokers))
+        world.switch()
     master = world.leader
     assert (master is not first) is is_older
     for other in world.brokers:
@@ -536,9 +541,8 @@ def check_older_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
     and that member, which the copy names, is back first. It may not lead before an operator has looked."""
     world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
     world.run_until_all_are_in_sync()
-    copy, first = world.etcd.copy(), world.leader
-    world.order("switch", world.rng.choice([each for each in world.brokers if each is not first]))
-    world.run_to(lambda: first.machine.role is Role.FOLLOWING and world.in_sync_count == len(world.brokers))
+    copy = world.etcd.copy()
+    world.switch()
     master = world.leader
     late = world.rng.choice([each for each in world.brokers if each is not master])
     master.send()
@@ -565,6 +569,36 @@ def check_older_etcd(seed: int, fired: Counter[str]) -> list[Violation]:
         for broker in world.brokers:
             world.revive(broker)
         world.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, master.disk.member)),)))
+        world.heal()
+    return world.found
+
+
+def check_copy_under_brokers(seed: int, fired: Counter[str]) -> list[Violation]:
+    """The lead changes some times, and all is acknowledged. Then etcd is restored from a copy of before, while all brokers run on. None of
+    them leads by itself, and whomever an operator promotes leads, in a later epoch."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    copy = world.etcd.copy()
+    world.at(0, world.clients)
+    for _ in range(world.rng.randint(1, 3)):
+        world.switch()
+        world.run_until(world.now_ms + SWITCH_MS)
+    epoch = world.leader.machine.epoch
+    world.etcd.restore(copy, world.now_ms)
+    world.was_forgotten = True
+    promoted = world.rng.choice(world.brokers)
+    orders_ms = world.rng.choice((0, ELECTED_MS))  # before the brokers have seen the copy, or long behind that
+    world.run_until(world.now_ms + orders_ms)
+    fired["restored under brokers"] += 1
+    if orders_ms and world.is_led:
+        world.say("L2", "somebody leads by itself, though etcd was restored")
+    world.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, promoted.disk.member)),)))
+    world.run_until(world.now_ms + ELECTED_MS)
+    if promoted.machine.role is not Role.LEADING:
+        world.say("L5", f"{promoted.disk.member} does not take the order to lead: etcd has {world.etcd.view.master}")
+    elif promoted.machine.epoch <= epoch:
+        world.say("L1", f"{promoted.disk.member} leads epoch {promoted.machine.epoch}, {epoch} was before")
+    if not world.found:
         world.heal()
     return world.found
 

@@ -9,16 +9,17 @@ from typing import Any, Final
 from unittest import mock
 
 from protomq_ha import leadership
-from protomq_ha.cluster_state import IN_SYNC, ClusterView, InSync, LogEnd, Transaction
+from protomq_ha.cluster_state import IN_SYNC, MASTER, ClusterView, InSync, LogEnd, Transaction
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 from protomq_ha.leadership import Leadership
-from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Role
+from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Request, Role
 
 from .checker import Violation
 from .leadership_broker import Disk, SimBroker
 from .leadership_world import (
     LeadershipWorld,
     Mood,
+    check_copy_under_brokers,
     check_leadership,
     check_older_etcd,
     check_quotas,
@@ -253,6 +254,30 @@ def runs_ahead_of_etcd() -> Any:
     return mock.patch.object(Leadership, "_may_run", may_run)
 
 
+def holds_the_key_of_a_copy() -> Any:
+    """A member that etcd names again as the master does not lead, and renews the lease of that key."""
+    real = Leadership._ask
+
+    def ask(self: Leadership, effects: list[Effect], request: Request, now_ms: int) -> None:
+        if not (isinstance(request, Transaction) and request.deletes == (MASTER,) and not request.puts):
+            real(self, effects, request, now_ms)
+
+    return mock.patch.object(Leadership, "_ask", ask)
+
+
+def takes_the_key_of_a_copy_for_its_election() -> Any:
+    """A member that runs leads in the epoch of the key that it finds there as its own."""
+    real = Leadership._while_running
+
+    def while_running(self: Leadership, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        own_epoch = self.own_epoch
+        self.own_epoch = 0 if self._is_held_here(view) else own_epoch
+        real(self, effects, view, now_ms)
+        self.own_epoch = own_epoch
+
+    return mock.patch.object(Leadership, "_while_running", while_running)
+
+
 def an_epoch_may_have_two_writers() -> Any:
     """A member follows a master of the epoch that its log has from another one."""
     real = OwnLog.kept_for
@@ -276,6 +301,11 @@ def etcds_of_a_copy(seed: int) -> list[Violation]:
 def etcds_of_an_older_copy(seed: int) -> list[Violation]:
     """Etcd goes back in time, behind the epoch of all logs."""
     return check_older_etcd(seed, Counter())
+
+
+def etcds_of_a_copy_under_brokers(seed: int) -> list[Violation]:
+    """Etcd goes back in time, behind some changes of the master, while all brokers run on."""
+    return check_copy_under_brokers(seed, Counter())
 
 
 def disks_with_quotas(seed: int) -> list[Violation]:
@@ -362,6 +392,8 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("drops its log for whoever leads", drops_its_log_for_whoever_leads, lives_with_an_etcd_that_forgets),
     ("writes down nothing of what a master confirms", masters_note_nothing, etcds_of_a_copy),
     ("runs although its log is ahead of etcd", runs_ahead_of_etcd, etcds_of_an_older_copy),
+    ("holds the master key of a copy of etcd", holds_the_key_of_a_copy, etcds_of_a_copy_under_brokers),
+    ("takes the master key of a copy for its election", takes_the_key_of_a_copy_for_its_election, etcds_of_a_copy_under_brokers),
     ("lets an epoch have two writers", an_epoch_may_have_two_writers, etcds_of_a_copy),
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
     ("believes at once that a disk has room again", believes_a_disk_at_once, disks_with_quotas),

@@ -17,7 +17,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from .checker import Violation, explain
 from .failover_world import check_failover
 from .ha_world import check_ha
-from .leadership_world import check_leadership, check_older_etcd, check_quotas, check_restored_etcd
+from .leadership_world import (
+    check_copy_under_brokers,
+    check_leadership,
+    check_older_etcd,
+    check_quotas,
+    check_restored_etcd,
+)
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_crashes import check_crashes
@@ -224,7 +230,8 @@ def _check_leadership(seed: int, fired: Counter[str]) -> list[Violation]:
     found = check_leadership(seed, fired)
     if found or seed % SEEDS_PER_QUOTA:
         return found
-    return check_quotas(seed, fired) or check_restored_etcd(seed, fired) or check_older_etcd(seed, fired)
+    found = check_quotas(seed, fired) or check_restored_etcd(seed, fired) or check_older_etcd(seed, fired)
+    return found or check_copy_under_brokers(seed, fired)
 
 
 def failover_sim(seeds: Iterable[int]) -> Tally:

@@ -179,5 +179,6 @@ def test_one_broker_leads_at_a_time_and_has_all_that_was_acknowledged() -> None:
         "etcd away",
         "suspend",
         "ahead of a restored etcd",
+        "restored under brokers",
     ):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"

@@ -14,6 +14,8 @@ from protomq.errors import NotEnoughReplicasError
 from protomq.v1.pull_service_pb2 import PullRequest, PullStatus
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from protomq.v1.send_service_pb2 import SendStatus
+from protomq_broker.confirmed_file import ConfirmedFile
+from protomq_broker.store.files.disk import Disk
 from tests.support.ha_brokers import TOPIC, HaBroker, follow, pair, running
 from tests.support.waiting import PATIENCE_S, is_stopped, wait_for
 
@@ -100,6 +102,28 @@ def test_an_answered_send_is_on_the_slave(brokers: tuple[HaBroker, HaBroker]) ->
     slave.kill()
     end = answer.physical_offset + 30
     assert b"precious precious precious " in slave.log_bytes(end + 200)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_slave_that_is_killed_behind_its_master_serves_what_it_served_before(tmp_path: Path, how: signal.Signals) -> None:
+    """Long before the next heartbeat."""
+    master, slave = pair(tmp_path, "SYNC_MASTER", HA | {"heartbeat_interval_ms": 30_000})
+    with running(master):
+        try:
+            follow(slave, master)
+            wait_for(lambda: master.send(b"probe").status == SEND_OK, PATIENCE_S)
+            bodies = [b"%d" % number for number in range(5)]
+            answers = [master.send(body) for body in bodies]
+            first = answers[0]
+            wait_for(lambda: pulled(slave, first.queue_offset) == bodies, PATIENCE_S)
+            master.process.send_signal(how)
+            end = slave.status().confirmed_position
+            wait_for(lambda: ConfirmedFile(Disk(), str(slave.folder)).read() >= end, PATIENCE_S)
+            slave.kill()
+            slave.start()
+            assert pulled(slave, first.queue_offset) == bodies
+        finally:
+            slave.kill()
 
 
 def test_below_the_least_nothing_is_stored(tmp_path: Path) -> None:

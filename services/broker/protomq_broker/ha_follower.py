@@ -67,6 +67,8 @@ SESSION_SHORT_MS: Final = 1_000
 HOUR_MS: Final = 3_600_000
 SIGN_INTERVAL_S: Final = 0.5
 """While a part of the log comes, the master is told so often that it does."""
+NOTE_INTERVAL_MS: Final = 1_000
+"""While the master confirms more and more, that is written down so often, or with each heartbeat. In a silence it is written at once."""
 HEARTBEATS_UNTIL_SILENT: Final = 2
 """A silence of this many heartbeats makes a slave connect again. The old connection may have died without a word."""
 FETCHES: Final = 2
@@ -316,7 +318,10 @@ class HaFollower:
                 answer = client.ask(_FETCH, request.SerializeToString(), timeout_s, until_woken=True)
                 response, part = memory.read(answer.unwrap_octets())
                 if session.began(response, part):
-                    self._fetch(client, session, memory, part_size)
+                    try:
+                        self._fetch(client, session, memory, part_size)
+                    finally:
+                        self._note_confirmed()
                 elif response.status == ha.FETCH_STATUS_DIVERGED:
                     self._truncate(client)
         finally:
@@ -530,6 +535,8 @@ class HaFollower:
             answer = client.wait(under_way, wait_s)
             if answer is not None:
                 return answer
+            # This may be the last of its master, and of this process.
+            self._note_confirmed()
             self._check_may_speak()
             quiet_s += wait_s
             if client.received_count != received_count:
@@ -551,18 +558,27 @@ class HaFollower:
         if self._log_time is not None and session.log_time_ms:
             self._log_time.follow(session.log_time_ms, is_first=session is not self._timed_session)
             self._timed_session = session
-        confirmed = self._store.positions.confirmed
         # The first ones are written at once, that of the head and that of the first append behind it: a slave that knows of none drops
         # its log for any master.
+        confirmed = self._store.positions.confirmed
         is_first = self._confirmed_noted <= SEAL_SIZE_BYTES < confirmed
         if confirmed and (is_first or now_ms >= self._confirmed_due_ms):
-            self._confirmed_due_ms = now_ms + self._config.ha.heartbeat_interval_ms
+            self._confirmed_due_ms = now_ms + min(self._config.ha.heartbeat_interval_ms, NOTE_INTERVAL_MS)
+            self._note_confirmed()
+
+    def _note_confirmed(self) -> None:
+        """Writes down what is confirmed, if that is more than before: this slave may serve it after a start without its master."""
+        confirmed = self._store.positions.confirmed
+        if confirmed:
             self._confirmed_noted = confirmed
             self._confirmed_file.write(confirmed)
 
     def _complain(self, error: BaseException) -> None:
         """Notes what is wrong, and logs a repeated problem once."""
         text = str(error) or type(error).__name__
+        if self._leadership is not None and isinstance(error, ServiceError) and error.reason == "NOT_MASTER":
+            # The route has no other one either.
+            text = f"the broker at {self.view.address} does not lead {self._broker_name} any more, and this one knows of no other master"
         self.view = self.view._replace(problem=text)
         if text != self._complaint and not self._stopping.is_set():
             log.warning("the master of %s is not followed: %s", self._broker_name, text)

@@ -28,6 +28,7 @@ from protomq_ha.cluster_state import (
     Compare,
     LogEnd,
     MemberName,
+    Order,
     Put,
     Transaction,
     encode_election,
@@ -113,11 +114,14 @@ class UnknownMemberError(Exception):
     """Etcd knows no such member that may be forgotten."""
 
 
-def _pending(what: str) -> OrderPendingError:
-    return OrderPendingError(
-        f"another order is there ({what}): wait until it is taken. If its member is gone for good, delete the key {ORDER!r} of this name "
-        "in etcd; then try again"
-    )
+def _waiting(view: ClusterView, order: Order) -> str:
+    """Which order that is, and what it waits for as far as one sees."""
+    target = view.named(frozenset({order.target})) if order.target else "whichever is furthest"
+    master = view.master
+    if order.kind == SWITCH:
+        return f"switch to {target}" + ("" if master is not None else ". It waits until somebody leads")
+    why = f"until etcd names no master: now it names {master.named}" if master is not None else "for that member to take it"
+    return f"promotion of {target}. It waits {why}"
 
 
 class LeadershipDriver:
@@ -395,13 +399,19 @@ class LeadershipDriver:
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
         if view.order is not None:
-            raise _pending(f"{view.order.kind} {view.order.target}".strip())
+            raise self._pending(_waiting(view, view.order))
         transaction = Transaction((Compare(ORDER, 0),), (Put(ORDER, encode_order(kind, target)),))
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
-            raise _pending("left at the same time")
+            raise self._pending("left at the same time")
+
+    def _pending(self, what: str) -> OrderPendingError:
+        return OrderPendingError(
+            f"another order is there: {what}. Nothing was changed: wait until it is taken. To withdraw it, delete its key in etcd, as by "
+            f"`etcdctl del {self._etcd.full_key(ORDER)}`; then try again"
+        )
 
     def forget(self, broker_id: int) -> None:
         """Has etcd forget the members of a broker of this name. Raises UnknownMemberError: there is none outside the in-sync set;

@@ -53,6 +53,11 @@ class Master(NamedTuple):
     revision: int
     lease: int
 
+    @property
+    def named(self) -> str:
+        """For an operator."""
+        return f"store {self.member} at {self.address} as the master of epoch {self.epoch}"
+
 
 class InSync(NamedTuple):
     """Attributes:
@@ -148,6 +153,14 @@ class ClusterView:
         """Stores outside the in-sync set that are named as those of this broker."""
         in_sync = self.in_sync.members if self.in_sync is not None else frozenset()
         return frozenset(each for each, name in self.names.items() if name.broker_id == broker_id and each not in in_sync)
+
+    def named(self, members: frozenset[str]) -> str:
+        """These members as an operator knows them, as far as etcd has it. An empty folder is another member of the same broker."""
+        names = self.names
+        return ", ".join(
+            f"broker_id {names[each].broker_id} at {names[each].address} (store {each})" if each in names else f"store {each}"
+            for each in sorted(members)
+        )
 
     def key_revision(self, key: str) -> int:
         """Returns the revision that wrote a key; 0 if the key does not exist."""

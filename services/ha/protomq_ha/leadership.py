@@ -20,6 +20,9 @@ Rules
   So the others need not truncate their logs, for which sends would wait. That is a preference: nobody relies on it.
   A member without such a key has died with its master, or cannot lead. The new master does not wait long for it (`_absent`).
 - etcd's answers do not go back. Where one does, etcd was replaced, or restored from a copy: it counts as it is.
+- Such a copy may name a member as the master that has given the lead away since, and runs on. Its lease is as old as the copy, and it goes
+  on renewing it. So a member that may not run deletes a master key of its own on that lease. Else nobody could run, not even by an order.
+  Nor is such a key an election that it has won: the epoch of one is later than all that its log has.
 - A store may have lost the end of its log by a crash of its machine, or by a repair. Such a store leaves the set before it runs. It
   writes the set even if it is not in it: an older master's transaction that adds it can then no longer be made.
 - A start cuts what looks like a torn write. Damage of the last appends looks alike, and then that was acknowledged. A member whose end was
@@ -274,6 +277,8 @@ class Leadership:
                 f"the log here has epoch {self.own_epoch}, and etcd knows {view.in_sync.epoch} only: this store was restored from a backup,"
                 " or etcd's data is older than this log; nobody is followed."
             )
+            if view.master is not None:
+                text += f" etcd names {view.master.named}."
             if view.master is not None or view.in_sync.members:
                 text += (
                     " If it was restored, and others of this name have its messages, stop this member, and begin it with an empty folder,"
@@ -284,29 +289,31 @@ class Leadership:
                 " lost then"
             )
         elif view.master is None and self.settings.member not in view.in_sync.members:
-            members = self._named(view.in_sync.members) or "none is left"
+            members = view.named(view.in_sync.members) or "none is left"
             found.append(
                 "nobody leads, and this store may lack what was acknowledged: start a member of the in-sync set "
                 f"({members}), or order an unclean promotion"
             )
-        return found
+        return found + self._problems_of_order(view, now_ms)
+
+    def _problems_of_order(self, view: ClusterView, now_ms: int) -> list[str]:
+        """Why an unclean promotion is not taken."""
+        order = view.order
+        if order is None or order.kind != PROMOTE_UNCLEAN or now_ms < self._order_since_ms + self.settings.lease_ttl_ms:
+            return []
+        what = f"the order to promote {view.named(frozenset({order.target}))} waits"
+        if view.master is not None:
+            return [f"{what} until etcd names no master: now it names {view.master.named}"]
+        return [f"{what} until that member takes it: start it, or withdraw the order"]
 
     def _problem_of_cut(self) -> str:
-        in_sync = self.view.in_sync if self.view is not None else None
-        others = in_sync.members - {self.settings.member} if in_sync is not None else frozenset()
-        unheard = frozenset(each for each in others if not self._says_cut(each))
+        view = self.view
+        others = view.in_sync.members - {self.settings.member} if view is not None and view.in_sync is not None else frozenset()
+        unheard = view.named(frozenset(each for each in others if not self._says_cut(each))) if view is not None else ""
         return (
             "the start has cut the end of the log here, which may have been acknowledged: this member leads only if nobody in the in-sync"
-            f" set has more. It waits for {self._named(unheard) or 'a master'}. If nobody leads, start them. If they do not come back,"
+            f" set has more. It waits for {unheard or 'a master'}. If nobody leads, start them. If they do not come back,"
             " order the unclean promotion of the member with the highest epoch and the furthest end_position (protomq ha promote --unclean)"
-        )
-
-    def _named(self, members: frozenset[str]) -> str:
-        """These members as an operator knows them, as far as etcd has it. An empty folder is another member of the same broker."""
-        names = self.view.names if self.view is not None else {}
-        return ", ".join(
-            f"broker_id {names[each].broker_id} at {names[each].address} (store {each})" if each in names else f"store {each}"
-            for each in sorted(members)
         )
 
     def is_hurried(self, now_ms: int) -> bool:
@@ -519,6 +526,10 @@ class Leadership:
         """Whether the master key belongs to this member."""
         return view.master is not None and view.master.member == self.settings.member
 
+    def _is_held_here(self, view: ClusterView) -> bool:
+        """Whether the master key belongs to this member, and stays as long as this process renews its lease."""
+        return self._is_own(view) and self._master_lease == self._lease
+
     def _is_ahead(self, view: ClusterView) -> bool:
         """Whether the log has an epoch that etcd does not know: etcd's data was lost, or is older."""
         return view.in_sync is not None and self.own_epoch > view.in_sync.epoch
@@ -599,6 +610,8 @@ class Leadership:
         elif self._may_run(view, now_ms):
             self.role, self._followed = Role.STOPPING, None
             effects.append(StopFollowing())
+        elif self._is_held_here(view) and now_ms < self._lease_until_ms and self._is_fresh and not self._is_pending(Transaction):
+            self._ask(effects, Transaction((Compare(MASTER, view.key_revision(MASTER)),), (), (MASTER,)), now_ms)
         if self.role is not Role.FOLLOWING:
             return
         if self._should_tell_end(view, now_ms):
@@ -770,7 +783,7 @@ class Leadership:
         if not self._is_fresh or self._is_pending(Transaction):
             return
         own = self.settings.member
-        if self._is_own(view) and view.master is not None and view.master.lease == self._lease:
+        if self._is_held_here(view) and view.master is not None and view.master.epoch > self.own_epoch:
             assert view.in_sync is not None
             self.role, self.epoch = Role.OPENING, view.master.epoch
             members, revision = view.in_sync.members, view.in_sync.revision

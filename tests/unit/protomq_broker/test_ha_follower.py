@@ -22,6 +22,7 @@ from protomq_broker.ha_follower import HaFollower, OtherPastError, SkippedPartsE
 from protomq_broker.ha_service import HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.log_time import LogTime
+from protomq_broker.slave_gate import not_master
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
@@ -596,6 +597,15 @@ def test_a_slave_that_is_to_stop_waits_for_no_answer_of_its_master(monkeypatch: 
     assert line.is_asked.wait(60)
     assert follower.stop()
     assert [type(each) for each in said] == [WokenError]
+
+
+@pytest.mark.parametrize("is_elected", [True, False])
+def test_a_former_master_that_refuses_a_slave_is_no_advice_to_ask_the_master_where_it_is_elected(is_elected: bool) -> None:
+    follower = follower_of(slave_of(with_messages(5)), leadership=SimpleNamespace() if is_elected else None)
+    follower.view = follower.view._replace(address="former:1")
+    follower._complain(not_master("b", 2))
+    assert ("ask the master" not in follower.view.problem) is is_elected
+    assert ("the broker at former:1 does not lead b" in follower.view.problem) is is_elected
 
 
 class _SlowLine:

@@ -27,6 +27,7 @@ from protomq_ha.cluster_state import (
     Row,
     Transaction,
     encode_in_sync,
+    encode_master,
     encode_name,
 )
 from protomq_ha.in_sync_set import MemberReport
@@ -199,6 +200,9 @@ class Scripted:
     def ask(self, request: Request) -> Result:
         return self._results.pop(0)
 
+    def full_key(self, key: str) -> str:
+        return key
+
     def close(self) -> None:
         pass
 
@@ -212,13 +216,24 @@ def test_an_order_stands_in_etcd_until_somebody_takes_it(etcd: FakeEtcd) -> None
     driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
     driver.order(SWITCH, "2")
     assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision)
-    with pytest.raises(OrderPendingError, match=r"another order is there \(switch 2\).*delete the key 'order'"):
+    with pytest.raises(OrderPendingError, match=rf"another order is there: switch to store 2\. .*`etcdctl del {PREFIX}/order`"):
         driver.order(PROMOTE_UNCLEAN, "3")
     assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision), "it is not overwritten"
     etcd.is_up = False
     with pytest.raises(OrderRefusedError, match="etcd does not answer") as refused:
         driver.order(SWITCH, "2")
     assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
+
+
+def test_an_order_that_waits_is_told_with_its_broker_and_what_it_waits_for(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    driver.order(PROMOTE_UNCLEAN, "x2")
+    puts = (Put("name/x2", encode_name(MemberName(2, "there:1"))), Put("master", encode_master("x1", 4, "here:1")))
+    etcd.model.commit(Transaction((), puts))
+    with pytest.raises(OrderPendingError) as pending:
+        driver.order(PROMOTE_UNCLEAN, "x2")
+    assert "promotion of broker_id 2 at there:1 (store x2)" in str(pending.value)
+    assert "now it names store x1 at here:1 as the master of epoch 4" in str(pending.value)
 
 
 def test_an_order_that_is_left_at_the_same_time_is_not_overwritten() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from protomq import BrokerRole, HaStatus, LeadershipStatus
-from protomq.errors import PartialResultError, RequestTimeoutError
+from protomq import BrokerRole, HaStatus, KnownMember, LeadershipStatus
+from protomq.errors import ConnectFailedError, PartialResultError, ProtomqError, RequestTimeoutError
 from protomq_cli import leading
 from tests.support.cli import run
 
@@ -36,11 +36,15 @@ class FakeAdmin:
         self.timeout: RequestTimeoutError | None = None
         """Of a switch."""
         self.is_done_late = False
+        self.silent: dict[str, ProtomqError] = {}
+        """By name and id."""
         self.looks = 0
 
     def ha_status(self, broker: str) -> list[HaStatus]:
         assert broker == "pair"
         self.looks += 1
+        if self.silent:
+            raise PartialResultError("some brokers did not answer", self.states, self.silent)
         return self.states
 
     def switch_master(self, broker: str, broker_id: int | None, timeout_s: float = 0.0) -> None:
@@ -170,6 +174,18 @@ def test_an_unknown_id_is_not_found(admin: FakeAdmin, command: tuple[str, ...]) 
     assert "no broker pair with id 7 is registered, only 0, 1" in said
     admin.states = admin.states[1:]
     assert "only 1" in run(*command, "7", code=4).stderr
+    assert not admin.orders
+
+
+@pytest.mark.parametrize("command", [SWITCH, PROMOTE, UNCLEAN])
+def test_who_is_silent_does_not_answer(admin: FakeAdmin, command: tuple[str, ...]) -> None:
+    """It is registered still, or etcd knows it."""
+    away = KnownMember("m4", 4, "there:4")
+    admin.states = [replace(each, away=(away,)) for each in admin.states]
+    admin.silent = {"pair/3": ConnectFailedError("there:3 does not answer")}
+    assert "broker_id 3 of pair does not answer: there:3 does not answer; nothing was ordered" in run(*command, "3", code=3).stderr
+    assert "broker_id 4 of pair does not answer: it was at there:4; nothing was ordered" in run(*command, "4", code=3).stderr
+    assert "no broker pair with id 7 is registered" in run(*command, "7", code=4).stderr
     assert not admin.orders
 
 

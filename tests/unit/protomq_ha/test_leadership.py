@@ -1233,6 +1233,62 @@ def test_an_etcd_that_was_restored_ends_the_lead_though_it_names_the_same_master
     assert master.tick(500) == [] or master.machine.role is not Role.LEADING
 
 
+def restored_behind_a_switch(etcd: SimEtcd) -> tuple[Member, Member]:
+    """The master of epoch 1 has given the lead to "s". Then etcd is restored from a copy of epoch 1, and both run on."""
+    former = master_with(etcd, "s")
+    copy = etcd.copy()
+    later = Member(etcd, "s", epoch=1, empty=False)
+    later.tick(100)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    former.tick(400)
+    former.report(0, {"s": MemberReport(0, True, 500)}, 500)
+    assert later.lead(800) == 2
+    assert former.tick(900)[-1] == Follow("s", "s:1", 2)
+    former.machine.followed(2, False, LogEnd(2, 0))
+    etcd.restore(copy, 1_000)
+    for now_ms in range(1_000, 2_500, 300):
+        former.tick(now_ms)
+        later.tick(now_ms)
+    assert (former.machine.role, later.machine.role) == (Role.FOLLOWING, Role.FOLLOWING)
+    return former, later
+
+
+def test_a_former_master_does_not_hold_the_key_of_an_old_copy_with_its_lease(etcd: SimEtcd) -> None:
+    """It is ahead of the copy, so it does not lead. Its lease is as old as the copy, and it renews it."""
+    former, later = restored_behind_a_switch(etcd)
+    assert etcd.view.master is None
+    assert not any(former.tick(now_ms) + later.tick(now_ms) for now_ms in range(2_500, 20_000, 300)), "by itself nobody leads"
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "s")),)))
+    assert later.lead(20_000) == 3
+    assert former.tick(20_300) == [Follow("s", "s:1", 3, unclean_epoch=3)]
+
+
+def test_a_former_master_that_is_promoted_does_not_lead_in_the_epoch_of_an_old_copy(etcd: SimEtcd) -> None:
+    """Even if the order is there before it has seen the copy."""
+    former = master_with(etcd, "s")
+    copy = etcd.copy()
+    former.machine.own_epoch = 3
+    etcd.commit(Transaction((), (Put(IN_SYNC, encode_in_sync(3, frozenset("s"), "s", unclean_epoch=0)),), (MASTER,)))
+    assert former.tick(400) == [StopLeading()]
+    etcd.restore(copy, 500)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "m")),)))
+    assert former.lead(800) == 4
+    assert etcd.view.order is None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_is_ahead_of_etcd_says_whom_etcd_has_as_the_master_and_that_an_order_waits_for_that(etcd: SimEtcd, waits: bool) -> None:
+    master_with(etcd)
+    member = Member(etcd, "old", epoch=9, empty=False)
+    if waits:
+        etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "old")),)))
+    member.tick(0)
+    assert not any("order to promote" in each for each in member.machine.problems(0)), "an order that is taken stands for a moment, too"
+    problems = member.machine.problems(TTL_MS)
+    assert "etcd names store m at m:1 as the master of epoch 1" in problems[0]
+    assert any("order to promote store old waits" in each for each in problems) is waits
+
+
 def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None:
     member = Member(etcd, "a")
     member.tick(0)

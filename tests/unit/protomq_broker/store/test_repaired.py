@@ -12,6 +12,7 @@ import pytest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq_broker.store import following
 from protomq_broker.store.errors import CorruptLogError, HealingRefusedError
+from protomq_broker.store.files.disk import write_file_atomically
 from protomq_broker.store.log.recovery import DamagedRange, read_quarantine
 from protomq_broker.store.queues.queue_ends import QueueEnd
 from protomq_broker.store.queues.repaired import encode_note
@@ -19,13 +20,14 @@ from protomq_broker.store.state.machine import replay_states
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools import repair as repair_tool
+from protomq_broker.store.tools.offline import open_offline
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, LostMessages, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all
-from .test_following import disk_of, follow, log_of
+from .test_following import disk_of, fill, follow, log_of
 
 TAG = frozenset({1})
 
@@ -296,6 +298,19 @@ def test_what_a_full_disk_did_not_note_of_a_repair_is_noted_later(when: str, cap
     assert again.damaged_ranges == [damage]
     again.positions.note_replicated(leader.readable_position)
     assert error_at(again, 4).next_offset == 5
+
+
+def test_a_damaged_note_of_the_quarantine_sends_nobody_to_the_command_that_reads_it(caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(SimDisk())
+    fill(store, 3)
+    store.close()
+    disk = disk_of(store)
+    write_file_atomically(disk, "/s/config/quarantine.json", b"zeroes")
+    open_offline("/s", disk)
+    assert "quarantine.json is damaged" in caplog.text
+    assert "protomq log verify" not in caplog.text
+    open_store(disk).close()
+    assert "Run `protomq log verify`" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["quarantine.json", "queue_ends.json"])

@@ -379,12 +379,15 @@ def skips_of(damaged: Sequence[DamagedRange]) -> dict[int, Skip]:
     }
 
 
-def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
-    """The ranges of earlier starts; none if the file is missing or damaged: then they are found again."""
+def read_quarantine(disk: Disk, path: str, *, advises: bool = True) -> list[DamagedRange]:
+    """The ranges of earlier starts; none if the file is missing or damaged: then they are found again. `advises`: names a command that
+    does.
+    """
     try:
         content = read_json_file(disk, path)
     except SideFileDamagedError as error:
-        log.error("%s: the ranges in quarantine must be found again. Run `protomq log verify`", error)
+        advice = "they must be found again. Run `protomq log verify`" if advises else "this command finds them again where it reads the log"
+        log.error("%s. It had the ranges in quarantine: %s", error, advice)
         return []
     try:
         return [

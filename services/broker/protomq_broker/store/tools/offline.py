@@ -135,7 +135,7 @@ def open_offline(
         disk,
         folder,
         checkpoint,
-        read_quarantine(disk, f"{root}/config/quarantine.json"),
+        read_quarantine(disk, f"{root}/config/quarantine.json", advises=False),
         same_cache,
         epochs,
         max(
