@@ -428,7 +428,7 @@ class AsyncTransactionProducer(OfOneProcess):
         deadline_s = time.monotonic() + timeout_s
         for line in self._lines.values():
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
-        await self._producer.close(timeout_s)
+        await self._producer.close(max(deadline_s - time.monotonic(), 0.0))
 
     async def __aenter__(self) -> AsyncTransactionProducer:
         if self._closed:
