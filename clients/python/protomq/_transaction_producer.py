@@ -32,6 +32,7 @@ from ._transactions import (
     decision_of,
     end_steps,
     listener_decision,
+    note_not_taken,
     refuse_never_run,
     result_of,
     say_listener_failed,
@@ -314,9 +315,7 @@ class TransactionProducer(OfOneProcess):
         try:
             self.end(half, decision, timeout_s=timeout_s)
         except ProtomqError as error:
-            if error.definite and not error.retriable:
-                raise
-            say_not_taken(half.message_id, decision, error)
+            note_not_taken(half.message_id, decision, error)
             return False
         return True
 
@@ -326,7 +325,9 @@ class TransactionProducer(OfOneProcess):
         """Puts the decision on its way."""
         if decision is TransactionDecision.UNKNOWN:
             return
-        self._check_open()
+        if self._closed.is_set():
+            say_not_taken(half.message_id, decision, ClosedError("the producer is closed"))
+            return
         hooks = self._producer._hooks
         end = end_of(half, decision, for_hooks=bool(hooks.end))
         told = self._told.get(end.broker_name)
