@@ -412,6 +412,7 @@ class Producer(LineSender):
     def close(self, timeout_s: float | None = None) -> None:
         """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).
 
+        So for batches, recalls and replies. What was sent one way has left the process then.
         Messages that still wait then fail with ClosedError. With 0 it does not wait. It reports unseen failures as `flush` does.
         A `request` that waits for its reply in another thread ends with ClosedError.
         """

@@ -445,7 +445,8 @@ class TransactionProducer(OfOneProcess):
     def close(self, timeout_s: float | None = None) -> None:
         """Ends it. Decisions on their way are told, within `timeout_s` (None: the send time-out).
 
-        Transactions that are open stay so: the broker asks another producer of the group.
+        Transactions that are open stay so: the broker asks another producer of the group. So for a `send` whose `execute` runs, which
+        raises nothing.
         """
         self._closed.set()
         deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
