@@ -218,7 +218,7 @@ def test_a_producer_that_is_closed_while_work_is_done_leaves_the_transaction_ope
 
     async def run() -> None:
         other = AsyncTransactionProducer("desk", never, **options)
-        result = await other.send(protomq_topic, b"x", execute=lambda _: other.close(), wait_for_end=waits)  # type: ignore[arg-type,return-value]
+        result = await other.send(protomq_topic, b"x", execute=lambda _: other.close(), wait_for_end=waits)
         assert not result.is_ended
 
     asyncio.run(run())

@@ -450,8 +450,10 @@ class TransactionProducer(OfOneProcess):
         """
         self._closed.set()
         deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
-        for line in (*self._lines.values(), *self._told.values()):
+        for line in list(self._lines.values()):
             line.drain(max(deadline_s - time.monotonic(), 0.0))
+        for told in list(self._told.values()):
+            told.drain(max(deadline_s - time.monotonic(), 0.0))
         self._producer.close(max(deadline_s - time.monotonic(), 0.0))
 
     def __enter__(self) -> TransactionProducer:
