@@ -198,6 +198,34 @@ def test_decisions_that_nobody_waits_for_are_taken_before_the_end(
     assert received(protomq_server, protomq_topic, 20) == expected
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_producer_that_is_closed_while_work_is_done_leaves_the_transaction_open_and_raises_nothing(
+    protomq_server: Broker, protomq_topic: str, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The work is done then: an error of `send` would say that it was not begun."""
+    options: Any = {"namesrv": protomq_server.namesrv, "send_timeout_s": PATIENCE_S}
+    producer = TransactionProducer("desk", never, **options)
+    result = producer.send(protomq_topic, b"x", execute=lambda _: producer.close(), wait_for_end=waits)
+    assert not result.is_ended
+
+    def closes_and_fails(_: SendResult) -> TransactionDecision:
+        failing_one.close()
+        raise ZeroDivisionError
+
+    failing_one = TransactionProducer("desk", never, **options)
+    with pytest.raises(ZeroDivisionError):
+        failing_one.send(protomq_topic, b"x", execute=closes_and_fails, wait_for_end=waits)
+
+    async def run() -> None:
+        other = AsyncTransactionProducer("desk", never, **options)
+        result = await other.send(protomq_topic, b"x", execute=lambda _: other.close(), wait_for_end=waits)
+        assert not result.is_ended
+
+    asyncio.run(run())
+    texts = [text for text in caplog.messages if "it will ask: the producer is closed" in text]
+    assert len(texts) == 3
+
+
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])
 def test_a_decision_as_a_one_way_call_is_taken_and_not_answered(
     protomq_server: Broker, protomq_topic: str, transport: Any

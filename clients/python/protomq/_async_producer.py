@@ -17,6 +17,7 @@ from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
+from ._calls_under_way import TaskCalls
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._choices import CHOSE_BADLY, choices_of
 from ._client_name import client_name
@@ -38,6 +39,7 @@ from ._send_arguments import (
 from ._send_core import SendCore
 from ._send_steps import recall, send_batch, send_one_way
 from ._show_settings import show_settings
+from ._steps import Steps, T
 from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route
 from .errors import (
@@ -116,6 +118,7 @@ class AsyncProducer(AsyncLineSender):
         self._binding = threading.Lock()
         self._closing = Closing(None)
         self._requests = AsyncRequestCalls(self._driver)
+        self._calls = TaskCalls()
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -150,13 +153,15 @@ class AsyncProducer(AsyncLineSender):
             message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
-            return await self._send_message(message, selector, timeout_s)
+            with self._calls:
+                return await self._send_message(message, selector, timeout_s)
         if queue is not None and type(queue) is not MessageQueue:
             check_queue(topic, queue)
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
         if timeout_s is not None or self._pending_size > self.options.pending_size_max_bytes:
-            return await self._send_bounded(topic, record, queue, deadline_s)
+            with self._calls:
+                return await self._send_bounded(topic, record, queue, deadline_s)
         line = self._lines.get((topic, queue, None)) or self._line(topic, queue, None)
         return await self._enqueue(line, record, deadline_s).future
 
@@ -183,7 +188,7 @@ class AsyncProducer(AsyncLineSender):
         check_selector(selector, message.queue)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        await self._driver.run(send_one_way(self._core, message, selector, deadline_s))
+        await self._run(send_one_way(self._core, message, selector, deadline_s))
 
     async def send_batch(
         self,
@@ -204,7 +209,7 @@ class AsyncProducer(AsyncLineSender):
         if not messages:
             return BatchResult(())
         when = when_of(delay, deliver_at)
-        return await self._driver.run(
+        return await self._run(
             send_batch(
                 self._core,
                 topic,
@@ -225,7 +230,7 @@ class AsyncProducer(AsyncLineSender):
         """Takes a delayed message back. See Producer.recall."""
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)
-        return await self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
+        return await self._run(recall(self._core, topic, recall_handle, deadline_s))
 
     async def request(
         self,
@@ -270,7 +275,12 @@ class AsyncProducer(AsyncLineSender):
         if timeout_s is None:
             timeout_s = reply_timeout_s(self.options.send_timeout_s)
         within_s = self._deadline(timeout_s) - time.monotonic()
-        await self._driver.run(reply_steps(message, body, properties, within_s))
+        await self._run(reply_steps(message, body, properties, within_s))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """As in Producer."""
+        with self._calls:
+            return await self._driver.run(steps)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
@@ -341,9 +351,13 @@ class AsyncProducer(AsyncLineSender):
 
     async def _end(self, timeout_s: float) -> None:
         """May be called again where it was cut off."""
+        deadline_s = time.monotonic() + timeout_s
+        # First: some of them come to a line. Those of a loop that is closed have ended.
+        if self._loop is asyncio._get_running_loop():
+            await self._calls.wait(timeout_s)
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
+            await asyncio.wait(tasks, timeout=max(deadline_s - time.monotonic(), 0.0))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -362,6 +376,7 @@ class AsyncProducer(AsyncLineSender):
         await self._requests.close()
         await self._routes.close()
         if self._owns_transport:
+            await self._transport.wait_for_one_way(max(deadline_s - time.monotonic(), 0.0))
             await self._transport.close()
         if self._tracer is not None:
             await self._driver.run(close_steps(self._tracer))

@@ -31,6 +31,7 @@ from ._push_steps import ListenedPulls, PushSteps
 from ._push_work import Worker
 from ._queue_listener import QueueListener
 from ._show_settings import show_settings
+from ._steps import to_end
 from ._trace import close_steps
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ConfigurationError, ProtomqError
@@ -41,6 +42,18 @@ logger = logging.getLogger("protomq")
 JOIN_S = 5.0
 """How long the end of a stop waits for coroutines that were cancelled, and go on."""
 HURRIED_JOIN_S = 0.2
+
+
+class _Starting:
+    """A start that is under way."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.is_wanted = True
+
+    def goes_on(self) -> bool:
+        """Nobody has called `stop`."""
+        return self.is_wanted
 
 
 class AsyncListenedConsumer(AsyncPullConsumer):
@@ -137,6 +150,7 @@ class AsyncPushConsumer(PushBase):
         )
         self._start_hooks(self._connection)
         self._consumer: AsyncListenedConsumer | None = None
+        self._starting: _Starting | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where it was started: its tasks and connections are of no other."""
         self._push: PushSteps | None = None
@@ -157,8 +171,16 @@ class AsyncPushConsumer(PushBase):
 
     async def start(self) -> None:
         """See PushConsumer.start."""
-        if self._consumer is not None:
-            raise ConfigurationError("a push consumer is started once; make another one")
+        self._check_may_start()
+        starting = _Starting()
+        self._starting, self._loop = starting, asyncio.get_running_loop()
+        try:
+            await self._begin(starting)
+        finally:
+            self._starting = None
+            starting.over.set()
+
+    async def _begin(self, starting: _Starting) -> None:
         consumer = AsyncListenedConsumer(
             self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
@@ -176,17 +198,20 @@ class AsyncPushConsumer(PushBase):
         pulls.room_of = self._state.room
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = lambda queue: self._state.is_running((queue,))
+        has_begun = False
         try:
-            await consumer._run(push.start())
-        except BaseException:
-            push.close()
-            self._push = None
-            await consumer.close(commit=False)
-            raise
+            has_begun = await consumer._run(to_end(push.start(), starting.goes_on)) and starting.is_wanted
+        finally:
+            if not has_begun:
+                push.close()
+                self._push = None
+                await consumer.close(commit=False)
+        if not has_begun:
+            self._is_ending = True
+            return
         self._consumer, self._fork_count = consumer, _forks.fork_count
-        self._loop = asyncio.get_running_loop()
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
-        loop = self._loop
+        loop = asyncio.get_running_loop()
         self._own_tasks = [
             loop.create_task(self._until_death(self._poll_until_end), name="protomq-push"),
             loop.create_task(self._until_death(self._give_back_until_end), name="protomq-push-back"),
@@ -198,8 +223,12 @@ class AsyncPushConsumer(PushBase):
         It goes on where the caller is cancelled. A second call waits for it, and no longer than its own time-out for coroutines.
         """
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
-        consumer = self._consumer
         self._stop_wanted.set()
+        if self._starting is not None:
+            self._check_loop()
+            self._starting.is_wanted = False
+            await self._starting.over.wait()
+        consumer = self._consumer
         task = asyncio.current_task()
         is_part = task in self._pool or task in self._own_tasks
         if consumer is None or self._closing.is_own or (self._is_ending and is_part):

@@ -12,7 +12,7 @@ from ._async_steps import AsyncDriver
 from ._name_servers import ask_one
 from ._routes import TIMEOUT_S, RouteBook, broker_address
 from ._types import BrokerAddress, MethodInfo, Route
-from .errors import NoRouteError
+from .errors import ClosedError, NoRouteError
 
 if TYPE_CHECKING:
     from ._async_transport import AsyncTransport
@@ -40,15 +40,17 @@ class AsyncRoutes(RouteBook):
         if route is not None:
             return route
         wait_s = self._wait_s(topic, timeout_s)
-        try:
-            async with asyncio.timeout(wait_s):
-                return await asyncio.shield(task)
-        except TimeoutError:
+        # Not awaited itself: `close` cancels it, and nobody has cancelled those who wait for it.
+        done, _ = await asyncio.wait((task,), timeout=wait_s)
+        if not done:
             error = NoRouteError(f"no name server answered within {wait_s:.3f} s")
             route = self._cache.failed(topic, error, time.monotonic())
             if route is None:
-                raise error from None
+                raise error
             return route
+        if task.cancelled():
+            raise ClosedError("it was closed while this call waited for a route")
+        return task.result()
 
     async def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """See Routes.current."""

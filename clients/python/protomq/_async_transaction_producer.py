@@ -34,6 +34,7 @@ from ._transactions import (
     listener_decision,
     may_be_stored,
     new_end,
+    note_not_taken,
     refuse_never_run,
     result_of,
     say_listener_failed,
@@ -213,7 +214,7 @@ class AsyncTransactionProducer(OfOneProcess):
                 await self._ended(half, decision, timeout_s)
                 is_ended = True
             except ProtomqError as error:
-                _note_not_taken(half, decision, error)
+                note_not_taken(half.message_id, decision, error)
         return result_of(half, decision, is_ended)
 
     async def begin(
@@ -289,7 +290,7 @@ class AsyncTransactionProducer(OfOneProcess):
         try:
             await self._ended(half, decision, timeout_s)
         except ProtomqError as error:
-            _note_not_taken(half, decision, error)
+            note_not_taken(half.message_id, decision, error)
             return False
         return True
 
@@ -301,7 +302,11 @@ class AsyncTransactionProducer(OfOneProcess):
             return None
         hooks = self._producer._hooks
         topic, broker_name, _ = half.queue
-        line = self._line_of(broker_name)
+        try:
+            line = self._line_of(broker_name)
+        except ClosedError as error:
+            say_not_taken(half.message_id, decision, error)
+            return None
         within_s = self._producer.options.send_timeout_s if timeout_s is None else self._seconds(timeout_s)
         if not hooks.end and line.room > 1:
             end = new_end((topic, broker_name, half.transaction_handle, decision, "", False))
@@ -461,7 +466,7 @@ class AsyncTransactionProducer(OfOneProcess):
         deadline_s = time.monotonic() + timeout_s
         for line in self._lines.values():
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
-        await self._producer.close(timeout_s)
+        await self._producer.close(max(deadline_s - time.monotonic(), 0.0))
 
     async def __aenter__(self) -> AsyncTransactionProducer:
         if self._closed:
@@ -471,13 +476,6 @@ class AsyncTransactionProducer(OfOneProcess):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _note_not_taken(half: HalfResult, decision: TransactionDecision, error: ProtomqError) -> None:
-    """The broker asks later. Raises the error where asking again would be answered alike."""
-    if error.definite and not error.retriable:
-        raise error
-    say_not_taken(half.message_id, decision, error)
 
 
 def _say_not_taken(half: HalfResult, decision: TransactionDecision, error: Exception) -> None:

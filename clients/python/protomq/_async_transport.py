@@ -7,6 +7,7 @@ forked child, it starts again without connections.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -174,6 +175,16 @@ class AsyncTransport:
         if late:
             await asyncio.wait(late, timeout=timeout_s)
             await asyncio.sleep(0)  # Its callbacks are behind ours.
+
+    async def wait_for_one_way(self, timeout_s: float) -> None:
+        """Waits until what was asked without an answer is gone, and no close can hold it back."""
+        if not self._is_here() or timeout_s <= 0:
+            return
+        waiting = [connection.wait_written() for connection in (*self._connections.values(), *self._silent)]
+        waiting += [link.wait_for_one_way() for link in self._grpc_links.values()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*waiting)
 
     def look_again(self) -> None:
         """A route has changed: `is_replaced` may say something else now."""

@@ -67,6 +67,15 @@ class EndLine:
         self._waiting: list[_Entry] = []
         """A list: some are taken out by one instruction, so that Ctrl-C finds all of that done, or nothing."""
         self._leader: _Entry | None = None
+        self._drained: threading.Event | None = None
+
+    def drain(self, timeout_s: float) -> None:
+        """Until no decision waits or is in flight, or the time is over."""
+        with self._lock:
+            if self._leader is None:
+                return
+            drained = self._drained = threading.Event()
+        drained.wait(timeout_s)
 
     def end(self, end: End, timeout_s: float) -> bool:
         """Whether the transaction had ended so before. Raises what the call raises."""
@@ -124,6 +133,8 @@ class EndLine:
                 next_.leads = True
             self._leader = next_
             del self._waiting[:1]
+            if next_ is None and self._drained is not None:
+                self._drained.set()
             return next_
 
     def _finish_following(self, entry: _Entry) -> None:

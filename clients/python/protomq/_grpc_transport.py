@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -227,6 +228,15 @@ class GrpcLink:
             self._heard_s = time.monotonic()
         self._ended(channel, future)
 
+    def wait_for_one_way(self, timeout_s: float) -> None:
+        """Waits until calls that were begun without waiting for their answers have these. gRPC does not tell earlier that they are gone."""
+        deadline_s = time.monotonic() + timeout_s
+        for channel in (self._current, *self._left.copy()):
+            for call in channel.calls.copy():
+                if isinstance(call, grpc.Future):
+                    with contextlib.suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                        call.exception(max(deadline_s - time.monotonic(), 0.0))
+
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         with self._lock:
@@ -316,6 +326,12 @@ class AioGrpcLink:
             task = asyncio.get_running_loop().create_task(channel.channel.close())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def wait_for_one_way(self) -> None:
+        """See GrpcLink.wait_for_one_way."""
+        tasks = [call for channel in (self._current, *self._left) for call in channel.calls if isinstance(call, asyncio.Task)]
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
+from ._calls_under_way import ThreadCalls
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._choices import CHOSE_BADLY, choices_of
 from ._client_name import client_name
@@ -37,7 +38,7 @@ from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._send_lines import LineSender
 from ._send_steps import recall, send_batch, send_one_way
 from ._show_settings import show_settings
-from ._steps import Driver
+from ._steps import Driver, Steps, T
 from ._trace import Tracer, traced
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route
@@ -133,6 +134,7 @@ class Producer(LineSender):
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
         self._requests = RequestCalls(self._driver)
+        self._calls = ThreadCalls()
         self._pending: set[SendFuture] = set()
         """Messages of `send_async` that have no outcome yet."""
 
@@ -178,12 +180,18 @@ class Producer(LineSender):
             message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
-            return self._send_message(message, selector, timeout_s)
+            with self._calls:
+                return self._send_message(message, selector, timeout_s)
         if queue is not None and type(queue) is not MessageQueue:
             check_queue(topic, queue)
         deadline_s = self._deadline(timeout_s)
-        record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
-        return self._send_record(topic, record, queue, deadline_s)
+        if type(body) is bytes and len(body) <= self._core.plain_size_max:
+            record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
+            return self._send_record(topic, record, queue, deadline_s)
+        # To write and to compress it takes its time, in which it stands in no line.
+        with self._calls:
+            record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
+            return self._send_record(topic, record, queue, deadline_s)
 
     def send_async(
         self,
@@ -211,32 +219,8 @@ class Producer(LineSender):
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
         check_selector(selector, message.queue)
-        deadline_s = self._deadline(timeout_s)
-        message, context = self._core.before_send(message)
-        try:
-            line, record = self._line_and_record(message, selector, deadline_s)
-            size = len(record[0]) + len(record[3])
-            self._room.take(size, deadline_s)
-        except BaseException as error:
-            self._core.after_send(context, None, error)
-            raise
-        future = SendFuture(self._failures)
-        entry = Entry(record, deadline_s, future)
-        try:
-            # Bypasses SendFuture, here and in the callbacks: a look by the producer itself does not count as seen.
-            Future.add_done_callback(future, lambda _: self._forget(future, size))
-            if context is not None:
-                Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
-            self._pending.add(future)
-            if not line.enter(entry):
-                line.arrive()
-            elif entry.batch is not None and not self._submit(line, entry.batch):
-                self._lead(line, entry.batch)
-        except BaseException as error:
-            if is_interrupt(error):
-                self._interrupted(line, entry, entry)
-            raise
-        return future
+        with self._calls:
+            return self._begin_async(message, selector, self._deadline(timeout_s))
 
     def send_one_way(
         self,
@@ -261,7 +245,7 @@ class Producer(LineSender):
         check_selector(selector, message.queue)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        self._driver.run(send_one_way(self._core, message, selector, deadline_s))
+        self._run(send_one_way(self._core, message, selector, deadline_s))
 
     def send_batch(
         self,
@@ -290,7 +274,7 @@ class Producer(LineSender):
         if not messages:
             return BatchResult(())
         when = when_of(delay, deliver_at)
-        return self._driver.run(
+        return self._run(
             send_batch(
                 self._core,
                 topic,
@@ -318,7 +302,7 @@ class Producer(LineSender):
         """
         check_topic(topic)
         deadline_s = self._deadline(timeout_s)
-        return self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
+        return self._run(recall(self._core, topic, recall_handle, deadline_s))
 
     def request(
         self,
@@ -369,7 +353,12 @@ class Producer(LineSender):
         if timeout_s is None:
             timeout_s = reply_timeout_s(self.options.send_timeout_s)
         within_s = self._deadline(timeout_s) - time.monotonic()
-        self._driver.run(reply_steps(message, body, properties, within_s))
+        self._run(reply_steps(message, body, properties, within_s))
+
+    def _run(self, steps: Steps[T]) -> T:
+        """What the steps return; `close` waits for them."""
+        with self._calls:
+            return self._driver.run(steps)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message of `send_async` has its outcome in its future.
@@ -423,6 +412,7 @@ class Producer(LineSender):
     def close(self, timeout_s: float | None = None) -> None:
         """Waits until all messages under way have their answers, at most `timeout_s` (None: the send time-out).
 
+        So for batches, recalls and replies. What was sent one way has left the process then.
         Messages that still wait then fail with ClosedError. With 0 it does not wait. It reports unseen failures as `flush` does.
         A `request` that waits for its reply in another thread ends with ClosedError.
         """
@@ -447,6 +437,8 @@ class Producer(LineSender):
 
     def _end(self, deadline_s: float) -> None:
         """May be called again where it was cut off."""
+        # First: some of them come to a line.
+        self._calls.wait(max(deadline_s - time.monotonic(), 0.0))
         for line in list(self._lines.values()):
             left = line.drain(max(deadline_s - time.monotonic(), 0.0))
             if left:
@@ -459,6 +451,7 @@ class Producer(LineSender):
         if self._tracer is not None:
             self._tracer.close()
         if self._owns_transport:
+            self._transport.wait_for_one_way(max(deadline_s - time.monotonic(), 0.0))
             self._transport.close()
 
     def _tell_unseen_failures(self) -> None:
@@ -544,6 +537,33 @@ class Producer(LineSender):
             queue = self._core.target_queue(route, message, selector)
         when = when_of_message(message)
         return self._line(message.topic, queue, when), record
+
+    def _begin_async(self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float) -> Future[SendResult]:
+        message, context = self._core.before_send(message)
+        try:
+            line, record = self._line_and_record(message, selector, deadline_s)
+            size = len(record[0]) + len(record[3])
+            self._room.take(size, deadline_s)
+        except BaseException as error:
+            self._core.after_send(context, None, error)
+            raise
+        future = SendFuture(self._failures)
+        entry = Entry(record, deadline_s, future)
+        try:
+            # Bypasses SendFuture, here and in the callbacks: a look by the producer itself does not count as seen.
+            Future.add_done_callback(future, lambda _: self._forget(future, size))
+            if context is not None:
+                Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
+            self._pending.add(future)
+            if not line.enter(entry):
+                line.arrive()
+            elif entry.batch is not None and not self._submit(line, entry.batch):
+                self._lead(line, entry.batch)
+        except BaseException as error:
+            if is_interrupt(error):
+                self._interrupted(line, entry, entry)
+            raise
+        return future
 
     def _forget(self, done: SendFuture, size_bytes: int) -> None:
         """Forgets a message of `send_async` that has its outcome."""

@@ -58,6 +58,10 @@ class PushCounts(NamedTuple):
 class PushBase(OfOneProcess):
     """One consumer."""
 
+    _consumer: object | None
+    _starting: object | None
+    """The start that is under way."""
+
     def __init__(self, options: PushOptions) -> None:
         self.options = options
         self._wanted: dict[str, Wanted] = {}
@@ -213,6 +217,11 @@ class PushBase(OfOneProcess):
         """Raises ConfigurationError where a listener would never be called."""
         if self._is_ending:
             raise ConfigurationError(f"the push consumer of group {self.group!r} has stopped: make another one")
+
+    def _check_may_start(self) -> None:
+        """Raises ConfigurationError where it has started, or starts."""
+        if self._consumer is not None or self._starting is not None or self._is_ending:
+            raise ConfigurationError("a push consumer is started once; make another one")
 
     def _look(self) -> None:
         """Something else is wanted."""

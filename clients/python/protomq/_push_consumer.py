@@ -33,6 +33,7 @@ from ._push_steps import ListenedPulls, PushSteps
 from ._push_work import Worker
 from ._queue_listener import QueueListener
 from ._show_settings import show_settings
+from ._steps import to_end
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
@@ -41,6 +42,21 @@ logger = logging.getLogger("protomq")
 JOIN_S = 5.0
 """How long the end of a stop waits for the consumer's own threads, whose calls have time-outs."""
 HURRIED_JOIN_S = 0.5
+
+
+class _Starting:
+    """A start that is under way in the thread that makes this."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.over = threading.Event()
+        self.is_wanted = True
+        self.stop_within_s: float | None = None
+        """What a signal's handler has given to `stop`, on the same thread."""
+
+    def goes_on(self) -> bool:
+        """Nobody has called `stop`."""
+        return self.is_wanted
 
 
 class ListenedConsumer(PullConsumer):
@@ -139,6 +155,7 @@ class PushConsumer(PushBase):
         )
         self._start_hooks(self._connection)
         self._consumer: ListenedConsumer | None = None
+        self._starting: _Starting | None = None
         self._push: PushSteps | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -163,9 +180,22 @@ class PushConsumer(PushBase):
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribes and begins; returns at once. Raises what a subscription raises; then nothing has begun."""
-        if self._consumer is not None:
-            raise ConfigurationError("a push consumer is started once; make another one")
+        """Subscribes and begins; returns when the servers have answered. Raises what a subscription raises; then nothing has begun.
+
+        Where `stop` is called meanwhile, it returns soon, and the consumer is stopped.
+        """
+        self._check_may_start()
+        starting = _Starting()
+        try:
+            self._starting = starting
+            self._begin(starting)
+        finally:
+            self._starting = None
+            starting.over.set()
+        if starting.stop_within_s is not None:
+            self.stop(starting.stop_within_s)
+
+    def _begin(self, starting: _Starting) -> None:
         consumer = ListenedConsumer(
             self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
@@ -183,13 +213,17 @@ class PushConsumer(PushBase):
         pulls.room_of = self._room
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = self._is_busy
+        has_begun = False
         try:
-            consumer._run(push.start())
-        except BaseException:
-            push.close()
-            self._push = None
-            consumer.close(commit=False)
-            raise
+            has_begun = consumer._run(to_end(push.start(), starting.goes_on)) and starting.is_wanted
+        finally:
+            if not has_begun:
+                push.close()
+                self._push = None
+                consumer.close(commit=False)
+        if not has_begun:
+            self._is_ending = True
+            return
         self._consumer, self._fork_count = consumer, _forks.fork_count
         for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
             thread = threading.Thread(target=self._until_death, args=(run,), name=name, daemon=True)
@@ -203,17 +237,28 @@ class PushConsumer(PushBase):
 
         Returns how many messages were begun and are not done: they come again. May be called twice. A listener, and what else is called
         on the consumer's threads, a hook or an allocation, must call `request_stop` instead.
+
+        It ends a `start` that is under way in another thread. In the same one, as in a signal's handler, it only says that it is to end.
         """
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
-        consumer = self._consumer
         self._stop_wanted.set()
         thread = threading.current_thread()
-        if consumer is None or (self._is_ending and (thread in self._pool or thread in self._threads)):
-            return 0
         if thread in self._pool or thread in self._threads:
+            if self._is_ending:
+                return 0
             raise ConfigurationError(
                 "stop() in a listener or a hook would wait for itself: call request_stop(), which ends run()"
             )
+        starting = self._starting
+        if starting is not None:
+            starting.is_wanted = False
+            if starting.thread is thread:
+                starting.stop_within_s = within_s
+                return 0
+            starting.over.wait()
+        consumer = self._consumer
+        if consumer is None:
+            return 0
         with self._stopping:
             return self._stop(consumer, within_s)
 

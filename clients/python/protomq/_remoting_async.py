@@ -252,6 +252,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """None, or a future to wait for (shielded) before more is asked: the peer is slow to read."""
         return self._writable
 
+    async def wait_written(self) -> None:
+        """Waits until the kernel has all that was asked, or the connection is closed."""
+        self._flush()
+        if self._transport is not None and not self.closed:
+            self._transport.set_write_buffer_limits(0)
+            if self._writable is not None:
+                await asyncio.shield(self._writable)
+
     def close(self) -> None:
         """Closes at once; calls in flight fail with ConnectionLostError."""
         if self._transport is not None:

@@ -34,7 +34,7 @@ from ._retry import is_away
 from ._steps import Driver, Steps
 from ._transport_options import SOON
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
-from .errors import NotFoundError, ProtocolError, ProtomqError
+from .errors import ClosedError, NotFoundError, ProtocolError, ProtomqError
 
 if TYPE_CHECKING:
     from ._transport import SyncTransport
@@ -407,7 +407,8 @@ class RouteBook:
                 known = self._cache.failed(topic, error, time.monotonic())
             if known is None or not isinstance(error, ProtomqError):
                 raise
-            self._outages.failed(NAME_SERVERS, topic, error)
+            if not isinstance(error, ClosedError):
+                self._outages.failed(NAME_SERVERS, topic, error)
             return known
         self._outages.answered(NAME_SERVERS, topic)
         with self._own_lock():

@@ -89,8 +89,8 @@ class SendCore:
         self.round_robin = RoundRobin()
         self.rng = random.Random()
         self.sequences = SequenceSource(options.producer_id, options.producer_epoch)
-        # The lowest body size at which something is to be done with a body.
-        self._plain_size_max = (
+        # The largest body with which nothing is to be done.
+        self.plain_size_max = (
             options.compress_over_bytes
             if self.compressor.compress is not None
             else BODY_SIZE_MAX_BYTES
@@ -120,7 +120,7 @@ class SendCore:
         if type(body) is not bytes:
             body, properties = encode_body(body, properties)
         flags = 0
-        if len(body) > self._plain_size_max:
+        if len(body) > self.plain_size_max:
             if self.compressor.compress is not None:
                 if len(body) > DECOMPRESSED_SIZE_MAX_BYTES:
                     raise refuse_unreadable_body(len(body))
@@ -177,7 +177,7 @@ class SendCore:
             and not self.options.born_host
             and set(map(type, messages)) == {bytes}
         ):
-            if max(map(len, messages)) <= self._plain_size_max:  # type: ignore[arg-type]
+            if max(map(len, messages)) <= self.plain_size_max:  # type: ignore[arg-type]
                 # Bodies and nothing else: no call per message.
                 born_time_ms = time.time_ns() // 1_000_000
                 flags = delay_flags(when)

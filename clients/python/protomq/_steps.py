@@ -235,6 +235,28 @@ class Driver:
             return error
 
 
+def to_end(steps: Steps[Any], goes_on: Callable[[], bool]) -> Steps[bool]:
+    """The same steps; whether they came to their end. They are closed before an effect if they are not to go on any more."""
+    outcome: Any = None
+    thrown: BaseException | None = None
+    try:
+        while True:
+            effect = steps.send(outcome) if thrown is None else steps.throw(thrown)
+            if not goes_on():
+                steps.close()
+                return False
+            outcome = thrown = None
+            try:
+                outcome = yield effect
+            except BaseException as error:
+                thrown = error
+    except StopIteration:
+        return True
+    finally:
+        # An error that refers to this frame is not to be kept by it.
+        thrown = None
+
+
 def results_of(outcomes: Sequence[Any]) -> Sequence[Any]:
     """What several steps have returned. Raises the first error among it."""
     for outcome in outcomes:

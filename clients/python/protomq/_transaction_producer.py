@@ -33,6 +33,7 @@ from ._transactions import (
     end_steps,
     listener_decision,
     may_be_stored,
+    note_not_taken,
     refuse_never_run,
     result_of,
     say_listener_failed,
@@ -319,9 +320,7 @@ class TransactionProducer(OfOneProcess):
         try:
             self.end(half, decision, timeout_s=timeout_s)
         except ProtomqError as error:
-            if error.definite and not error.retriable:
-                raise
-            say_not_taken(half.message_id, decision, error)
+            note_not_taken(half.message_id, decision, error)
             return False
         return True
 
@@ -331,7 +330,9 @@ class TransactionProducer(OfOneProcess):
         """Puts the decision on its way."""
         if decision is TransactionDecision.UNKNOWN:
             return
-        self._check_open()
+        if self._closed.is_set():
+            say_not_taken(half.message_id, decision, ClosedError("the producer is closed"))
+            return
         hooks = self._producer._hooks
         end = end_of(half, decision, for_hooks=bool(hooks.end))
         told = self._told.get(end.broker_name)
@@ -456,13 +457,16 @@ class TransactionProducer(OfOneProcess):
     def close(self, timeout_s: float | None = None) -> None:
         """Ends it. Decisions on their way are told, within `timeout_s` (None: the send time-out).
 
-        Transactions that are open stay so: the broker asks another producer of the group.
+        Transactions that are open stay so: the broker asks another producer of the group. So for a `send` whose `execute` runs, which
+        raises nothing.
         """
         self._closed.set()
         deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
+        for line in list(self._lines.values()):
+            line.drain(max(deadline_s - time.monotonic(), 0.0))
         for told in list(self._told.values()):
             told.drain(max(deadline_s - time.monotonic(), 0.0))
-        self._producer.close(timeout_s)
+        self._producer.close(max(deadline_s - time.monotonic(), 0.0))
 
     def __enter__(self) -> TransactionProducer:
         if self._closed.is_set():

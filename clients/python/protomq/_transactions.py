@@ -25,6 +25,7 @@ from ._seldom import SaidSeldom
 from ._steps import CallServer, Steps
 from ._types import BrokerAddress, MessageQueue
 from .errors import (
+    ClosedError,
     ConfigurationError,
     ProtocolError,
     ProtomqError,
@@ -200,6 +201,13 @@ def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseExc
         decision,
         error,
     )
+
+
+def note_not_taken(message_id: str, decision: TransactionDecision, error: ProtomqError) -> None:
+    """The broker asks later. Raises the error where asking again would be answered alike: not where the producer was closed meanwhile."""
+    if error.definite and not error.retriable and not isinstance(error, ClosedError):
+        raise error
+    say_not_taken(message_id, decision, error)
 
 
 def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | ProtomqError]]:

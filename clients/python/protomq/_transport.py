@@ -254,6 +254,13 @@ class SyncTransport:
         """The transport last used for the server: "remoting", "grpc", or "" before the first call."""
         return self._kinds.get(address, "")
 
+    def wait_for_one_way(self, timeout_s: float) -> None:
+        """Waits until what was asked without an answer is gone, and no close can hold it back. The kernel has it at once, gRPC later."""
+        deadline_s = time.monotonic() + timeout_s
+        if self._fork_count == _forks.fork_count:
+            for link in list(self._grpc_links.values()):
+                link.wait_for_one_way(deadline_s - time.monotonic())
+
     def close(self) -> None:
         """Closes all connections: idle ones now, those in use when their call ends. May be called twice."""
         self._closed = True

@@ -27,11 +27,13 @@ from protomq.errors import (
     ShuttingDownError,
     TopicNotFoundError,
 )
+from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.record import decode_message_id
 from tests.support.eager_tasks import eager_task_factory
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, after_storing
 
 QUEUE = MessageQueue("T", "a", 1)
+HANDLE = encode_handle(RecallHandle("a", 1, 2, (7, 1, 0)))
 
 
 @pytest.fixture
@@ -370,6 +372,66 @@ async def test_close_waits_for_what_is_on_its_way(transport: FakeAsyncTransport)
     assert [(await task).status for task in tasks] == [SendStatus.SEND_OK] * 3
     with pytest.raises(ClosedError):
         await producer.send("T", b"x")
+
+
+class HeldTransport(FakeAsyncTransport):
+    """Holds all calls, also those to name servers, until it is opened."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.open = asyncio.Event()
+
+    async def call(self, *args: Any, **settings: Any) -> bytes:
+        await self.open.wait()
+        return await super().call(*args, **settings)
+
+
+# Those of which no line knows, while they look for their route at least.
+CALLS_OUTSIDE_OF_LINES: dict[str, Callable[[AsyncProducer], Coroutine[Any, Any, object]]] = {
+    "batch": lambda producer: producer.send_batch("T", [b"x", b"y"]),
+    "one way": lambda producer: producer.send_one_way("T", b"x"),
+    "sharding key": lambda producer: producer.send("T", b"x", sharding_key="k"),
+    "selector": lambda producer: producer.send("T", b"x", selector=lambda queues, _: queues[0]),
+    "recall": lambda producer: producer.recall("T", HANDLE),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OUTSIDE_OF_LINES.values(), ids=CALLS_OUTSIDE_OF_LINES)
+async def test_close_waits_for_calls_of_other_tasks(
+    cluster: FakeCluster, call: Callable[[AsyncProducer], Coroutine[Any, Any, object]]
+) -> None:
+    transport = HeldTransport(cluster)
+    producer = AsyncProducer(transport=transport)
+    calling = asyncio.create_task(call(producer))
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns(20)
+    assert not closing.done(), "it waits"
+    transport.open.set()
+    await calling
+    await closing
+
+
+async def test_close_waits_for_a_message_that_waits_for_room(cluster: FakeCluster) -> None:
+    transport = HeldTransport(cluster)
+    producer = AsyncProducer(transport=transport, pending_size_max_bytes=1000, compression="none")
+    sending = [asyncio.create_task(producer.send("T", bytes(900), queue=MessageQueue("T", "a", number))) for number in range(4)]
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    transport.open.set()
+    assert [(await task).status for task in sending] == [SendStatus.SEND_OK] * 4
+    await closing
+
+
+async def test_what_is_not_done_in_time_when_a_producer_is_closed_ends_with_closed_error(cluster: FakeCluster) -> None:
+    transport = HeldTransport(cluster)
+    producer = AsyncProducer(transport=transport)
+    calling = [asyncio.create_task(call(producer)) for call in CALLS_OUTSIDE_OF_LINES.values()]
+    await turns()
+    await producer.close(timeout_s=0.01)
+    outcomes = await asyncio.gather(*calling, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ClosedError] * len(calling)
 
 
 async def test_a_close_that_is_cancelled_goes_on_and_a_second_one_waits_for_it(transport: FakeAsyncTransport) -> None:

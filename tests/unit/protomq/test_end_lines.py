@@ -83,6 +83,25 @@ def test_what_gathers_while_a_request_is_on_its_way_is_told_together() -> None:
     assert callers.outcomes == dict.fromkeys(["first", *handles], False) | {"again": True}
 
 
+def test_a_drain_waits_for_what_is_on_its_way_and_for_what_waits_behind_it() -> None:
+    broker = Broker()
+    line = EndLine(broker.end)
+    line.drain(60.0)
+    callers = Callers(line)
+    callers.begin("first")
+    callers.begin("second")
+    draining = threading.Thread(target=line.drain, args=(60.0,))
+    draining.start()
+    broker.may_answer.release()
+    wait_for(lambda: "first" in callers.outcomes)
+    draining.join(0.1)
+    assert draining.is_alive()
+    broker.may_answer.release()
+    draining.join(10)
+    callers.join()
+    assert callers.outcomes == {"first": False, "second": False}
+
+
 def test_callers_that_were_answered_together_are_told_together() -> None:
     broker, answered = Broker(), list[int]()
     line = EndLine(broker.end, Company(together_s=60), answered.append)

@@ -6,8 +6,10 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
+from typing import Any
 
 import pytest
 
@@ -42,10 +44,13 @@ from protomq.errors import (
     TopicNotFoundError,
 )
 from protomq.hooks import Hook, SendContext
+from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.record import decode_message_id
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport, SendCall, after_storing
 from tests.support.interrupting_lock import InterruptingLock
 from tests.support.waiting import wait_for
+
+HANDLE = encode_handle(RecallHandle("a", 1, 2, (7, 1, 0)))
 
 
 @pytest.fixture
@@ -855,6 +860,105 @@ def test_close_waits_for_what_is_on_its_way(cluster: FakeCluster) -> None:
     gate.open.set()
     closing.join(60)
     assert [future.result(0).status for future in futures] == [SendStatus.SEND_OK] * 5
+
+
+class HeldTransport(FakeSyncTransport):
+    """Holds all calls, also those to name servers, until it is opened."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.arrived = threading.Event()
+        self.open = threading.Event()
+
+    def call(self, *args: Any, **settings: Any) -> bytes:
+        self.arrived.set()
+        assert self.open.wait(60)
+        return super().call(*args, **settings)
+
+
+# Those of which no line knows, while they look for their route at least.
+CALLS_OUTSIDE_OF_LINES: dict[str, Callable[[Producer], object]] = {
+    "batch": lambda producer: producer.send_batch("T", [b"x", b"y"]),
+    "one way": lambda producer: producer.send_one_way("T", b"x"),
+    "sharding key": lambda producer: producer.send("T", b"x", sharding_key="k"),
+    "future": lambda producer: producer.send_async("T", b"x", sharding_key="k").result(60),
+    "selector": lambda producer: producer.send("T", b"x", selector=lambda queues, _: queues[0]),
+    "recall": lambda producer: producer.recall("T", HANDLE),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OUTSIDE_OF_LINES.values(), ids=CALLS_OUTSIDE_OF_LINES)
+def test_close_waits_for_calls_of_other_threads(cluster: FakeCluster, call: Callable[[Producer], object]) -> None:
+    transport, ended = HeldTransport(cluster), list[str]()
+    producer = Producer(transport=transport)
+
+    def calls() -> None:
+        call(producer)
+        ended.append("call")
+
+    def closes() -> None:
+        producer.close()
+        ended.append("close")
+
+    calling, closing = threading.Thread(target=calls), threading.Thread(target=closes)
+    calling.start()
+    assert transport.arrived.wait(60)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "it waits"
+    transport.open.set()
+    calling.join(60)
+    closing.join(60)
+    assert sorted(ended) == ["call", "close"]
+
+
+def test_close_waits_for_a_body_that_is_compressed(cluster: FakeCluster) -> None:
+    compresses, goes_on = threading.Event(), threading.Event()
+    producer = Producer(transport=FakeSyncTransport(cluster), compression="zlib", compress_over_bytes=10)
+
+    def slowly(body: bytes, _: Callable[[], None]) -> bytes:
+        compresses.set()
+        assert goes_on.wait(60)
+        return body[:5]
+
+    producer._core.compressor = producer._core.compressor._replace(compress=slowly)
+    sending = threading.Thread(target=producer.send, args=("T", bytes(1000)))
+    sending.start()
+    assert compresses.wait(60)
+    closing = threading.Thread(target=producer.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "it waits"
+    goes_on.set()
+    closing.join(60)
+    sending.join(60)
+    assert cluster.bodies() == [bytes(5)]
+
+
+def test_close_does_not_wait_for_calls_longer_than_it_is_told(cluster: FakeCluster) -> None:
+    transport = HeldTransport(cluster)
+    producer = Producer(transport=transport)
+    calling = threading.Thread(target=producer.send_batch, args=("T", [b"x"]))
+    calling.start()
+    assert transport.arrived.wait(60)
+    began_s = time.monotonic()
+    producer.close(0)
+    assert time.monotonic() - began_s < 1.0
+    transport.open.set()
+    calling.join(60)
+
+
+def test_a_hook_that_closes_the_producer_does_not_wait_for_its_own_call(cluster: FakeCluster) -> None:
+    class Closes(Hook):
+        def before_send(self, context: SendContext) -> None:
+            began_s = time.monotonic()
+            producer.close()
+            took_s.append(time.monotonic() - began_s)
+
+    took_s: list[float] = []
+    producer = Producer(transport=FakeSyncTransport(cluster), hooks=[Closes()], send_timeout_s=60.0)
+    producer.send_batch("T", [b"x"])
+    assert took_s[0] < 10.0
 
 
 def test_a_close_that_was_interrupted_is_finished_by_the_next_one(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from protomq._routes import (
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.errors import (
+    ClosedError,
     ConfigurationError,
     ConnectFailedError,
     NoRouteError,
@@ -335,6 +336,33 @@ async def test_silent_name_servers_hold_up_no_coroutine_that_has_a_route(monkeyp
     assert await routes.get("t", 3600.0) is known
     assert routes.cached("t") is known, "the next one does not wait"
     await routes.close()
+
+
+async def test_a_close_ends_a_look_up_with_an_error_of_its_own_and_cancels_none_who_wait() -> None:
+    routes = AsyncRoutes(cast(AsyncTransport, SilentNameServerOfLoop()), "a:1")
+    cancelled, *waiting = [asyncio.create_task(routes.get("t", 3600.0)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    cancelled.cancel()
+    await asyncio.wait((cancelled,))
+    assert cancelled.cancelled()
+    assert not any(task.done() for task in waiting), "they share the look-up, not the cancellation"
+    await routes.close()
+    for task in waiting:
+        with pytest.raises(ClosedError):
+            await task
+
+
+class ClosedTransport:
+    def call(self, *_: object, **__: object) -> bytes:
+        raise ClosedError("the transport is closed")
+
+
+def test_no_name_server_is_blamed_for_a_look_up_of_a_client_that_was_closed(caplog: pytest.LogCaptureFixture) -> None:
+    routes = Routes(cast(SyncTransport, ClosedTransport()), "a:1")
+    known = routes._cache.store(route(), time.monotonic() - ROUTE_FRESH_S - 1.0)
+    routes._refresh("t")
+    assert routes.last_known("t") is known
+    assert caplog.messages == []
 
 
 GONE = TopicNotFoundError("no such topic")

@@ -22,6 +22,7 @@ from protomq._steps import (
     Pause,
     SendOneWay,
     Steps,
+    to_end,
 )
 from protomq._types import BrokerAddress, MethodInfo, Route
 from protomq.errors import ConnectionLostError, NoRouteError
@@ -239,3 +240,49 @@ async def test_coroutines_take_several_steps_at_once() -> None:
 
     async with asyncio.timeout(60):
         await AsyncDriver(recorder, recorder, recorder.pause).run(steps())
+
+
+def test_steps_that_are_not_to_go_on_are_closed_before_their_next_effect() -> None:
+    goes_on, seen = [True], list[str]()
+
+    def steps() -> Steps[None]:
+        try:
+            try:
+                yield Pause(1.0)
+            except NoRouteError:
+                seen.append("error")
+            yield Pause(2.0)
+            seen.append("end")
+        finally:
+            seen.append("closed")
+
+    def run(*outcomes: str) -> bool:
+        seen.clear()
+        goes_on[0] = True
+        wrapped = to_end(steps(), lambda: goes_on[0])
+        assert next(wrapped) == Pause(1.0)
+        try:
+            for outcome in outcomes:
+                goes_on[0] = "stop" not in outcome
+                if "error" in outcome:
+                    wrapped.throw(NoRouteError("gone"))
+                else:
+                    wrapped.send(None)
+        except StopIteration as done:
+            result: bool = done.value
+            return result
+        raise AssertionError("they wait for more")
+
+    assert run("", "")
+    assert seen == ["end", "closed"]
+    assert run("error", "")
+    assert seen == ["error", "end", "closed"]
+    assert not run("stop")
+    assert seen == ["closed"]
+    assert not run("error, stop")
+    assert seen == ["error", "closed"]
+    assert run("", "stop"), "there was nothing left to do"
+    wrapped = to_end(steps(), lambda: True)
+    next(wrapped)
+    with pytest.raises(KeyboardInterrupt):
+        wrapped.throw(KeyboardInterrupt)

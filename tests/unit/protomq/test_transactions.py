@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -106,6 +107,31 @@ def test_threads_that_wait_for_no_answer_to_their_decisions_are_expected_to_send
     producer._producer._on_stored(stored)
     assert halves.company.is_expected
     producer.close()
+
+
+def test_close_waits_for_decisions_that_threads_are_telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, goes_on = threading.Event(), threading.Event()
+
+    def call_end(*_: object) -> list[bool]:
+        arrived.set()
+        assert goes_on.wait(60)
+        return [False]
+
+    producer = TransactionProducer("desk", lambda _: TransactionDecision.UNKNOWN, namesrv="127.0.0.1:1")
+    monkeypatch.setattr(producer, "_call_end", call_end)
+    told: list[bool] = []
+    end = End("T", "a", "handle", TransactionDecision.COMMIT)
+    telling = threading.Thread(target=lambda: told.append(producer._end(end, None)))
+    telling.start()
+    assert arrived.wait(60)
+    closing = threading.Thread(target=producer.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "it waits"
+    goes_on.set()
+    closing.join(60)
+    telling.join(60)
+    assert told == [False]
 
 
 def answer(*results: pb.TransactionEnded) -> bytes:
