@@ -82,10 +82,10 @@ def resets_under_plans() -> Any:
     """A hand-out that was planned before a reset is appended behind it."""
     real = PopState._take
 
-    def take(self: PopState, told: PoppedQueue, position: int) -> None:
+    def take(self: PopState, told: PoppedQueue, position: int, time_ms: int) -> None:
         key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
         known = self._queues.get(key)
-        real(self, told, position)
+        real(self, told, position, time_ms)
         if told.whole and known is not None and known.incarnation == told.topic_incarnation:
             known.take(told, position)
             self._queues[key] = known
