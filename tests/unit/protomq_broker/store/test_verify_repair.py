@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import RecordBatch
+from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
 from protomq_broker.store.files.side_files import TAIL_NAME, write_json_file
@@ -545,6 +546,28 @@ def test_what_a_start_refuses_is_found_and_a_repair_makes_it_start(
     assert bodies(store, 0)[end_offset] == b"new"
     with pytest.raises(CorruptLogError):
         store.read("topic", 0, end_offset - 1, 1, 1)
+
+
+def test_a_damaged_head_is_filled_together_with_what_is_damaged_behind_it() -> None:
+    """A checkpoint right behind the head parts the two. The head has no room for a CRC of choice, to which the rest would be chained."""
+    first = "/s/commitlog/00000000000000000000"
+    disk = SimDisk()
+    open_store(disk).close()
+    whole = bodies(filled_store(disk), 0)
+    disk = disk.killed()
+    disk.overwrite(first, 9, bytes([9]) * 8)
+    disk.overwrite(first, SEAL_SIZE_BYTES, bytes(SEGMENT - SEAL_SIZE_BYTES))
+    assert [found.end_position for found in verify("/s", disk=disk)] == [SEAL_SIZE_BYTES, SEGMENT]
+    with pytest.raises(CorruptLogError):
+        open_store(disk.killed())
+    (done,) = repair("/s", "/keep", disk=disk)
+    assert (done.start_position, done.end_position) == (0, SEGMENT)
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.REPAIRED]
+    assert repair("/s", "/keep", disk=disk) == [], "once"
+    disk.remove("/s/config/quarantine.json")  # the log itself is right
+    left = bodies(open_store(disk), 0)
+    assert left
+    assert left.items() <= whole.items()
 
 
 @pytest.mark.parametrize("is_noted", [True, False])

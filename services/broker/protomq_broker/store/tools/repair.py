@@ -49,7 +49,7 @@ from protomq_broker.store.log.seals import encode_head, encode_padding
 from protomq_broker.store.log.segment import SegmentFile
 from protomq_broker.store.queues.lost_records import EndsByLog
 from protomq_broker.store.queues.queue_ends import QueueEnd, ends_below, read_saved_ends, save_ends
-from protomq_broker.store.queues.repaired import FORCED_SIZE_BYTES, encode_note
+from protomq_broker.store.queues.repaired import FORCED_SIZE_BYTES, encode_note, is_within
 
 from .offline import OfflineStore, open_offline
 from .verify import find_damage
@@ -137,6 +137,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 ends.pass_over(damage)
                 found.append((damage, chain))
                 position, chain = damage.end_position, chain.behind(damage)
+        found = _with_heads(store, found)
         found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1].crc32c)]
         done = _forget_below(store, start.position)
         _keep_ends(store, [damage for damage, _ in found], ends.found)
@@ -158,6 +159,26 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         lock.release()
 
 
+def _with_heads(
+    store: OfflineStore, found: list[tuple[DamagedRange, _Chain]]
+) -> list[tuple[DamagedRange, _Chain]]:
+    """The ranges, but a head of a segment and what is damaged behind it are one: a head has no room for a CRC that is wished for."""
+    size_bytes = store.folder.segment_size_bytes
+    whole: list[tuple[DamagedRange, _Chain]] = []
+    for damage, before in found:
+        last = whole[-1][0] if whole else None
+        is_behind_head = (
+            last is not None
+            and last.end_position == damage.start_position == last.start_position + SEAL_SIZE_BYTES
+            and last.start_position % size_bytes == 0
+        )
+        if last is not None and is_behind_head:
+            whole[-1] = (replace(damage, start_position=last.start_position), whole[-1][1])
+        else:
+            whole.append((damage, before))
+    return whole
+
+
 def _keep_ends(store: OfflineStore, found: list[DamagedRange], ends: list[QueueEnd]) -> None:
     """Before anything is filled: how far the queues went there, by the log itself and by what a start would go by."""
     folder, config_folder = f"{store.root}/consumequeue", f"{store.root}/config"
@@ -177,7 +198,7 @@ def _take_out(
     store: OfflineStore, damage: DamagedRange, before: _Chain, keep_dir: str
 ) -> Repair:
     kept = _keep(store, damage.start_position, damage.end_position, damage.reason, keep_dir)
-    known = {item.start_position: item for item in store.damaged}
+    known = {item.start_position: item for item in store.damaged if not is_within(item, [damage])}
     known[damage.start_position] = damage
     store.damaged = [known[position] for position in sorted(known)]
     write_quarantine(store.disk, store.quarantine_path, store.damaged)
