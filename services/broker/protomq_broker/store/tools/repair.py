@@ -162,7 +162,10 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
 def _with_heads(
     store: OfflineStore, found: list[tuple[DamagedRange, _Chain]]
 ) -> list[tuple[DamagedRange, _Chain]]:
-    """The ranges, but a head of a segment and what is damaged behind it are one: a head has no room for a CRC that is wished for."""
+    """The ranges, but a head of a segment and what is damaged behind it are one.
+
+    A head has no room for a CRC that is wished for.
+    """
     size_bytes = store.folder.segment_size_bytes
     whole: list[tuple[DamagedRange, _Chain]] = []
     for damage, before in found:
