@@ -14,6 +14,7 @@ from unittest import mock
 from protomq_broker import send_backs
 from protomq_broker.pop_settling import PopSettler
 from protomq_broker.pop_time import PopTime
+from protomq_broker.store.state.acknowledged import Acknowledged
 from protomq_broker.store.state.group_settings import plan_retry
 from protomq_broker.store.state.popped_queue import OpenMessages
 from protomq_broker.store.state.runs import offsets_in, runs_of
@@ -126,6 +127,11 @@ def forgets_whose_receipt_it_is() -> Any:
     return mock.patch.object(OpenMessages, "held_and_lost", held_and_lost)
 
 
+def takes_each_stale_receipt_for_a_repeated_one() -> Any:
+    """What is not held any more counts as acknowledged by the same receipt before."""
+    return mock.patch.object(Acknowledged, "parted", lambda _, runs, *__: (list(runs), []))
+
+
 def gives_keys_together() -> Any:
     """Popped messages of one sharding key do not wait for each other."""
     return mock.patch.object(OpenMessages, "is_group_open", return_value=False)
@@ -159,6 +165,7 @@ BUGS: Final = (
     PlantedInChild(acknowledges_in_memory_only, "failover_pops", "G3b", rounds=3),
     PlantedInChild(gives_keys_together, "kill_pops", "G4", seed=2),
     PlantedInChild(forgets_whose_receipt_it_is, "kill_pops", "G3c", rounds=20, invisible_s=0.5),
+    PlantedInChild(takes_each_stale_receipt_for_a_repeated_one, "kill_pops", "G3c"),
 )
 
 

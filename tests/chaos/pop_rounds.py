@@ -9,8 +9,9 @@ lead of three changes (`broker_places`).
     G4    in order (even seeds): a message of a sharding key comes when those of its key in front of it are acknowledged or dead
     I2    after each kill messages are delivered again
 
-An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
-come again or not, and G1 asks nothing of it, as of one whose acknowledgement failed. A stale receipt at the first try excuses nothing.
+An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try is answered as the first would have been.
+Where the broker has forgotten that, the acknowledgement fails. Such a message may come again or not, and G1 asks nothing of it. A stale
+receipt excuses nothing.
 
 Not all messages are acknowledged at once. Some are never, some later, mostly when their time is over: before or after another member has
 them, on this side of a kill or on the other. Some are renewed before that. And of some messages the first deliveries fail, up to 20:
@@ -44,7 +45,7 @@ from protomq import (
     PullConsumer,
     SimpleConsumer,
 )
-from protomq._methods import ACK, CHANGE_INVISIBLE
+from protomq._methods import CHANGE_INVISIBLE
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ProtomqError, StaleReceiptError
@@ -78,8 +79,6 @@ class _Delivery(NamedTuple):
     message: Message
     number: int
     """How often the message had come by then."""
-    until_s: float
-    """Nobody else gets it before."""
 
 
 @dataclass
@@ -119,7 +118,7 @@ class _Group:
                 self.found.append(Violation("G3a", f"{body!r} came twice as delivery {attempt}"))
             elif attempt < before:
                 self.overtaken_count += 1
-                return _Delivery(message, 0, asked_s + INVISIBLE_S)
+                return _Delivery(message, 0)
             self.attempts[body] = attempt
             if attempt > RETRIES + 1 or body in self.dead:
                 self.found.append(Violation("G1", f"{body!r} came as delivery {attempt}, and is {self.dead[body]} dead letters"))
@@ -129,9 +128,9 @@ class _Group:
                 self.found.append(Violation("G3a", f"{body!r} came {early_s:.3f} s early"))
             if body in self.acked:
                 self.found.append(Violation("G3b", f"{body!r} came after it was acknowledged"))
-            until_s = self.held_until_s[body] = asked_s + INVISIBLE_S
+            self.held_until_s[body] = asked_s + INVISIBLE_S
             self.times[body] += 1
-            return _Delivery(message, self.times[body], until_s)
+            return _Delivery(message, self.times[body])
 
     def _check_order(self, message: Message) -> None:
         line = self.lines.get((message.queue.queue_id, message.sharding_key)) if message.sharding_key else None
@@ -172,17 +171,12 @@ class _Group:
         with self.lock:
             return {one.message.body for one in deliveries if self.times[one.message.body] > one.number}
 
-    def note_acks(self, deliveries: Sequence[_Delivery], stale: set[bytes] | None, tries: int, passed_on: set[bytes]) -> None:
-        """A member acknowledged, and it took so many tries; it was told that `stale` were too late, or got no answer (None).
-
-        `passed_on` is from before.
-        """
+    def note_acks(self, deliveries: Sequence[_Delivery], stale: set[bytes] | None, passed_on: set[bytes]) -> None:
+        """A member acknowledged; it was told that `stale` were too late, or that nobody knows (None). `passed_on` is from before."""
         with self.lock:
-            now_s = time.monotonic()
             for one in deliveries:
                 body = one.message.body
-                # The further try of an acknowledgement is taken for one that was done, and not for one that came too late.
-                if stale is None or (tries > 1 and (body in stale or now_s > one.until_s)):
+                if stale is None:
                     self.unknown.add(body)
                 elif body in stale:
                     self.late_count += body in passed_on
@@ -282,7 +276,7 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
     """None of them twice, so that it is known by its body which one was too late."""
     if not deliveries:
         return
-    passed_on, tries_before = group.passed_on(deliveries), _TRIES.count
+    passed_on = group.passed_on(deliveries)
     with group.lock:
         group.may_be_acked.update(one.message.body for one in deliveries)
     stale: set[bytes] | None
@@ -292,7 +286,7 @@ def _acknowledge(consumer: SimpleConsumer, group: _Group, deliveries: Sequence[_
         stale = {one.message.body for one in deliveries}
     except ProtomqError:
         stale = None
-    group.note_acks(deliveries, stale, _TRIES.count - tries_before, passed_on)
+    group.note_acks(deliveries, stale, passed_on)
 
 
 def _settle(call: Callable[[], list[Message]], group: _Group, delivery: _Delivery, until_s: float | None = None) -> bool:
@@ -318,7 +312,7 @@ def _renew(consumer: SimpleConsumer, group: _Group, delivery: _Delivery) -> bool
 
 
 class _Tries(threading.local):
-    """How often this thread has sent an acknowledgement, or another invisible time."""
+    """How often this thread has sent another invisible time."""
 
     count = 0
 
@@ -332,7 +326,7 @@ def _counted_tries() -> Iterator[None]:
     real = SyncTransport.call
 
     def call(transport: SyncTransport, address: BrokerAddress, method: MethodInfo, *rest: Any, **named: Any) -> bytes:
-        _TRIES.count += method in (ACK, CHANGE_INVISIBLE)
+        _TRIES.count += method is CHANGE_INVISIBLE
         return real(transport, address, method, *rest, **named)
 
     with mock.patch.object(SyncTransport, "call", call):
