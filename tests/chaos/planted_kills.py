@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
+from protomq.wire.runs import offsets_in, runs_of
 from protomq_broker import send_backs
 from protomq_broker.pop_settling import PopSettler
 from protomq_broker.pop_time import PopTime
 from protomq_broker.store.state.acknowledged import Acknowledged
 from protomq_broker.store.state.group_settings import plan_retry
 from protomq_broker.store.state.popped_queue import OpenMessages
-from protomq_broker.store.state.runs import offsets_in, runs_of
 from protomq_broker.store.state.transactions import Decision, Ending, Transactions, Verdict
 from protomq_broker.store.timer.log_time import LogClock
 from protomq_broker.store.timer.pending import PendingTimers

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 from protomq.v1.state_pb2 import PoppedQueue
+from protomq.wire.runs import offsets_in, runs_of
 from protomq_broker import offset_commits
 from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
@@ -16,7 +17,6 @@ from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
 )
-from protomq_broker.store.state.runs import offsets_in, runs_of
 from protomq_broker.waiting_answers import WaitingAnswers
 
 

@@ -15,7 +15,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 from operator import attrgetter
@@ -81,6 +81,7 @@ from .errors import (
     UnknownMethodError,
     WrongTypeError,
 )
+from .wire.runs import offsets_in, runs_of
 
 if TYPE_CHECKING:
     from ._types import MethodInfo
@@ -750,7 +751,7 @@ class PopSteps:
         request: object = make()
         request.consumer_group, request.topic = self.group, topic  # type: ignore[attr-defined]
         for receipt, some in by_receipt.items():
-            runs = _runs_of(sorted(map(_OFFSET, some)))
+            runs = runs_of(sorted(map(_OFFSET, some)))
             request.messages.add(receipt=receipt, offset_runs=runs)  # type: ignore[attr-defined]
         payload = (request.SerializeToString(),)  # type: ignore[attr-defined]
         deadline_s = self._clock() + (self._request_timeout_s if timeout_s is None else timeout_s)
@@ -788,7 +789,7 @@ class PopSteps:
                 raise unknown
         stale: list[Message] = []
         for named in answer.stale_messages:
-            offsets = set(_offsets_in(named.offset_runs))
+            offsets = set(offsets_in(named.offset_runs))
             stale += [m for m in by_receipt.get(named.receipt, ()) if m.queue_offset in offsets]
         return stale
 
@@ -894,26 +895,6 @@ def checked_messages(messages: object) -> list[Message]:
         if not isinstance(message, Message) or not isinstance(message.queue, PoppedQueue):
             raise WrongTypeError(f"messages are messages that `receive` has returned, {message!r} is none")
     return checked
-
-
-def _runs_of(offsets: Sequence[int]) -> list[int]:
-    """Rising offsets as pairs: the first of those that follow one another, and how many they are."""
-    if offsets and offsets == list(range(offsets[0], offsets[0] + len(offsets))):
-        return [offsets[0], len(offsets)]
-    runs: list[int] = []
-    end = -1
-    for offset in offsets:
-        if offset == end:
-            runs[-1] += 1
-        else:
-            runs += (offset, 1)
-        end = offset + 1
-    return runs
-
-
-def _offsets_in(runs: Sequence[int]) -> Iterator[int]:
-    for first, length in zip(runs[::2], runs[1::2], strict=True):
-        yield from range(first, first + length)
 
 
 def _check_hold(name: str, seconds: float) -> None:

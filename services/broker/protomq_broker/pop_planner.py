@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
+from protomq.wire.runs import runs_of
 from protomq.wire.topics import dead_letter_topic
 from protomq_runtime.errors import too_many
 
@@ -40,7 +41,6 @@ from .store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
 )
-from .store.state.runs import runs_of
 
 if TYPE_CHECKING:
     from .store.state.pop import PopState

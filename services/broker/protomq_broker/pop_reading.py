@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES, SHARDING_HASH_AT
+from protomq.wire.runs import runs_of
 from protomq.wire.topics import retry_topic
 
 from .pop_ahead import AHEAD_COUNT, PopAhead
@@ -26,7 +27,6 @@ from .store.log.record_arrays import U32, windows
 from .store.queues.consume_queue import ConsumeQueueDamagedError
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 from .store.queues.selection import NO_TAGS
-from .store.state.runs import runs_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,6 +11,7 @@ from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest, PopRequest, PopSt
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
+from protomq.wire.runs import count_in
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .filter_searches import key_of
@@ -21,7 +22,6 @@ from .pull_requests import GRPC_SIZE_MAX_BYTES, read_filter, shortened_hold_ms
 from .pull_service import SIZE_MAX_BYTES, TAGS_MAX
 from .store.state.group_settings import retry_delays_of
 from .store.state.popped_queue import OPEN_MAX, QueueOfGroup
-from .store.state.runs import count_in
 from .topic_access import (
     check_group_name,
     check_incarnation,

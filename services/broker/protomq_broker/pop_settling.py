@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.runs import count_in, runs_of
 from protomq.wire.topics import POP_TOPIC
 from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy, unparsable
 
@@ -27,7 +28,6 @@ from .pop_receipts import stale_receipt
 from .pop_time import deadline_ms
 from .store.log.transit import cut_error
 from .store.state.popped_queue import QueueOfGroup, take_back
-from .store.state.runs import count_in, runs_of
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue
+from protomq.wire.runs import count_in, offsets_in, runs_of
 from protomq_broker.store.state import acknowledged, popped_queue
 from protomq_broker.store.state.acknowledged import Acknowledged, Remembered
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
 )
-from protomq_broker.store.state.runs import count_in, offsets_in, runs_of
 from tests.support.examples import examples
 
 KEY = QueueOfGroup("g", "t", 0)

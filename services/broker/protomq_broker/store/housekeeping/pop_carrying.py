@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.runs import runs_of
 from protomq.wire.topics import POP_TOPIC, retry_topic
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.move import ReadRecords, move_records
@@ -22,7 +23,6 @@ from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import OpenMessages
-from protomq_broker.store.state.runs import runs_of
 from protomq_broker.store.state.topics import TopicTable, topic_of_broker
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from .runs import add_run, bounds
+from protomq.wire.runs import add_run, bounds
 
 REMEMBERED_MAX: Final = 32_768
 """Runs of acknowledged messages that are known, of all queues and groups: 12 MiB. Most hand-outs have one. At 5,000 pops a second these

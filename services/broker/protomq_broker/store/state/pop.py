@@ -25,13 +25,13 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.runs import count_in
 from protomq.wire.topics import POP_TOPIC
 from protomq_broker.store.files.disk import Disk
 
 from .acknowledged import Acknowledged, Remembered
 from .machine import Carrier, Snapshot
 from .popped_queue import OpenMessages, QueueOfGroup
-from .runs import count_in
 from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from protomq.v1.state_pb2 import HandOut, PopError, PoppedQueue
+from protomq.wire.runs import add_run, bounds, offsets_in, runs_of
 
 from .acknowledged import Acknowledged
-from .runs import add_run, bounds, offsets_in, runs_of
 
 OPEN_MAX: Final = 10_000
 """Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
