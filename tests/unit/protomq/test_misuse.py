@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ from protomq import (
     allocation,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
-from protomq._consumer_calls import ConsumerCalls, Limits
+from protomq._consumer_calls import STORE_TIME_MAX_MS, ConsumerCalls, Limits
+from protomq._steps import Steps
 from protomq.asgi import Messaging
 from protomq.calls import Calls
 from protomq.errors import (
@@ -47,6 +49,7 @@ from protomq.errors import (
     RequestTimeoutError,
     WrongTypeError,
 )
+from protomq.v1.consumer_service_pb2 import SearchOffsetRequest, SearchOffsetResponse
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
 Q = MessageQueue("T", "a", 0)
@@ -321,8 +324,17 @@ async def test_a_wrong_call_of_a_consumer_says_what_to_give(
 
 @pytest.mark.parametrize("when", [datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=timezone(timedelta(hours=-23)))])
 def test_the_last_time_that_there_is_is_behind_all_messages(when: datetime) -> None:
-    steps = ConsumerCalls(lambda: 0.0).offset_for_time(Limits(1.0), Q, when)
-    next(steps)
+    asked_ms: list[int] = []
+
+    def call(_: ConsumerCalls, *arguments: Any) -> Steps[bytes]:
+        asked_ms.append(SearchOffsetRequest.FromString(arguments[-1]).store_time.ToMilliseconds())
+        return SearchOffsetResponse(queue_offset=7).SerializeToString()
+        yield
+
+    with mock.patch.object(ConsumerCalls, "_call", call), pytest.raises(StopIteration) as ended:
+        next(ConsumerCalls(lambda: 0.0).offset_for_time(Limits(1.0), Q, when))
+    assert ended.value.value.queue_offset == 7
+    assert asked_ms == [STORE_TIME_MAX_MS]
 
 
 @pytest.mark.parametrize(("settings", "message"), CONSUMER_SETTINGS, ids=ids(CONSUMER_SETTINGS))
