@@ -57,7 +57,7 @@ def switch(
             admin.switch_master(broker, to, timeout_s=DONE_WITHIN_S)
         except RequestTimeoutError as error:
             is_left = error.metadata.get("order") == "left"
-        _wait_for_another((admin, fresh), broker, before, output, give_up_s=give_up_s, is_left=is_left)
+        _wait_for_another((admin, fresh), broker, before, to, output, give_up_s=give_up_s, is_left=is_left)
 
 
 def demote(
@@ -105,7 +105,7 @@ def promote(
         if not yes:
             ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
         admin.promote_unclean(broker, to)
-        _wait_for_another((admin, fresh), broker, before, output)
+        _wait_for_another((admin, fresh), broker, before, to, output)
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
@@ -177,6 +177,7 @@ def _wait_for_another(
     admins: tuple[Admin, Admin],
     broker: str,
     before: HaStatus | None,
+    to: int | None,
     output: OutputFormat,
     *,
     give_up_s: float | None = None,
@@ -197,12 +198,26 @@ def _wait_for_another(
         except ProtomqError:  # stores are being opened again
             now = None
         if now is not None and (before is None or now.epoch > before.epoch):
+            _check_is_ordered(now, to)
             _print_leader(now, output)
             return
         if admin is fresh and time.monotonic() >= give_up_s:
             raise _not_switched(broker, now, is_left=is_left)
         admin = fresh
         time.sleep(LOOK_INTERVAL_S)
+
+
+def _check_is_ordered(now: HaStatus, to: int | None) -> None:
+    """Raises CliError if it is surely another one that leads now: another operator's order came before, or nobody needed this one."""
+    assert now.leadership is not None
+    if to is None or not now.leadership.broker_id or _is_id_of(now, to):
+        return
+    raise CliError(
+        ExitCode.REFUSED,
+        "ANOTHER_LEADS",
+        f"broker_id {now.leadership.broker_id} (store {now.leadership.member}) leads {now.broker_name} in epoch {now.epoch}, and not {to}:"
+        f" it was elected by itself, or by the order of another operator. `protomq ha switch {now.broker_name} --to {to}` loses nothing",
+    )
 
 
 def _not_switched(broker: str, now: HaStatus | None, *, is_left: bool) -> CliError:

@@ -45,8 +45,9 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.timer.log_time import HEARD_FOR_MS, SLEW_RATIO
 from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
-from protomq_ha.cluster_state import ORDER, PROMOTE_UNCLEAN, SWITCH, Put, Transaction, encode_order
+from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, Transaction
 from protomq_ha.leadership_values import Role
+from protomq_ha.orders import OrderStandsError, to_leave
 from protomq_ha.roles import HaConfig
 from protomq_runtime.errors import Code, ServiceError
 
@@ -441,8 +442,19 @@ class FailoverWorld:
             for each in self.members:
                 self._down(each, "power" if is_power else "kill", rng.uniform(30, 900))
         else:
-            target = rng.choice(("", rng.choice(self.members).member))
-            self.etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, target)),)))
+            return self._order(SWITCH, rng.choice(("", rng.choice(self.members).member)))
+        return True
+
+    def _order(self, kind: str, target: str) -> bool:
+        """An operator's order, as LeadershipDriver.order leaves it. False: another one stands, and stays."""
+        try:
+            transaction = to_leave(self.etcd.view, kind, target)
+        except OrderStandsError:
+            self.fired["order refused"] += 1
+            return False
+        if transaction is not None:
+            self.fired["order replaced another one"] += self.etcd.view.order is not None
+            self.etcd.commit(transaction)
         return True
 
     def _later(self, fault: Callable[..., None], *arguments: Any) -> None:
@@ -604,14 +616,14 @@ class FailoverWorld:
     def _promote_cut(self) -> None:
         """Does what the status says where all who are left of the in-sync set have cut their logs: nobody comes back who may have more."""
         view = self.etcd.view
-        if view.in_sync is None or view.master is not None or view.order is not None:
+        if view.in_sync is None or view.master is not None:
             return
         left = [member for member in self.members if member.member in view.in_sync.members]
         is_waiting = all(member.is_up and not member.is_changing and member.driver.machine.end_is_cut for member in left)
         if left and len(left) < len(view.in_sync.members) and is_waiting:
             furthest = max(left, key=lambda member: (member.store.epoch, member.store.appended_position))
             self.fired["promoted uncleanly"] += 1
-            self.etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, furthest.member)),)))
+            self._order(PROMOTE_UNCLEAN, furthest.member)
 
     def _is_quiet(self, acknowledged: int) -> bool:
         view = self.etcd.view

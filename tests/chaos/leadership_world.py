@@ -13,6 +13,7 @@ Rules (the letters are those of docs/reliability.md)
     L6  nobody drops what was acknowledged, but for orders
     L7  where no disk takes messages, the lead stays somewhere
     L8  an election keeps its number as long as etcd has its data
+    L9  an operator's order replaces only the one that its operator has seen
 
 Where etcd has lost its data, two members may go on from two pasts. So only L6 holds then, and whoever does not follow has to say why.
 """
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from protomq_ha import orders
 from protomq_ha.cluster_state import (
     ORDER,
     PROMOTE_UNCLEAN,
@@ -34,6 +36,7 @@ from protomq_ha.cluster_state import (
     encode_order,
 )
 from protomq_ha.leadership_values import Ask, Role
+from protomq_ha.orders import OrderStandsError
 
 from .checker import Violation
 from .leadership_broker import HOLD_MS, SETTLE_MS, STEP_MS, TICK_MS, Disk, Entry, SimBroker
@@ -45,6 +48,8 @@ EQUAL_MS: Final = 6_000
 SEND_EVERY_MS: Final = 80
 DEAF_MS: Final = 3_000
 QUOTA_MINUTES: Final = 5
+OPERATOR_MS: Final = 60
+"""Between an operator's look at etcd and the order, at most: a broker does both."""
 SWITCH_MS: Final = 2_000
 """In which the lead goes from one to the next, where no lease has to run out."""
 
@@ -93,6 +98,7 @@ class LeadershipWorld:
         self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
         self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails = mood
         self.failures = Random(f"failures of {seed}")
+        self.operators = Random(f"operators of {seed}")
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -363,15 +369,42 @@ class LeadershipWorld:
             broker.start()
 
     def order(self, kind: str, broker: SimBroker) -> None:
-        """An operator's; an unclean one where nobody leads."""
+        """An operator's; an unclean one where nobody leads. Some write over whatever is there, by a tool of etcd."""
         view = self.etcd.view
         if kind == "switch":
-            value = encode_order(SWITCH, self.rng.choice(("", broker.disk.member)))
+            wanted = SWITCH, self.rng.choice(("", broker.disk.member))
         elif view.master is None and view.in_sync is not None:
-            value = encode_order(PROMOTE_UNCLEAN, broker.disk.member)
+            wanted = PROMOTE_UNCLEAN, broker.disk.member
         else:
             return
-        self.etcd.commit(Transaction((), (Put(ORDER, value),)))
+        if self.operators.random() < 0.3:
+            self.etcd.commit(Transaction((), (Put(ORDER, encode_order(*wanted)),)))
+        else:
+            self.leave_order(*wanted)
+
+    def leave_order(self, kind: str, target: str) -> None:
+        """A broker does it for an operator: it looks at etcd, and writes the order a moment later, if it may be written."""
+        seen = self.etcd.view
+        try:
+            transaction = orders.to_leave(seen, kind, target)
+        except OrderStandsError:
+            self.fired["order refused"] += 1
+            return
+        if transaction is not None:
+            self.at(self.operators.uniform(0, OPERATOR_MS), self.write_order, transaction, seen.key_revision(ORDER))
+
+    def write_order(self, transaction: Transaction, seen_revision: int) -> None:
+        if not self.etcd.is_up:
+            return
+        self.etcd.expire(self.now_ms)
+        revision = self.etcd.view.key_revision(ORDER)
+        done = self.etcd.commit(transaction)
+        if done is None or not done.is_made:
+            self.fired["order came too late"] += 1
+        elif revision != seen_revision:
+            self.say("L9", f"an order that saw revision {seen_revision} replaces revision {revision}: {self.etcd.view.order}")
+        else:
+            self.fired["order replaced another one"] += revision > 0
 
     # A life.
 
@@ -395,7 +428,8 @@ class LeadershipWorld:
     @property
     def is_led(self) -> bool:
         """Whether somebody leads, or is about to."""
-        return any(broker.machine.role in (Role.LEADING, Role.HANDING_OVER, Role.OPENING) for broker in self.brokers)
+        leading = (Role.LEADING, Role.HANDING_OVER, Role.OPENING)
+        return any(broker.is_up and broker.machine.role in leading for broker in self.brokers)
 
     def run_until_all_are_in_sync(self) -> None:
         """Nobody has sent anything yet."""
@@ -447,9 +481,7 @@ class LeadershipWorld:
                 self.say("L5", f"nobody leads, though {sorted(members & here - waiting)} could")
                 return
             self.fired["needed an order"] += 1
-            self.etcd.commit(
-                Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, self.brokers[0].disk.member)),))
-            )
+            self.leave_order(PROMOTE_UNCLEAN, self.brokers[0].disk.member)
         before = self.numbers
         acknowledged = self.fired["acknowledged"]
         self.run_until(self.now_ms + EQUAL_MS)
@@ -621,6 +653,37 @@ def check_quotas(seed: int, fired: Counter[str]) -> list[Violation]:
         if not world.is_led:
             world.say("L7", "nobody leads, and readers have only what slaves give")
     world.has_quotas = False
+    if not world.found:
+        world.heal()
+    return world.found
+
+
+def check_two_operators(seed: int, fired: Counter[str]) -> list[Violation]:
+    """The only member of the set dies, and a switch stands that nobody takes. Two operators have the others promoted at about that time,
+    each another one. One of them leads; the order of the other one was refused, or replaced before it was taken."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.run_until_all_are_in_sync()
+    master = world.leader
+    others = [each for each in world.brokers if each is not master]
+    for other in others:
+        other.kill()
+    world.run_to(lambda: world.in_sync_count == 1)
+    master.send()
+    world.run_to(lambda: len(world.owed) > 0)
+    master.kill()
+    world.run_until(world.now_ms + ELECTED_MS)
+    world.etcd.expire(world.now_ms)
+    world.leave_order(SWITCH, master.disk.member)
+    for other in others:
+        world.revive(other)
+    world.at(0, world.clients)
+    world.run_until(world.now_ms + SWITCH_MS)
+    assert world.etcd.view.order is not None
+    for other in world.operators.sample(others, 2):
+        world.at(world.operators.uniform(0, 4 * OPERATOR_MS), world.leave_order, PROMOTE_UNCLEAN, other.disk.member)
+    world.run_until(world.now_ms + SWITCH_MS)
+    if not world.found and not world.is_led:
+        world.say("L5", f"nobody leads by the order: {world.etcd.view.order}")
     if not world.found:
         world.heal()
     return world.found

@@ -8,8 +8,17 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from protomq_ha import leadership
-from protomq_ha.cluster_state import IN_SYNC, MASTER, ClusterView, InSync, LogEnd, Transaction
+from protomq_ha import leadership, orders
+from protomq_ha.cluster_state import (
+    IN_SYNC,
+    MASTER,
+    ORDER,
+    PROMOTE_UNCLEAN,
+    ClusterView,
+    InSync,
+    LogEnd,
+    Transaction,
+)
 from protomq_ha.in_sync_set import InSyncSet, MemberReport
 from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Request, Role
@@ -24,6 +33,7 @@ from .leadership_world import (
     check_older_etcd,
     check_quotas,
     check_restored_etcd,
+    check_two_operators,
     check_young_cluster,
 )
 
@@ -343,6 +353,34 @@ def drill(seed: int) -> list[Violation]:
     return _lives(seed, None)
 
 
+def two_operators(seed: int) -> list[Violation]:
+    """Nobody can lead, a switch stands, and two operators promote."""
+    return check_two_operators(seed, Counter())
+
+
+def a_switch_stands_in_the_way() -> Any:
+    """No order replaces another one."""
+    real = orders.to_leave
+
+    def to_leave(view: ClusterView, kind: str, target: str) -> Transaction | None:
+        if view.order is not None:
+            raise orders.OrderStandsError("another order is there")
+        return real(view, kind, target)
+
+    return mock.patch.object(orders, "to_leave", to_leave)
+
+
+def orders_replace_what_nobody_has_seen() -> Any:
+    """An unclean promotion replaces whatever stands there when it is written."""
+    real = orders.to_leave
+
+    def to_leave(view: ClusterView, kind: str, target: str) -> Transaction | None:
+        made = real(view, kind, target)
+        return replace(made, compares=()) if made is not None and kind == PROMOTE_UNCLEAN else made
+
+    return mock.patch.object(orders, "to_leave", to_leave)
+
+
 def members_write_their_own_numbers() -> Any:
     """Whoever has not seen the number of the election writes one, though another one has done so meanwhile."""
     real = Leadership._begin_election
@@ -398,6 +436,9 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("takes a young cluster for two", heads_of_logs_are_alike, young_clusters),
     ("believes at once that a disk has room again", believes_a_disk_at_once, disks_with_quotas),
     ("gives an election a second number", members_write_their_own_numbers, drill),
+    ("lets a switch stand in the way of an emergency", a_switch_stands_in_the_way, two_operators),
+    ("replaces an order that its operator has not seen", orders_replace_what_nobody_has_seen, two_operators),
+    ("takes an order that was replaced", lambda: _without_compares(ORDER), two_operators),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
 """(name, what plants it, where it shows, within how many seeds where that is not the default)."""

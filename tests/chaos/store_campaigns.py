@@ -23,6 +23,7 @@ from .leadership_world import (
     check_older_etcd,
     check_quotas,
     check_restored_etcd,
+    check_two_operators,
 )
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
@@ -231,7 +232,7 @@ def _check_leadership(seed: int, fired: Counter[str]) -> list[Violation]:
     if found or seed % SEEDS_PER_QUOTA:
         return found
     found = check_quotas(seed, fired) or check_restored_etcd(seed, fired) or check_older_etcd(seed, fired)
-    return found or check_copy_under_brokers(seed, fired)
+    return found or check_copy_under_brokers(seed, fired) or check_two_operators(seed, fired)
 
 
 def failover_sim(seeds: Iterable[int]) -> Tally:

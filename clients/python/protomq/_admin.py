@@ -437,8 +437,9 @@ class Admin(AdminCalls):
         """Orders the broker with this id to lead, even if it lacks acknowledged messages: those are lost.
 
         Returns when the order is in etcd; `ha_status` shows its outcome. It leads once no other master has a lease. Stop the old master
-        before: one that leads takes the order back. If it is alone and cut off from etcd, it would go on acknowledging. Raises
-        BrokerNotFoundError, and UnsupportedError where roles are fixed.
+        before: one that leads takes the order back. If it is alone and cut off from etcd, it would go on acknowledging. Once etcd names no
+        master, this order replaces one that nobody has taken; before, OrderPendingError is raised. Raises BrokerNotFoundError, and
+        UnsupportedError where roles are fixed.
         """
         order_lead(self, broker_name, broker_id, is_unclean=True)
 

@@ -33,10 +33,6 @@ class EtcdGateway(Protocol):
         """Returns the answer; None if there is none or it cannot be read. Any thread. May take one second for each endpoint."""
         ...
 
-    def full_key(self, key: str) -> str:
-        """Returns what this key is called in etcd."""
-        ...
-
     def close(self) -> None:
         """No more is asked."""
         ...
@@ -80,10 +76,6 @@ class HttpEtcd:
             return result
         self._complain("; ".join(problems))
         return None
-
-    def full_key(self, key: str) -> str:
-        """See EtcdGateway."""
-        return f"{self._prefix}/{key}"
 
     def close(self) -> None:
         """See EtcdGateway."""

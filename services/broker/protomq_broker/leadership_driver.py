@@ -22,17 +22,14 @@ from protomq_ha.cluster_state import (
     ELECTION,
     IN_SYNC,
     NAME_PREFIX,
-    ORDER,
     SWITCH,
     ClusterView,
     Compare,
     LogEnd,
     MemberName,
-    Order,
     Put,
     Transaction,
     encode_election,
-    encode_order,
 )
 from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import (
@@ -47,6 +44,7 @@ from protomq_ha.leadership_values import (
     StopFollowing,
     StopLeading,
 )
+from protomq_ha.orders import OrderStandsError, to_leave
 
 if TYPE_CHECKING:
     from protomq_ha.in_sync_set import MemberReport
@@ -112,16 +110,6 @@ class OrderUncertainError(OrderRefusedError):
 
 class UnknownMemberError(Exception):
     """Etcd knows no such member that may be forgotten."""
-
-
-def _waiting(view: ClusterView, order: Order) -> str:
-    """Which order that is, and what it waits for as far as one sees."""
-    target = view.named(frozenset({order.target})) if order.target else "whichever is furthest"
-    master = view.master
-    if order.kind == SWITCH:
-        return f"switch to {target}" + ("" if master is not None else ". It waits until somebody leads")
-    why = f"until etcd names no master: now it names {master.named}" if master is not None else "for that member to take it"
-    return f"promotion of {target}. It waits {why}"
 
 
 class LeadershipDriver:
@@ -394,24 +382,21 @@ class LeadershipDriver:
             )
 
     def order(self, kind: str, target: str) -> None:
-        """Writes an order into etcd unless an earlier order is still there. Raises OrderRefusedError. Takes some seconds at worst."""
+        """Writes an order into etcd, or finds it there (see `orders.py`). Raises OrderRefusedError. Takes some seconds at worst."""
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
-        if view.order is not None:
-            raise self._pending(_waiting(view, view.order))
-        transaction = Transaction((Compare(ORDER, 0),), (Put(ORDER, encode_order(kind, target)),))
+        try:
+            transaction = to_leave(view, kind, target)
+        except OrderStandsError as error:
+            raise OrderPendingError(f"another order is there: {error}. Nothing was changed") from None
+        if transaction is None:
+            return
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
-            raise self._pending("left at the same time")
-
-    def _pending(self, what: str) -> OrderPendingError:
-        return OrderPendingError(
-            f"another order is there: {what}. Nothing was changed: wait until it is taken. To withdraw it, delete its key in etcd, as by "
-            f"`etcdctl del {self._etcd.full_key(ORDER)}`; then try again"
-        )
+            raise OrderPendingError("another order was left or taken at the same time. Nothing was changed: look at the status")
 
     def forget(self, broker_id: int) -> None:
         """Has etcd forget the members of a broker of this name. Raises UnknownMemberError: there is none outside the in-sync set;

@@ -37,6 +37,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    ReadCluster,
     Request,
     Result,
     Role,
@@ -200,9 +201,6 @@ class Scripted:
     def ask(self, request: Request) -> Result:
         return self._results.pop(0)
 
-    def full_key(self, key: str) -> str:
-        return key
-
     def close(self) -> None:
         pass
 
@@ -216,8 +214,10 @@ def test_an_order_stands_in_etcd_until_somebody_takes_it(etcd: FakeEtcd) -> None
     driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
     driver.order(SWITCH, "2")
     assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision)
-    with pytest.raises(OrderPendingError, match=rf"another order is there: switch to store 2\. .*`etcdctl del {PREFIX}/order`"):
-        driver.order(PROMOTE_UNCLEAN, "3")
+    driver.order(SWITCH, "2")
+    assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision), "the same order is not left once more"
+    with pytest.raises(OrderPendingError, match=r"another order is there: switch to store 2\. It waits until somebody leads"):
+        driver.order(SWITCH, "3")
     assert etcd.model.view.order == (SWITCH, "2", etcd.model.revision), "it is not overwritten"
     etcd.is_up = False
     with pytest.raises(OrderRefusedError, match="etcd does not answer") as refused:
@@ -231,9 +231,44 @@ def test_an_order_that_waits_is_told_with_its_broker_and_what_it_waits_for(etcd:
     puts = (Put("name/x2", encode_name(MemberName(2, "there:1"))), Put("master", encode_master("x1", 4, "here:1")))
     etcd.model.commit(Transaction((), puts))
     with pytest.raises(OrderPendingError) as pending:
-        driver.order(PROMOTE_UNCLEAN, "x2")
+        driver.order(PROMOTE_UNCLEAN, "x3")
     assert "promotion of broker_id 2 at there:1 (store x2)" in str(pending.value)
     assert "now it names store x1 at here:1 as the master of epoch 4" in str(pending.value)
+
+
+@pytest.mark.parametrize("standing", [(SWITCH, "2"), (SWITCH, ""), (PROMOTE_UNCLEAN, "gone")])
+def test_an_unclean_promotion_replaces_what_nobody_takes_while_nobody_leads(etcd: FakeEtcd, standing: tuple[str, str]) -> None:
+    """An operator in an emergency needs no tool of etcd."""
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    driver.order(*standing)
+    put = Put("master", encode_master("x1", 4, "here:1"))
+    etcd.model.commit(Transaction((), (put,)))
+    with pytest.raises(OrderPendingError, match=r"now it names|for store x1 at here:1"):
+        driver.order(PROMOTE_UNCLEAN, "3")
+    assert etcd.model.view.order == (*standing, etcd.model.revision - 1), "who leads takes it, or takes it back"
+    etcd.model.commit(Transaction((), (), ("master",)))
+    driver.order(PROMOTE_UNCLEAN, "3")
+    assert etcd.model.view.order == (PROMOTE_UNCLEAN, "3", etcd.model.revision)
+
+
+def test_two_operators_do_not_both_replace_an_order(etcd: FakeEtcd) -> None:
+    gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
+    idle_driver(gateway).order(SWITCH, "2")
+    seen = gateway.ask(ReadCluster())
+
+    class Late:
+        """Has read before the other one has written."""
+
+        def ask(self, request: Request) -> Result:
+            return seen if isinstance(request, ReadCluster) else gateway.ask(request)
+
+        def close(self) -> None:
+            pass
+
+    idle_driver(gateway).order(PROMOTE_UNCLEAN, "3")
+    with pytest.raises(OrderPendingError, match="at the same time"):
+        idle_driver(Late()).order(PROMOTE_UNCLEAN, "4")
+    assert etcd.model.view.order == (PROMOTE_UNCLEAN, "3", etcd.model.revision)
 
 
 def test_an_order_that_is_left_at_the_same_time_is_not_overwritten() -> None:

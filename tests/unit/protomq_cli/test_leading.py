@@ -95,6 +95,18 @@ def test_an_unclean_promotion_takes_the_lead_from_nobody_and_says_what_to_do(adm
     assert not admin.orders
 
 
+@pytest.mark.parametrize("command", [SWITCH, UNCLEAN])
+def test_an_order_is_not_done_when_another_one_leads(admin: FakeAdmin, command: tuple[str, ...]) -> None:
+    """Two operators promote, each another one: both orders were left, and one of them was taken."""
+    if command == UNCLEAN:
+        del admin.states[0]
+    third = status(3, BrokerRole.SLAVE, replace(FOLLOWS, member="m3", broker_id=3))
+    admin.states.append(third)
+    said = run(*command, "3", code=6)
+    assert "broker_id 1 (store m1) leads pair in epoch 4, and not 3" in said.stderr
+    assert not said.stdout
+
+
 def no_answer() -> RequestTimeoutError:
     return RequestTimeoutError("m2: no answer to OrderLead in time")
 
