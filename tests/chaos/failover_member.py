@@ -37,6 +37,8 @@ from protomq_broker.elected_broker import (
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import (
+    ELECTED_PAUSE_MAX_S,
+    ELECTED_PAUSE_S,
     HaFollower,
     NoMasterError,
     OtherPastError,
@@ -105,7 +107,6 @@ HEARTBEAT_MS: Final = 150
 SILENCE_MS: Final = 700
 TICK_MS: Final = 50
 HURRIED_TICK_MS: Final = 20
-RETRY_MS: Final = 30
 RETRY_LATE_MS: Final = 700
 LOOK_MS: Final = 330
 FLUSH_MS: Final = 170
@@ -294,6 +295,8 @@ class Following:
         self.memory = AnswerMemory()
         self.under_way = 0
         self.heard_ms = 0.0
+        self._heard_before_ms: int | None = None
+        self._pause_s = ELECTED_PAUSE_S
         self.is_of_another_past = False
         """It does not follow, for the master lacks what may have been confirmed here."""
 
@@ -306,6 +309,7 @@ class Following:
     def begin(self) -> None:
         """See HaFollower._begin; and a pause before the next try ends."""
         self.hang_up()
+        self._pause_s = ELECTED_PAUSE_S
         self.member.at(0, self._connect, self.turn)
 
     def hang_up(self) -> None:
@@ -336,7 +340,10 @@ class Following:
         self.is_of_another_past = isinstance(error, OtherPastError)
         if self.is_of_another_past:
             self.world.fired["refused to drop its log"] += 1
-        member.at(RETRY_LATE_MS if has_disk_failed else RETRY_MS, self._connect, self.turn)
+        if follower.view.heard_ms != self._heard_before_ms:
+            self._heard_before_ms, self._pause_s = follower.view.heard_ms, ELECTED_PAUSE_S
+        member.at(RETRY_LATE_MS if has_disk_failed else 1_000 * self._pause_s, self._connect, self.turn)
+        self._pause_s = min(2 * self._pause_s, ELECTED_PAUSE_MAX_S)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:

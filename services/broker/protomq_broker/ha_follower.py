@@ -60,8 +60,9 @@ RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
 ELECTED_PAUSE_S: Final = 0.02
-"""Pause before the next try where the master is elected. It is short because sends of a new master wait for its slaves. When the election
-names another one, it ends at once."""
+ELECTED_PAUSE_MAX_S: Final = 0.25
+"""Pauses before the next try where the master is elected: the first, and the longest. They are short because sends of a new master wait for
+its slaves. When the election names another one, a pause ends at once, and the next one is the first again."""
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
 HOUR_MS: Final = 3_600_000
@@ -260,7 +261,10 @@ class HaFollower:
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:
-        pause_s = RETRY_PAUSE_S
+        first_s, max_s = RETRY_PAUSE_S, RETRY_PAUSE_MAX_S
+        if self._leadership is not None:
+            first_s, max_s = ELECTED_PAUSE_S, ELECTED_PAUSE_MAX_S
+        pause_s = first_s
         while not self._stopping.is_set():
             heard_ms, begun_ms = self.view.heard_ms, self._clock.monotonic_ms()
             try:
@@ -284,13 +288,10 @@ class HaFollower:
                 self._complain(error)
             if self._store.log_failure or self._has_disk_failed or self._needs_others:
                 pause_s = RETRY_PAUSE_MAX_S
-            elif self._leadership is not None:
-                pause_s = ELECTED_PAUSE_S
             elif self.view.heard_ms != heard_ms:
-                pause_s = RETRY_PAUSE_S
-            self._hurrying.wait(pause_s)
+                pause_s = first_s
+            pause_s = first_s if self._hurrying.wait(pause_s) else min(2 * pause_s, max_s)
             self._hurrying.clear()
-            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
     def _follow_once(self) -> None:
         """Runs one session. Returns if the master has ended it, or after `close`."""

@@ -674,6 +674,33 @@ def test_a_session_that_ends_as_soon_as_it_has_begun_is_followed_by_a_pause(monk
     assert done[:4] == (["session"] * 4 if lasts_ms else ["session", "pause"] * 2)
 
 
+def test_a_master_that_does_not_answer_is_asked_less_and_less_often_until_it_does_or_another_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody may lead for hours. A new master is there within some hundredths of a second, and its sends wait for its slaves."""
+    follower = follower_of(slave_of(with_messages(5)), leadership=SimpleNamespace(target=Follow("m", "m:1", 2)))
+    pauses: list[float] = []
+
+    def follow_once() -> None:
+        if len(pauses) == 10:
+            follower.view = follower.view._replace(heard_ms=1)
+        raise ConnectionRefusedError
+
+    def is_woken_in(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        if len(pauses) == 16:
+            follower._stopping.set()
+        return len(pauses) == 13
+
+    monkeypatch.setattr(follower, "_follow_once", follow_once)
+    monkeypatch.setattr(follower, "_hurrying", SimpleNamespace(wait=is_woken_in, clear=lambda: None))
+    follower._run()
+    first, last = ha_follower.ELECTED_PAUSE_S, ha_follower.ELECTED_PAUSE_MAX_S
+    assert last <= 0.25
+    rising = [first, 2 * first, 4 * first, 8 * first]
+    assert pauses == [*rising, *[last] * 6, *rising[:3], *rising[:3]]
+
+
 def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _SilentMaster()
     monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
