@@ -172,9 +172,7 @@ def order_lead(
         leaders = (each for each in states if each.leadership is not None and each.leadership.state == _LEADING)
         target = next((each for each in leaders if each.leadership is not None and each.leadership.broker_id == broker_id), None)
     if target is None and (broker_id is not None or not states):
-        for error in failures.values():
-            raise error
-        raise BrokerNotFoundError(f"no broker {broker_name} with id {broker_id} is registered")
+        raise _no_target(broker_name, broker_id, states, failures)
     if target is not None and target.leadership is not None and target.leadership.state == _LEADING and not is_unclean:
         return None
     # Each of them hands the order on to etcd; the one that is to lead does so itself.
@@ -187,6 +185,25 @@ def order_lead(
     )
     admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse)
     return max((each.leadership.epoch for each in states if each.leadership is not None), default=0)
+
+
+def _no_target(
+    broker_name: str, broker_id: int | None, states: list[HaStatus], failures: dict[str, ProtomqError]
+) -> ProtomqError:
+    """Why the broker that is to lead cannot be asked. One that does not answer is the reason only if it is that one, or if none does."""
+    failure = failures.get(f"{broker_name}/{broker_id}") or (None if states else next(iter(failures.values()), None))
+    if failure is not None:
+        return failure
+    if not states:
+        return BrokerNotFoundError(f"no broker of that name is registered: {broker_name}")
+    ids = {each.broker_id for each in states} | {int(label.rpartition("/")[2]) for label in failures}
+    # A master is registered with the id 0, and may be named by the one that it has while it follows.
+    ids |= {each.leadership.broker_id for each in states if each.leadership is not None}
+    known = [str(each) for each in sorted(ids)]
+    away = next((each for state in states for each in state.away if each.broker_id == broker_id), None)
+    why = f"does not answer: it was at {away.address} last" if away is not None else f"is not registered, only {', '.join(known)}"
+    metadata = {"broker_name": broker_name, "broker_id": str(broker_id), "broker_ids": ",".join(known)}
+    return BrokerNotFoundError(f"broker_id {broker_id} of {broker_name} {why}", metadata=metadata)
 
 
 def forget_member(admin: AdminCalls, broker_name: str, broker_id: int) -> None:

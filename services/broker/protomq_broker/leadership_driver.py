@@ -407,8 +407,9 @@ class LeadershipDriver:
             raise OrderRefusedError("etcd does not answer: nobody is forgotten")
         forgotten = view.named_in_vain(broker_id)
         if not forgotten:
-            is_known = any(name.broker_id == broker_id for name in view.names.values())
-            why = "it is in the in-sync set" if is_known else "etcd knows no such broker"
+            known = {name.broker_id for name in view.names.values()}
+            there = ", ".join(map(str, sorted(known))) or "none"
+            why = "it is in the in-sync set" if broker_id in known else f"etcd knows no such broker, only {there}"
             raise UnknownMemberError(f"broker_id {broker_id} cannot be forgotten: {why}")
         keys = tuple(f"{NAME_PREFIX}{member}" for member in sorted(forgotten))
         done = self._etcd.ask(Transaction((Compare(IN_SYNC, view.key_revision(IN_SYNC)),), (), keys))

@@ -127,3 +127,20 @@ def test_any_broker_of_the_name_forgets_one_that_was_removed() -> None:
         Admin.forget_member(name, "n", 2)  # type: ignore[arg-type]
     with pytest.raises(BrokerNotFoundError):
         Admin.forget_member(name, "other", 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", [Admin.switch_master, Admin.promote_unclean])
+def test_an_unknown_id_is_told_the_ids_that_there_are(order: Any) -> None:
+    """Whoever is silent is not the reason."""
+    name = NameWithOneAway()
+    with pytest.raises(BrokerNotFoundError, match="broker_id 7 of n is not registered, only 0, 1, 3") as unknown:
+        order(name, "n", 7)
+    assert unknown.value.metadata == {"broker_name": "n", "broker_id": "7", "broker_ids": "0,1,3"}
+    with pytest.raises(BrokerNotFoundError, match="broker_id 2 of n does not answer: it was at 2:1 last") as away:
+        order(name, "n", 2)
+    assert away.value.metadata["broker_ids"] == "0,1,3"
+    with pytest.raises(ConnectFailedError, match="c is down"):
+        order(name, "n", 3)
+    name.silent = {"a", "c"}
+    with pytest.raises(ConnectFailedError, match="c is down"):
+        order(name, "n", 7)
