@@ -36,17 +36,23 @@ def list_brokers(
     """List the brokers that the name server knows.
 
     Shown are the addresses that they advertise. One that the name server
-    has lost is listed too, with the time, until it is back or forgotten.
+    has lost is listed too, with the time, until it is back or forgotten. So
+    is one that a name server has refused lately, with the cause.
     """
     with open_admin(namesrv, timeout) as admin:
-        there, gone = admin.cluster_info(), admin.missing_brokers()
+        there, gone, refused = admin.cluster_info(), admin.missing_brokers(), admin.refused_brokers()
     rows = [_broker_row(broker) for broker in there]
     rows += [
         _broker_row(one.broker)
         | {"missing_since": time_text(round(one.removed_time.timestamp() * 1000)), "cause": one.cause}
         for one in gone
     ]
-    columns = (*_COLUMNS[:2], "missing_since", *_COLUMNS[2:]) if gone else _COLUMNS
+    rows += [
+        _broker_row(one.broker)
+        | {"refused_time": time_text(round(one.refused_time.timestamp() * 1000)), "reason": one.reason, "cause": one.cause}
+        for one in refused
+    ]
+    columns = (*_COLUMNS[:2], *["missing_since"] * bool(gone), *_COLUMNS[2:], *["refused_time", "cause"] * bool(refused))
     expendable = ("start_time", "cluster", "broker_id", "remoting_address", "grpc_address")
     print_rows(rows, columns, output, expendable=expendable)
 
@@ -127,6 +133,7 @@ def _broker_row(broker: BrokerInfo) -> dict[str, Any]:
         "remoting_address": broker.remoting_address,
         "start_time": time_text(broker.incarnation),
         "missing_since": None,
+        "refused_time": None,
     }
 
 

@@ -14,14 +14,15 @@ from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import HaStatus, KnownMember
+    from protomq import HaStatus, KnownMember, RefusedBroker
 
 _COLUMNS = (
     "broker", "broker_id", "role", "epoch", "end_position", "confirmed_position", "in_sync", "lag_bytes", "problem",
 )  # fmt: skip
 _EXPENDABLE = ("epoch", "confirmed_position")
 AWAY: Final = "AWAY"
-"""In the place of the role of an elected broker that does not answer."""
+REFUSED: Final = "REFUSED"
+"""In the place of the role: of an elected broker that does not answer, and of one that a name server refuses."""
 
 
 def status(
@@ -36,7 +37,8 @@ def status(
     """Show how replication stands: a row for each master and slave.
 
     A broker of role AWAY does not answer, and others know of it: one that
-    etcd elects. Of a master `in_sync` counts copies, its own among them, out of those
+    etcd elects. One of role REFUSED may not register at a name server, so
+    nobody asks it; `problem` says why. Of a master `in_sync` counts copies, its own among them, out of those
     that a send waits for; `lag_bytes` is that of its slowest slave. Of a
     slave, `problem` says why it does not follow its master now. Of a
     master it says why it takes no sends, such as a full disk. Where the
@@ -45,8 +47,11 @@ def status(
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         states = missing.take(lambda: admin.ha_status(broker))
-    rows = [_row(state, as_table=output.is_table) for state in states]
-    rows = sorted(rows + _away_rows(states, as_table=output.is_table), key=lambda row: (row["broker"], row["broker_id"]))
+        refused = [each for each in admin.refused_brokers() if broker in (None, each.broker.broker_name)]
+    rows = [_row(state, as_table=output.is_table) for state in states] + _away_rows(states, as_table=output.is_table)
+    unknown: dict[str, Any] = dict.fromkeys(rows[0] if rows else _COLUMNS)
+    rows += [unknown | _refused_row(each) for each in refused]
+    rows.sort(key=lambda row: (row["broker"], row["broker_id"]))
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
@@ -105,6 +110,13 @@ def _away_row(state: HaStatus, member: KnownMember, *, as_table: bool) -> dict[s
     known = {"broker": name, "broker_id": member.broker_id, "role": AWAY, "problem": problem}
     unknown: dict[str, Any] = dict.fromkeys(_row(state, as_table=as_table))
     return unknown | known | {"member": member.member, "address": member.address}
+
+
+def _refused_row(refused: RefusedBroker) -> dict[str, Any]:
+    broker = refused.broker
+    address = broker.remoting_address or broker.grpc_address
+    problem = f"a name server refuses it, so nobody finds it; it is at {address}. {refused.cause}"
+    return {"broker": broker.broker_name, "broker_id": broker.broker_id, "role": REFUSED, "problem": problem, "address": address}
 
 
 def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:

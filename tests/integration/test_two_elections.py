@@ -16,8 +16,17 @@ QUEUE = MessageQueue(TOPIC, NAME, 0)
 
 def addresses_of(namesrv: str) -> dict[int, str]:
     """Whom the name server has under the name."""
+    return {int(str(row["broker_id"])): str(row["grpc_address"]) for row in rows_of(namesrv) if row["refused_time"] is None}
+
+
+def refused_by(namesrv: str) -> dict[str, str]:
+    """Where those are that the name server refuses under the name, and why."""
+    return {str(row["grpc_address"]): str(row["cause"]) for row in rows_of(namesrv) if row["refused_time"] is not None}
+
+
+def rows_of(namesrv: str) -> list[dict[str, object]]:
     rows = jsonl(run("cluster", "list", "-o", "jsonl", namesrv=namesrv, code=(0, 7)))
-    return {int(str(row["broker_id"])): str(row["grpc_address"]) for row in rows if row["broker"] == NAME}
+    return [row for row in rows if row["broker"] == NAME]
 
 
 def test_a_broker_of_another_election_does_not_take_the_name_by_its_epoch(tmp_path: Path) -> None:
@@ -43,6 +52,11 @@ def test_a_broker_of_another_election_does_not_take_the_name_by_its_epoch(tmp_pa
             assert f"the name {NAME} belongs to brokers that elect their master in another part of etcd" in said
             assert "Is etcd.endpoints or etcd.prefix wrong" in said
             assert addresses_of(cluster.namesrv) == known
+            # Its ports may be others at each start.
+            (cause,) = refused_by(cluster.namesrv).values()
+            assert "belongs to brokers that elect their master in another part of etcd" in cause
+            status = run("ha", "status", namesrv=cluster.namesrv).stdout
+            assert "REFUSED" in status
             with Producer(namesrv=cluster.namesrv, send_timeout_s=15) as producer:
                 receipt = producer.send(TOPIC, b"to the cluster", queue=QUEUE)
             assert receipt.status is SendStatus.SEND_OK
@@ -53,7 +67,9 @@ def test_a_broker_of_another_election_does_not_take_the_name_by_its_epoch(tmp_pa
         # Whoever comes first has the name: now the others are told what is wrong.
         with running(stray):
             wait_for(lambda: addresses_of(cluster.namesrv).get(0) == stray.address.grpc_address, PATIENCE_S)
+            assert stray.address.grpc_address not in refused_by(cluster.namesrv)
             assert master.exit_of_start() == 6
+            assert refused_by(cluster.namesrv)
             assert f"at {stray.address.grpc_address}" in master.log_text().splitlines()[-1]
         master.start()
         wait_for(lambda: master.address.grpc_address in addresses_of(cluster.namesrv).values(), PATIENCE_S)

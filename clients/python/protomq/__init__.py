@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ._admin_values import LogDamage as LogDamage
     from ._admin_values import MissingBroker as MissingBroker
     from ._admin_values import QueueStatus as QueueStatus
+    from ._admin_values import RefusedBroker as RefusedBroker
     from ._admin_values import TopicConfig as TopicConfig
     from ._admin_values import TopicDescription as TopicDescription
     from ._admin_values import TopicStats as TopicStats
@@ -148,6 +149,7 @@ _LAZY = {
     "LaneStatus": "_admin_values",
     "LogDamage": "_admin_values",
     "MissingBroker": "_admin_values",
+    "RefusedBroker": "_admin_values",
     "TopicStats": "_admin_values",
     "ConsumerGroup": "_admin_values",
     "FilterModule": "_admin_values",
@@ -221,6 +223,7 @@ __all__ = [
     "LaneStatus",
     "LogDamage",
     "MissingBroker",
+    "RefusedBroker",
     "TopicStats",
     "ConsumerGroup",
     "FilterModule",

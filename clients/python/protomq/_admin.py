@@ -19,10 +19,12 @@ from ._admin_values import (
     ConsumerGroup,
     FilterModule,
     MissingBroker,
+    RefusedBroker,
     TopicConfig,
     TopicDescription,
     TopicStats,
     broker_status_of,
+    refused_broker_of,
 )
 from ._checks import (
     check_seconds,
@@ -33,6 +35,7 @@ from ._checks import (
 )
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
+from ._decoding import decoded
 from ._filter_admin import delete_filter, deploy_filter, list_filters
 from ._group_admin import (
     GroupSettings,
@@ -376,6 +379,28 @@ class Admin(AdminCalls):
         from .v1 import route_service_pb2 as pb
 
         return self._cluster(pb.GetClusterInfoRequest(topic=topic))[1]
+
+    def refused_brokers(self) -> list[RefusedBroker]:
+        """Brokers that a name server has refused within the last 5 minutes, and that have not registered since, by name, id and address.
+
+        All name servers are asked. Of one that several refuse, the latest refusal is told. Raises NoRouteError if no name server answers.
+        """
+        from .v1 import route_service_pb2 as pb
+
+        self._check_open()
+        answers = self._routes.ask_all(_methods.GET_CLUSTER_INFO, pb.GetClusterInfoRequest().SerializeToString(), self._request_timeout_s)
+        errors = [answer for answer in answers if isinstance(answer, ProtomqError)]
+        if len(errors) == len(answers):
+            raise errors[0]
+        found: dict[tuple[str, int, str], RefusedBroker] = {}
+        for answer in answers:
+            if isinstance(answer, ProtomqError):
+                continue
+            for refused in map(refused_broker_of, decoded(answer, pb.GetClusterInfoResponse.FromString).refused_brokers):
+                key = (refused.broker.broker_name, refused.broker.broker_id, refused.broker.grpc_address)
+                if key not in found or found[key].refused_time < refused.refused_time:
+                    found[key] = refused
+        return [found[key] for key in sorted(found)]
 
     def forget_broker(self, broker_name: str) -> None:
         """Makes all name servers stop missing a broker that will not come back. Its stored messages stay as they are.

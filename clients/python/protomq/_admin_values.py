@@ -100,6 +100,19 @@ class MissingBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedBroker:
+    """A broker that a name server refuses, as it asked to register, and when it did so last. It is not in `cluster_info`.
+
+    `reason`: of the error that it got, such as NAME_TAKEN. `cause`: the same in words.
+    """
+
+    broker: BrokerInfo
+    refused_time: datetime
+    reason: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStatus:
     """One pool of threads of a broker."""
 
@@ -243,6 +256,11 @@ def broker_info_of(broker: Any) -> BrokerInfo:
         broker.incarnation,
         Permission(broker.permission),
     )
+
+
+def refused_broker_of(refused: Any) -> RefusedBroker:
+    """RefusedBroker as the name server answers it."""
+    return RefusedBroker(broker_info_of(refused.broker), datetime_of(refused.refused_time), refused.reason, refused.cause)
 
 
 def missing_broker_of(gone: Any) -> MissingBroker:

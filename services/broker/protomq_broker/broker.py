@@ -604,11 +604,11 @@ class Broker:
         self._pull.forget_module(name)
         self._pop.forget_module(name)
 
-    def _name_server_counts(self) -> tuple[int, int]:
+    def _name_server_counts(self) -> tuple[int, int, int]:
         registration = self._registration
         if registration is None:
-            return 0, 0
-        return registration.name_server_count, registration.registered_count()
+            return 0, 0, 0
+        return registration.name_server_count, registration.registered_count(), len(registration.refusals())
 
     def _note_name_refusal(self, refusal: ServiceError | None) -> None:
         """Called on a registration thread. A broker that has lost its name takes no sends, since consumers look for its messages at the

@@ -39,6 +39,10 @@ BROKER: Final = Table(
         Metric("protomq.resident_memory", "By", "memory (bytes)", "Resident memory of the process"),
         Metric("protomq.name_servers", "{server}", "name servers", "Name servers that the broker registers with"),
         Metric("protomq.name_servers_registered", "{server}", "... that know it", "Those that know the broker now"),
+        Metric(
+            "protomq.name_servers_refusing", "{server}", "... that refuse it",
+            "Those that refuse the broker its name; `cluster list` says why",
+        ),
         Metric("protomq.log.damaged_ranges", "{range}", "damaged ranges", "Parts of the log in quarantine"),
         Metric(
             "protomq.queue_files.damaged", "{file}", "damaged queue files",
@@ -269,9 +273,9 @@ class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
-    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker. `memberships`, `locks`,
-    `replication`: the numbers of MEMBERS, LOCKS and REPLICATION. `full_pops`: how many pops met a queue that is full. `write_refusal`:
-    why the broker takes no writes, "" if it takes them.
+    `lane_statuses` gives the lanes; `name_servers` how many there are, how many of them know the broker, and how many refuse it.
+    `memberships`, `locks`, `replication`: the numbers of MEMBERS, LOCKS and REPLICATION. `full_pops`: how many pops met a full queue.
+    `write_refusal`: why the broker takes no writes, "" if it takes them.
     """
 
     def __init__(
@@ -287,7 +291,7 @@ class BrokerMetrics:
         replies: Callable[[], tuple[int, int, int, int]],
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
-        name_servers: Callable[[], tuple[int, int]],
+        name_servers: Callable[[], tuple[int, int, int]],
         memberships: Callable[[], tuple[int, int, int, int, float, int]],
         locks: Callable[[], tuple[int, int, int, int, int]],
         full_pops: Callable[[], int],
@@ -345,7 +349,7 @@ class BrokerMetrics:
 
     def _broker(self) -> Numbers:
         store = self._store
-        configured, registered = self._name_servers()
+        configured, registered, refusing = self._name_servers()
         numbers = (
             self._start_time_ms / 1_000,
             len(store.topics.all()),
@@ -354,6 +358,7 @@ class BrokerMetrics:
             resident_memory_bytes(),
             configured,
             registered,
+            refusing,
             len(store.damaged_ranges),
             len(store.damaged_files),
             store.healed_file_count,

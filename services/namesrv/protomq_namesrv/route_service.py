@@ -98,7 +98,7 @@ class RouteService:
         registration = to_registration(request, self._topic_count_max)
         known = registration.key in self._table.snapshot.registrations
         if self._table.register(
-            registration, self._clock.monotonic_ms(), is_returning=request.returning
+            registration, self._clock.monotonic_ms(), is_returning=request.returning, time_ms=self._clock.now_ms()
         ):
             self._answer_holds(registration.key)
         if not known:
@@ -198,7 +198,9 @@ class RouteService:
     ) -> GetClusterInfoResponse:
         if request.topic:
             check_topic(request.topic)
-        return self._table.snapshot.cluster_info(request.topic)
+        answer = self._table.snapshot.cluster_info(request.topic)
+        answer.refused_brokers.extend(self._table.refusals.all(self._clock.monotonic_ms()))
+        return answer
 
     def forget_broker(
         self, request: ForgetBrokerRequest, context: CallContext

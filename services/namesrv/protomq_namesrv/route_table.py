@@ -50,6 +50,7 @@ from protomq.v1.route_service_pb2 import Broker
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .config import LimitsConfig, LivenessConfig
+from .refusals import Refusals
 from .route_snapshot import MASTER_ID, BrokerKey, Missing, Registration, RouteSnapshot, Version
 
 CHANGED_TOPICS_MAX: Final = 1_000
@@ -125,6 +126,7 @@ class RouteTable:
         self._hold_ids = count(1)
         self._last_scan_ms: int | None = None
         self._snapshot = RouteSnapshot()
+        self.refusals = Refusals()
         self.on_change: Callable[[], None] | None = None
         """Called after a new snapshot was published, on the thread that changed it and without the lock."""
         self.on_doubt: Callable[[BrokerKey], None] = lambda key: None
@@ -138,15 +140,21 @@ class RouteTable:
         return self._snapshot
 
     def register(
-        self, registration: Registration, now_ms: int, *, is_returning: bool = False
+        self, registration: Registration, now_ms: int, *, is_returning: bool = False, time_ms: int = 0
     ) -> bool:
         """Make a broker and its topics known, or replace what was known; whether the name was taken from another broker for it.
 
-        `is_returning`: this process had its name here before, as far as it knows. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY.
+        `is_returning`: this process had its name here before, as far as it knows. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY, which
+        `refusals` remembers.
         """
         doubts: list[BrokerKey] = []
         try:
-            return self._register(registration, now_ms, doubts, is_returning=is_returning)
+            takes_over = self._register(registration, now_ms, doubts, is_returning=is_returning)
+            self.refusals.settle(registration.broker)
+            return takes_over
+        except ServiceError as error:
+            self.refusals.note(registration.broker, error, now_ms, time_ms)
+            raise
         finally:
             for key in doubts:
                 self.on_doubt(key)

@@ -14,9 +14,11 @@ from protomq.errors import (
     ConnectFailedError,
     NotPermittedError,
     PartialResultError,
+    ProtomqError,
     RequestTimeoutError,
     SystemBusyError,
 )
+from protomq.v1.route_service_pb2 import Broker, GetClusterInfoResponse, RefusedBroker
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
 
 BROKERS = 3
@@ -128,3 +130,28 @@ def test_each_call_that_a_silent_broker_does_not_get_raises_an_error_of_its_own(
     assert {str(error) for error in errors} == {"no answer in time"}
     depths = [len(list(traceback.walk_tb(error.__traceback__))) for error in errors]
     assert depths[1] == depths[2], "a traceback that is raised again grows"
+
+
+def test_of_a_broker_that_several_name_servers_refuse_the_latest_refusal_is_told(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name server may be down, and another one may know more than the first that answers."""
+
+    def answer(*refused: tuple[str, str, int]) -> bytes:
+        info = GetClusterInfoResponse()
+        for name, address, time_s in refused:
+            broker = Broker(cluster="c", broker_name=name, grpc_address=address)
+            row = RefusedBroker(broker=broker, reason="NAME_TAKEN", cause=f"at {time_s}")
+            row.refused_time.FromSeconds(time_s)
+            info.refused_brokers.append(row)
+        return info.SerializeToString()
+
+    down = ConnectFailedError("n:1 is down")
+    answers: list[bytes | ProtomqError] = [
+        down, answer(("b", "b:1", 5), ("a", "a:1", 7)), answer(("a", "a:1", 9), ("a", "a:0", 3)), answer(("b", "b:1", 4)),
+    ]  # fmt: skip
+    monkeypatch.setattr(admin._routes, "ask_all", lambda *_: answers)
+    found = admin.refused_brokers()
+    assert [(each.broker.grpc_address, each.cause) for each in found] == [("a:0", "at 3"), ("a:1", "at 9"), ("b:1", "at 5")]
+    assert found[0].refused_time.timestamp() == 3
+    answers[:] = [down]
+    with pytest.raises(ConnectFailedError, match="n:1 is down"):
+        admin.refused_brokers()

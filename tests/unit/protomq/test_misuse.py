@@ -254,6 +254,7 @@ CLOSED_ADMIN: list[Callable[[Any], Any]] = [
     lambda a: a.delete_group("g"),
     lambda a: a.cluster_info(),
     lambda a: a.missing_brokers(),
+    lambda a: a.refused_brokers(),
     lambda a: a.forget_broker("a"),
     lambda a: a.broker_status(),
     lambda a: a.stats(),

@@ -83,7 +83,7 @@ def numbers_of(
         replies=lambda: (4, 3, 2, 1),
         log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
-        name_servers=lambda: (2, 1),
+        name_servers=lambda: (3, 1, 2),
         memberships=lambda: (1, 2, 3, 0, 4.5, 6),
         locks=lambda: (1, 2, 3, 4, 5),
         full_pops=lambda: 6,
@@ -176,7 +176,7 @@ def numbers_that_differ(write_refusal: str) -> BrokerMetrics:
         log_time=SimpleNamespace(offset_ms=2_500),  # type: ignore[arg-type]
         lane_statuses=lambda: [PoolStatus(lane="send", threads=1, depth=2, depth_max=10, queue_time_us=1_500_000, calls=77, rejections=3,
                                           connections=4, holds=5)],
-        name_servers=lambda: (221, 222),
+        name_servers=lambda: (221, 222, 223),
         memberships=lambda: (231, 232, 233, 234, 235.5, 236),
         locks=lambda: (241, 242, 243, 244, 245),
         full_pops=lambda: 145,
@@ -191,6 +191,7 @@ def test_each_number_stands_under_its_own_name(monkeypatch: pytest.MonkeyPatch) 
     expected = {
         "protomq_start_time_seconds": 5, "protomq_topics": 1, "protomq_writes_refused": 1, "protomq_disk_used_ratio": 0.25,
         "protomq_resident_memory_bytes": 101, "protomq_name_servers": 221, "protomq_name_servers_registered": 222,
+        "protomq_name_servers_refusing": 223,
         "protomq_log_damaged_ranges": 102, "protomq_queue_files_damaged": 103, "protomq_queue_files_healed_total": 104,
         "protomq_log_healed_ranges_total": 105,
         "protomq_log_first_position_bytes": 110, "protomq_log_flushed_position_bytes": 111,

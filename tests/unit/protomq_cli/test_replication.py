@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
-from protomq import BrokerRole, HaStatus, KnownMember, LeadershipStatus
+from protomq import (
+    BrokerInfo,
+    BrokerRole,
+    HaStatus,
+    KnownMember,
+    LeadershipStatus,
+    Permission,
+    RefusedBroker,
+)
 from protomq.errors import BrokerNotFoundError
 from protomq_cli import replication
 from protomq_cli.replication import _row
@@ -57,10 +66,14 @@ class FakeAdmin:
         leadership = LeadershipStatus("m1", "LEADING", 3, "m1", ("m1", "m2"), (), 1, known)
         self.states = [replace(state(BrokerRole.SYNC_MASTER), leadership=leadership, away=away)]
         self.forgotten: list[int] = []
+        self.refused: list[RefusedBroker] = []
 
     def ha_status(self, broker: str | None) -> list[HaStatus]:
         assert broker in (None, "b")
         return self.states
+
+    def refused_brokers(self) -> list[RefusedBroker]:
+        return self.refused
 
     def forget_member(self, broker: str, broker_id: int) -> None:
         if broker_id != 3:
@@ -89,6 +102,20 @@ def test_elected_brokers_that_do_not_answer_have_rows(admin: FakeAdmin) -> None:
     assert rows[2]["problem"].endswith("If it was removed for good: protomq ha forget b --id 3")
     assert rows[0]["leadership"]["known"][2] == {"member": "m3", "broker_id": 3, "address": "host3:1"}
     assert "AWAY" in run("ha", "status").stdout
+
+
+def test_a_broker_that_a_name_server_refuses_has_a_row(admin: FakeAdmin) -> None:
+    """Without it nobody but the broker's log tells why a replica is not there."""
+    stray = BrokerInfo("other", "b", 1, "stray:8081", "stray:10911", "", 7, Permission.READ_WRITE)
+    elsewhere = replace(stray, broker_name="z")
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    cause = "the name b belongs to brokers that elect their master in another etcd"
+    admin.refused = [RefusedBroker(each, when, "NAME_TAKEN", cause) for each in (stray, elsewhere)]
+    rows = json.loads(run("ha", "status", "-b", "b", "-o", "json").stdout)
+    assert [(row["broker_id"], row["role"]) for row in rows] == [(0, "SYNC_MASTER"), (1, "REFUSED"), (2, "AWAY"), (3, "AWAY")]
+    assert rows[1]["problem"] == f"a name server refuses it, so nobody finds it; it is at stray:10911. {cause}"
+    assert rows[1].keys() >= rows[0].keys()
+    assert "REFUSED" in run("ha", "status").stdout
 
 
 def test_a_broker_that_was_removed_is_forgotten(admin: FakeAdmin) -> None:

@@ -624,6 +624,44 @@ class MissingBroker(_message.Message):
 Global___MissingBroker: _TypeAlias = MissingBroker  # noqa: Y015
 
 @_typing.final
+class RefusedBroker(_message.Message):
+    """RefusedBroker is a broker that may not register. It asks again every few seconds, or has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    REFUSED_TIME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """The reason of the error, such as NAME_TAKEN."""
+    cause: _builtins.str
+    """Why, in words: the beginning of the error's message."""
+    @_builtins.property
+    def broker(self) -> Global___Broker:
+        """The broker as it asked to register; without ha_address and auto_create_queues."""
+
+    @_builtins.property
+    def refused_time(self) -> _timestamp_pb2.Timestamp:
+        """When the name server refused it last."""
+
+    def __init__(
+        self,
+        *,
+        broker: Global___Broker | None = ...,
+        refused_time: _timestamp_pb2.Timestamp | None = ...,
+        reason: _builtins.str = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "refused_time", b"refused_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cause", b"cause", "reason", b"reason", "refused_time", b"refused_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedBroker: _TypeAlias = RefusedBroker  # noqa: Y015
+
+@_typing.final
 class GetClusterInfoResponse(_message.Message):
     """GetClusterInfoResponse lists all brokers."""
 
@@ -631,6 +669,7 @@ class GetClusterInfoResponse(_message.Message):
 
     BROKERS_FIELD_NUMBER: _builtins.int
     MISSING_BROKERS_FIELD_NUMBER: _builtins.int
+    REFUSED_BROKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]:
         """The brokers, by cluster, name and id."""
@@ -641,15 +680,20 @@ class GetClusterInfoResponse(_message.Message):
         many entries as the name server takes brokers; it drops those that are gone longest.
         """
 
+    @_builtins.property
+    def refused_brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedBroker]:
+        """Brokers that were refused within the last 5 minutes, and have not registered since: at most 256, by name, id and address."""
+
     def __init__(
         self,
         *,
         brokers: _abc.Iterable[Global___Broker] | None = ...,
         missing_brokers: _abc.Iterable[Global___MissingBroker] | None = ...,
+        refused_brokers: _abc.Iterable[Global___RefusedBroker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "missing_brokers", b"missing_brokers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "missing_brokers", b"missing_brokers", "refused_brokers", b"refused_brokers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
