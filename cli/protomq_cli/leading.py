@@ -1,4 +1,4 @@
-"""`ha switch`, `ha demote` and `ha promote`: who leads a name whose master is elected in etcd."""
+"""`ha switch`, `ha demote`, `ha promote` and `ha cancel`: who leads a name whose master is elected in etcd."""
 
 from __future__ import annotations
 
@@ -104,8 +104,26 @@ def promote(
             )
         if not yes:
             ask_to_delete(f"Is the old master of {broker} stopped, and may what broker_id {to} lacks be lost?")
-        admin.promote_unclean(broker, to)
+        replaced = admin.promote_unclean(broker, to)
+        if replaced:
+            sys.stderr.write(f"this order has replaced one that nobody had taken: {replaced}\n")
         _wait_for_another((admin, fresh), broker, before, to, output)
+
+
+def cancel(
+    broker: BrokerName,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Take back an order about who leads that nobody has taken, of any operator.
+
+    A switch that is under way ends, and the master takes sends again. Shown
+    is the order, or nothing if none stood.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        order = admin.withdraw_order(broker)
+    print_rows([{"broker": broker, "order": order}], ("broker", "order"), output)
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:

@@ -160,6 +160,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         {
             "status": replication.status, "wait": in_sync.wait_in_sync, "switch": leading.switch,
             "demote": leading.demote, "promote": leading.promote, "forget": replication.forget,
+            "cancel": leading.cancel,
         },
     ),
     "log": Group(

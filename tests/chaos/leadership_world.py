@@ -50,6 +50,8 @@ DEAF_MS: Final = 3_000
 QUOTA_MINUTES: Final = 5
 OPERATOR_MS: Final = 60
 """Between an operator's look at etcd and the order, at most: a broker does both."""
+WITHDRAWN_MS: Final = 3_000
+"""Until another operator withdraws an order, at most."""
 SWITCH_MS: Final = 2_000
 """In which the lead goes from one to the next, where no lease has to run out."""
 
@@ -381,6 +383,15 @@ class LeadershipWorld:
             self.etcd.commit(Transaction((), (Put(ORDER, encode_order(*wanted)),)))
         else:
             self.leave_order(*wanted)
+        if self.operators.random() < 0.2:
+            self.at(self.operators.uniform(0, WITHDRAWN_MS), self.withdraw_order)
+
+    def withdraw_order(self) -> None:
+        """The same: it looks, and takes away what it has seen."""
+        seen = self.etcd.view
+        transaction = orders.to_withdraw(seen)
+        if transaction is not None:
+            self.at(self.operators.uniform(0, OPERATOR_MS), self.write_order, transaction, seen.key_revision(ORDER))
 
     def leave_order(self, kind: str, target: str) -> None:
         """A broker does it for an operator: it looks at etcd, and writes the order a moment later, if it may be written."""
@@ -404,7 +415,8 @@ class LeadershipWorld:
         elif revision != seen_revision:
             self.say("L9", f"an order that saw revision {seen_revision} replaces revision {revision}: {self.etcd.view.order}")
         else:
-            self.fired["order replaced another one"] += revision > 0
+            what = "order replaced another one" if transaction.puts else "order withdrawn"
+            self.fired[what] += revision > 0
 
     # A life.
 

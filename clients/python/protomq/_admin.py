@@ -48,7 +48,7 @@ from ._group_admin import (
 from ._group_locks import QueueLockInfo, queue_locks
 from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
-from ._ha_admin import HaStatus, forget_member, ha_status, order_lead, wait_for_lead
+from ._ha_admin import HaStatus, forget_member, ha_status, order_lead, wait_for_lead, withdraw_order
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._message_queries import query_by_id, query_by_key
@@ -454,19 +454,29 @@ class Admin(AdminCalls):
         drops the order if no slave in sync has that id, or if the slave does not have the whole log in time. Then nobody else leads after
         `timeout_s`, and RequestTimeoutError is raised. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
         """
-        after_epoch = order_lead(self, broker_name, broker_id, is_unclean=False)
-        if after_epoch is not None:
-            wait_for_lead(self, broker_name, after_epoch, timeout_s)
+        ordered = order_lead(self, broker_name, broker_id, is_unclean=False)
+        if ordered is not None:
+            wait_for_lead(self, broker_name, ordered[0], timeout_s)
 
-    def promote_unclean(self, broker_name: str, broker_id: int) -> None:
+    def promote_unclean(self, broker_name: str, broker_id: int) -> str:
         """Orders the broker with this id to lead, even if it lacks acknowledged messages: those are lost.
 
         Returns when the order is in etcd; `ha_status` shows its outcome. It leads once no other master has a lease. Stop the old master
         before: one that leads takes the order back. If it is alone and cut off from etcd, it would go on acknowledging. Once etcd names no
-        master, this order replaces one that nobody has taken; before, OrderPendingError is raised. Raises BrokerNotFoundError, and
-        UnsupportedError where roles are fixed.
+        master, this order replaces one that nobody has taken, which is returned ("": none stood); before, OrderPendingError is raised.
+        Raises BrokerNotFoundError, and UnsupportedError where roles are fixed.
         """
-        order_lead(self, broker_name, broker_id, is_unclean=True)
+        ordered = order_lead(self, broker_name, broker_id, is_unclean=True)
+        assert ordered is not None, "it is ordered whoever leads"
+        return ordered[1]
+
+    def withdraw_order(self, broker_name: str) -> str:
+        """Takes back an order about who leads that nobody has taken, of any operator. Returns which one it was, "" if none stood.
+
+        A switch that is under way ends, and the master takes sends again. Raises OrderPendingError if the order was taken or replaced
+        at the same time, BrokerNotFoundError, and UnsupportedError where roles are fixed.
+        """
+        return withdraw_order(self, broker_name)
 
     def forget_member(self, broker_name: str, broker_id: int) -> None:
         """Makes the brokers of a name forget one of them that was removed for good: `HaStatus.away` has it no more. Nothing else changes.

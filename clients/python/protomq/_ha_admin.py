@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import _methods
 from ._late_imports import fork_waits
@@ -19,9 +19,13 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message as PbMessage
+
     from ._admin_calls import AdminCalls
     from ._admin_values import BrokerInfo
+    from ._types import MethodInfo
 
+_T = TypeVar("_T", bound="PbMessage")
 
 _LEADING: Final = "LEADING"
 _LOOK_INTERVAL_S: Final = 0.05
@@ -156,10 +160,10 @@ def _away(state: HaStatus, found: list[HaStatus]) -> tuple[KnownMember, ...]:
 
 def order_lead(
     admin: AdminCalls, broker_name: str, broker_id: int | None, *, is_unclean: bool
-) -> int | None:
+) -> tuple[int, str] | None:
     """Leaves the order at a broker of the name. `broker_id`: as `ha_status` has it of the one that is to lead; None: the master chooses.
 
-    Returns the epoch before it; None: that one leads already, and a switch is not ordered.
+    Returns the epoch before it, and the order that it has replaced; None: that one leads already, and a switch is not ordered.
     """
     with fork_waits:
         from .v1 import ha_service_pb2 as pb
@@ -183,8 +187,8 @@ def order_lead(
         kind=pb.ORDER_KIND_PROMOTE_UNCLEAN if is_unclean else pb.ORDER_KIND_SWITCH,
         member=target.leadership.member if target is not None and target.leadership else "",
     )
-    admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse)
-    return max((each.leadership.epoch for each in states if each.leadership is not None), default=0)
+    replaced = admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse).replaced_order
+    return max((each.leadership.epoch for each in states if each.leadership is not None), default=0), replaced
 
 
 def _no_target(
@@ -212,12 +216,25 @@ def forget_member(admin: AdminCalls, broker_name: str, broker_id: int) -> None:
         from .v1 import ha_service_pb2 as pb
 
     request = pb.ForgetMemberRequest(broker_name=broker_name, broker_id=broker_id)
+    _ask_any(admin, broker_name, _methods.FORGET_MEMBER, request, pb.ForgetMemberResponse)
+
+
+def withdraw_order(admin: AdminCalls, broker_name: str) -> str:
+    """Asks the brokers of the name in turn, until one of them has taken the order out of etcd. Returns which one; "": none stood."""
+    with fork_waits:
+        from .v1 import ha_service_pb2 as pb
+
+    request = pb.OrderLeadRequest(broker_name=broker_name, kind=pb.ORDER_KIND_WITHDRAW)
+    return _ask_any(admin, broker_name, _methods.ORDER_LEAD, request, pb.OrderLeadResponse).replaced_order
+
+
+def _ask_any(admin: AdminCalls, broker_name: str, method: MethodInfo, request: Any, answer_class: type[_T]) -> _T:
+    """What the first broker of the name says that answers: each of them does it in etcd."""
     failure: ProtomqError = BrokerNotFoundError(f"no broker of that name is registered: {broker_name}")
     # The master is the likeliest to answer.
     for broker in sorted(admin._brokers_named(broker_name), key=lambda each: each.broker_id):
         try:
-            admin._call(broker.address, _methods.FORGET_MEMBER, request, pb.ForgetMemberResponse)
-            return
+            return admin._call(broker.address, method, request, answer_class)
         except TransportError as error:
             failure = error
     raise failure

@@ -332,15 +332,19 @@ class HaService:
     def order_lead(
         self, request: ha.OrderLeadRequest, context: CallContext
     ) -> ha.OrderLeadResponse:
-        """Writes an order into etcd. Runs on the admin lane: etcd may take seconds, and fetches must not wait for it."""
+        """Writes an order into etcd, or takes one away. Runs on the admin lane: etcd may take seconds, and fetches must not wait for it."""
         leadership = self._election_of(request.broker_name)
         is_switch = request.kind == ha.ORDER_KIND_SWITCH
-        if not is_switch and request.kind != ha.ORDER_KIND_PROMOTE_UNCLEAN:
-            raise invalid_argument("kind", "is needed: a switch or an unclean promotion")
-        if not is_switch and not request.member:
+        is_withdrawal = request.kind == ha.ORDER_KIND_WITHDRAW
+        if not is_switch and not is_withdrawal and request.kind != ha.ORDER_KIND_PROMOTE_UNCLEAN:
+            raise invalid_argument("kind", "is needed: a switch, an unclean promotion, or that an order is withdrawn")
+        if not is_switch and not is_withdrawal and not request.member:
             raise invalid_argument("member", "is needed for an unclean promotion")
         try:
-            leadership.order(SWITCH if is_switch else PROMOTE_UNCLEAN, request.member)
+            if is_withdrawal:
+                replaced = leadership.withdraw_order()
+            else:
+                replaced = leadership.order(SWITCH if is_switch else PROMOTE_UNCLEAN, request.member)
         except OrderPendingError as error:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
@@ -353,7 +357,7 @@ class HaService:
             raise ServiceError(
                 Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error), definite=is_definite
             ) from None
-        return ha.OrderLeadResponse()
+        return ha.OrderLeadResponse(replaced_order=replaced)
 
     @tells_store_errors
     def forget_member(

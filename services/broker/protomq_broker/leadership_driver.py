@@ -44,7 +44,7 @@ from protomq_ha.leadership_values import (
     StopFollowing,
     StopLeading,
 )
-from protomq_ha.orders import OrderStandsError, to_leave
+from protomq_ha.orders import OrderStandsError, standing_order, to_leave, to_withdraw
 
 if TYPE_CHECKING:
     from protomq_ha.in_sync_set import MemberReport
@@ -381,22 +381,34 @@ class LeadershipDriver:
                 tuple(sorted(known.names.items())) if known is not None else (),
             )
 
-    def order(self, kind: str, target: str) -> None:
-        """Writes an order into etcd, or finds it there (see `orders.py`). Raises OrderRefusedError. Takes some seconds at worst."""
+    def order(self, kind: str, target: str) -> str:
+        """Writes an order into etcd, or finds it there (see `orders.py`). Returns which other one it has replaced, "" if none. Raises
+        OrderRefusedError. Takes some seconds at worst.
+        """
+        return self._change_order(lambda view: to_leave(view, kind, target))
+
+    def withdraw_order(self) -> str:
+        """Takes the order away that stands. Returns which one that was, "" if none stood. Raises OrderRefusedError. Takes some seconds at
+        worst.
+        """
+        return self._change_order(to_withdraw)
+
+    def _change_order(self, change: Callable[[ClusterView], Transaction | None]) -> str:
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
         try:
-            transaction = to_leave(view, kind, target)
+            transaction = change(view)
         except OrderStandsError as error:
             raise OrderPendingError(f"another order is there: {error}. Nothing was changed") from None
         if transaction is None:
-            return
+            return ""
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
             raise OrderPendingError("another order was left or taken at the same time. Nothing was changed: look at the status")
+        return standing_order(view)
 
     def forget(self, broker_id: int) -> None:
         """Has etcd forget the members of a broker of this name. Raises UnknownMemberError: there is none outside the in-sync set;

@@ -4,6 +4,7 @@
 - An unclean promotion replaces any other order while etcd names no master. Nobody would take a switch then, and the member of an earlier
   promotion may be gone for good. An election by order, a hand-over and a taking back compare with the order's key. So whoever had begun to
   act on the order that was there can no longer succeed, or has succeeded first. Then this transaction fails.
+- An order that stands can be withdrawn, also while somebody acts on it: as above, one of the two fails.
 - All other orders wait. While etcd names a master, that one takes the order there within moments, or its lease runs out.
 - Of two operators that have seen the same order, one at most replaces it.
 """
@@ -40,16 +41,28 @@ def to_leave(view: ClusterView, kind: str, target: str) -> Transaction | None:
     return Transaction(tuple(compares), (Put(ORDER, encode_order(kind, target)),))
 
 
+def to_withdraw(view: ClusterView) -> Transaction | None:
+    """Returns what takes the order away that stands; None: there is none."""
+    revision = view.key_revision(ORDER)
+    return Transaction((Compare(ORDER, revision),), (), (ORDER,)) if revision else None
+
+
+def standing_order(view: ClusterView) -> str:
+    """The order that stands, for an operator; "": there is none."""
+    order = view.order
+    if order is None:
+        return ""
+    target = view.named(frozenset({order.target})) if order.target else "whichever is furthest"
+    return f"switch to {target}" if order.kind == SWITCH else f"promotion of {target}"
+
+
 def _waiting(view: ClusterView) -> str:
     """Which order stands, and what it waits for as far as one sees."""
     order, master = view.order, view.master
     assert order is not None
-    target = view.named(frozenset({order.target})) if order.target else "whichever is furthest"
     if order.kind == SWITCH:
-        what = f"switch to {target}"
         why = f"for {master.named}, which takes it soon or is gone" if master is not None else "until somebody leads"
     else:
-        what = f"promotion of {target}"
         why = f"until etcd names no master: now it names {master.named}" if master is not None else "for that member to take it"
-    instead = "" if master is not None else ", or order the unclean promotion of a member: it replaces this order"
-    return f"{what}. It waits {why}. Try again then{instead}"
+    instead = "" if master is not None else ". The unclean promotion of a member replaces it"
+    return f"{standing_order(view)}. It waits {why}{instead}. Try again then, or withdraw it (protomq ha cancel)"

@@ -95,6 +95,9 @@ class NameWithOneAway:
     def _call(self, address: str, method: Any, request: Any, response: Any) -> Any:
         if address in self.silent:
             raise ConnectFailedError(f"{address} is down")
+        if method == _methods.ORDER_LEAD:
+            assert request.kind == pb.ORDER_KIND_WITHDRAW
+            return pb.OrderLeadResponse(replaced_order=f"told by {address}")
         if method == _methods.FORGET_MEMBER:
             self.forgotten.append((address, request.broker_id))
             return response()
@@ -144,3 +147,10 @@ def test_an_unknown_id_is_told_the_ids_that_there_are(order: Any) -> None:
     name.silent = {"a", "c"}
     with pytest.raises(ConnectFailedError, match="c is down"):
         order(name, "n", 7)
+
+
+def test_any_broker_of_the_name_withdraws_an_order() -> None:
+    name = NameWithOneAway()
+    assert Admin.withdraw_order(name, "n") == "told by a"  # type: ignore[arg-type]
+    name.silent = {"a"}
+    assert Admin.withdraw_order(name, "n") == "told by c"  # type: ignore[arg-type]

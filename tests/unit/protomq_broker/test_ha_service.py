@@ -39,9 +39,10 @@ from .store.store_helpers import open_store
 
 
 def service_whose_orders_end_with(error: Exception | None) -> HaService:
-    def order(*_: Any) -> None:
+    def order(*_: Any) -> str:
         if error is not None:
             raise error
+        return "switch to store 2"
 
     return HaService(
         SimpleNamespace(positions=SimpleNamespace(appended=0)),  # type: ignore[arg-type]
@@ -50,7 +51,7 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
         "b",
         lambda: 1,
         lambda verdict: None,
-        leadership=SimpleNamespace(order=order, forget=order),  # type: ignore[arg-type]
+        leadership=SimpleNamespace(order=order, withdraw_order=order, forget=order),  # type: ignore[arg-type]
     )
 
 
@@ -62,14 +63,17 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
         (OrderUncertainError("who knows"), Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", False),
     ],
 )
+@pytest.mark.parametrize("kind", [ha.ORDER_KIND_SWITCH, ha.ORDER_KIND_WITHDRAW])
 def test_only_an_order_whose_transaction_was_not_answered_may_stand(
-    error: Exception, code: Code, reason: str, definite: bool
+    error: Exception, code: Code, reason: str, definite: bool, kind: ha.OrderKind
 ) -> None:
-    request = ha.OrderLeadRequest(broker_name="b", kind=ha.ORDER_KIND_SWITCH)
+    request = ha.OrderLeadRequest(broker_name="b", kind=kind)
     with pytest.raises(ServiceError, match=str(error)) as told:
         service_whose_orders_end_with(error).order_lead(request, None)  # type: ignore[arg-type]
     assert (told.value.code, told.value.reason) == (code, reason)
     assert told.value.metadata["definite"] == ("true" if definite else "false")
+    done = service_whose_orders_end_with(None).order_lead(request, None)  # type: ignore[arg-type]
+    assert done.replaced_order == "switch to store 2"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -247,8 +248,33 @@ def test_an_unclean_promotion_replaces_what_nobody_takes_while_nobody_leads(etcd
         driver.order(PROMOTE_UNCLEAN, "3")
     assert etcd.model.view.order == (*standing, etcd.model.revision - 1), "who leads takes it, or takes it back"
     etcd.model.commit(Transaction((), (), ("master",)))
-    driver.order(PROMOTE_UNCLEAN, "3")
+    assert re.fullmatch("(switch to|promotion of) (whichever is furthest|store .*)", driver.order(PROMOTE_UNCLEAN, "3"))
     assert etcd.model.view.order == (PROMOTE_UNCLEAN, "3", etcd.model.revision)
+
+
+def test_an_order_is_withdrawn_unless_somebody_was_faster(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    assert driver.withdraw_order() == ""
+    driver.order(PROMOTE_UNCLEAN, "gone")
+    view = etcd.model.view
+    assert driver.withdraw_order() == "promotion of store gone"
+    assert etcd.model.view.order is None
+    with pytest.raises(OrderPendingError, match="at the same time"):
+        idle_driver(Scripted(view, Committed(False, 9))).withdraw_order()
+    with pytest.raises(OrderUncertainError):
+        idle_driver(Scripted(view, None)).withdraw_order()
+
+
+def test_a_switch_that_is_withdrawn_on_its_way_leaves_the_lead_where_it_is(make: Callable[[str], Broker], etcd: FakeEtcd) -> None:
+    driver = make("1").lead().driver
+    asked_ms = driver.now_ms() + 100_000
+    until(lambda: driver.report(100, {"2": MemberReport(100, True, asked_ms)}).copies == 2)
+    driver.report(200, {"2": MemberReport(150, True, asked_ms)})
+    driver.order(SWITCH, "2")
+    until(lambda: driver.role is Role.HANDING_OVER)
+    assert driver.withdraw_order() == "switch to store 2"
+    until(lambda: driver.role is Role.LEADING)
+    assert driver.report(200, {"2": MemberReport(200, True, asked_ms)}).takes_sends
 
 
 def test_two_operators_do_not_both_replace_an_order(etcd: FakeEtcd) -> None:

@@ -36,6 +36,8 @@ class FakeAdmin:
         self.timeout: RequestTimeoutError | None = None
         """Of a switch."""
         self.is_done_late = False
+        self.stands = ""
+        """An order that nobody takes."""
         self.silent: dict[str, ProtomqError] = {}
         """By name and id."""
         self.looks = 0
@@ -56,7 +58,14 @@ class FakeAdmin:
         if self.timeout is not None:
             raise self.timeout
 
-    promote_unclean: Callable[..., None] = switch_master
+    def promote_unclean(self, broker: str, broker_id: int | None) -> str:
+        self.switch_master(broker, broker_id)
+        return self.stands
+
+    def withdraw_order(self, broker: str) -> str:
+        assert broker == "pair"
+        order, self.stands = self.stands, ""
+        return order
 
 
 class RememberingAdmin:
@@ -64,7 +73,7 @@ class RememberingAdmin:
 
     def __init__(self, real: FakeAdmin) -> None:
         self._real = real
-        self.switch_master = self.promote_unclean = real.switch_master
+        self.switch_master, self.promote_unclean = real.switch_master, real.promote_unclean
 
     def ha_status(self, broker: str) -> list[HaStatus]:
         if self._real.orders:
@@ -93,6 +102,20 @@ def test_an_unclean_promotion_takes_the_lead_from_nobody_and_says_what_to_do(adm
     assert "m2 leads pair in epoch 3" in said
     assert "`protomq ha switch pair --to 1` loses nothing. Else stop the broker that leads" in said
     assert not admin.orders
+
+
+def test_an_unclean_promotion_says_which_order_it_has_replaced(admin: FakeAdmin) -> None:
+    del admin.states[0]
+    admin.stands = "switch to store m2"
+    done = run(*UNCLEAN, "1")
+    assert done.stderr == "this order has replaced one that nobody had taken: switch to store m2\n"
+    assert "m1" in done.stdout
+
+
+def test_an_order_that_nobody_takes_is_taken_back(admin: FakeAdmin) -> None:
+    admin.stands = "promotion of store m2"
+    assert "promotion of store m2" in run("ha", "cancel", "pair").stdout
+    assert '"order": ""' in run("ha", "cancel", "pair", "-o", "json").stdout, "none stands any more"
 
 
 @pytest.mark.parametrize("command", [SWITCH, UNCLEAN])

@@ -21,7 +21,7 @@ COMMANDS = [
     "group lag", "group reset", "group clone", "message query", "cluster list",
     "request", "message track", "trace show", "backup", "restore",
     "cluster status", "cluster forget", "cluster drain", "cluster spread",
-    "cluster namesrv", "ha status", "ha wait", "ha forget", "log dump", "log verify", "log repair", "log epochs",
+    "cluster namesrv", "ha status", "ha wait", "ha forget", "ha cancel", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
     "bench latency", "filter deploy", "filter list", "filter delete", "group set", "group show", "dlq list", "dlq show", "dlq replay",
     "transaction list", "transaction show", "transaction commit", "transaction rollback",

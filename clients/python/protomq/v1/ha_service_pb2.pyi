@@ -87,6 +87,8 @@ class _OrderKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OrderKind.V
     """The master gives the lead to a member of the in-sync set; nothing is lost."""
     ORDER_KIND_PROMOTE_UNCLEAN: _OrderKind.ValueType  # 2
     """The member leads, whatever it lacks. The old master must have been stopped."""
+    ORDER_KIND_WITHDRAW: _OrderKind.ValueType  # 3
+    """No order: the one that stands is taken away, if nobody has taken it yet."""
 
 class OrderKind(_OrderKind, metaclass=_OrderKindEnumTypeWrapper):
     """OrderKind is what an operator wants."""
@@ -97,6 +99,8 @@ ORDER_KIND_SWITCH: OrderKind.ValueType  # 1
 """The master gives the lead to a member of the in-sync set; nothing is lost."""
 ORDER_KIND_PROMOTE_UNCLEAN: OrderKind.ValueType  # 2
 """The member leads, whatever it lacks. The old master must have been stopped."""
+ORDER_KIND_WITHDRAW: OrderKind.ValueType  # 3
+"""No order: the one that stands is taken away, if nobody has taken it yet."""
 Global___OrderKind: _TypeAlias = OrderKind  # noqa: Y015
 
 @_typing.final
@@ -621,16 +625,21 @@ Global___OrderLeadRequest: _TypeAlias = OrderLeadRequest  # noqa: Y015
 
 @_typing.final
 class OrderLeadResponse(_message.Message):
-    """OrderLeadResponse is empty: the order stands in etcd; GetHaStatus tells what became of it."""
+    """OrderLeadResponse says that the order stands in etcd, or is withdrawn; GetHaStatus tells what became of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    REPLACED_ORDER_FIELD_NUMBER: _builtins.int
+    replaced_order: _builtins.str
+    """The other order that stood there before, in words; empty: none did."""
     def __init__(
         self,
+        *,
+        replaced_order: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced_order", b"replaced_order"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

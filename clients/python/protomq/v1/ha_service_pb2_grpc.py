@@ -102,9 +102,9 @@ class HaServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OrderLead(self, request, context):
-        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. The same order is
-        left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED: they elect nobody. ORDER_PENDING: another
-        order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. Or it withdraws the
+        order that stands. The same order is left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED:
+        they elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,9 +46,9 @@ class HaServiceStub:
     GetHaStatus: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]
-    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. The same order is
-    left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED: they elect nobody. ORDER_PENDING: another
-    order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. Or it withdraws the
+    order that stands. The same order is left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED:
+    they elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
     """
     ForgetMember: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.ForgetMemberRequest, _ha_service_pb2.ForgetMemberResponse]
     """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
@@ -74,9 +74,9 @@ class HaServiceAsyncStub(HaServiceStub):
     GetHaStatus: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]  # type: ignore[assignment]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
     OrderLead: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]  # type: ignore[assignment]
-    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. The same order is
-    left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED: they elect nobody. ORDER_PENDING: another
-    order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. Or it withdraws the
+    order that stands. The same order is left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED:
+    they elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
     """
     ForgetMember: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.ForgetMemberRequest, _ha_service_pb2.ForgetMemberResponse]  # type: ignore[assignment]
     """ForgetMember makes etcd forget a broker of this name that was removed for good: GetHaStatus lists it no more. Any broker of the name
@@ -129,9 +129,9 @@ class HaServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ha_service_pb2.OrderLeadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ha_service_pb2.OrderLeadResponse, _abc.Awaitable[_ha_service_pb2.OrderLeadResponse]]:
-        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. The same order is
-        left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED: they elect nobody. ORDER_PENDING: another
-        order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
+        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. Or it withdraws the
+        order that stands. The same order is left once. While etcd names no master, an unclean promotion replaces any other order. UNSUPPORTED:
+        they elect nobody. ORDER_PENDING: another order is there. DEADLINE_EXCEEDED: etcd does not answer; if not definite, the order may stand.
         """
 
     @_abc_1.abstractmethod
