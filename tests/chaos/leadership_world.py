@@ -334,6 +334,8 @@ class LeadershipWorld:
             broker.wall_offset_ms += rng.choice((-1, 1)) * rng.uniform(1_000, 60_000)
         else:
             self.order(kind, broker)
+            if self.operators.random() < 0.2:
+                self.at(self.operators.uniform(0, WITHDRAWN_MS), self.withdraw_order)
         self.fired[kind] += 1
 
     def cut_for(self, length_ms: float, *links: tuple[str, str]) -> None:
@@ -383,8 +385,6 @@ class LeadershipWorld:
             self.etcd.commit(Transaction((), (Put(ORDER, encode_order(*wanted)),)))
         else:
             self.leave_order(*wanted)
-        if self.operators.random() < 0.2:
-            self.at(self.operators.uniform(0, WITHDRAWN_MS), self.withdraw_order)
 
     def withdraw_order(self) -> None:
         """The same: it looks, and takes away what it has seen."""
