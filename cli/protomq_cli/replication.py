@@ -38,11 +38,12 @@ def status(
 
     A broker of role AWAY does not answer, and others know of it: one that
     etcd elects. One of role REFUSED may not register at a name server, so
-    nobody asks it; `problem` says why. Of a master `in_sync` counts copies, its own among them, out of those
-    that a send waits for; `lag_bytes` is that of its slowest slave. Of a
-    slave, `problem` says why it does not follow its master now. Of a
-    master it says why it takes no sends, such as a full disk. Where the
-    master is elected, `problem` also says what is wrong with that.
+    nobody asks it; `problem` says why. Of a master `in_sync` counts copies,
+    its own among them, out of those that a send waits for; `lag_bytes` is
+    that of its slowest slave. Of a slave, `problem` says why it does not
+    follow its master now. Of a master it says why it takes no sends, such
+    as a full disk. Where the master is elected, `problem` also says what is
+    wrong with that.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:

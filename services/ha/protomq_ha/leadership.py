@@ -304,7 +304,7 @@ class Leadership:
         what = f"the order to promote {view.named(frozenset({order.target}))} waits"
         if view.master is not None:
             return [f"{what} until etcd names no master: now it names {view.master.named}"]
-        return [f"{what} until that member takes it: start it, or order the unclean promotion of another one"]
+        return [f"{what} until that member takes it: start it, promote another one, or withdraw the order (protomq ha cancel)"]
 
     def _problem_of_cut(self) -> str:
         view = self.view

@@ -30,6 +30,7 @@ Rules
 - A broker is to hear when brokers of other names change the routes of its topics (`take_changed_topics`), for it tells consumers. So no
   consumer has to ask every few seconds whether a topic has got a broker. Only the hold that it opened last takes them. An earlier one may
   be of a connection that has died and not broken yet, and what it takes nobody hears.
+- Whom it refuses, it tells operators (`refusals`). Nothing else depends on that.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
 Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new

@@ -65,7 +65,7 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
 )
 @pytest.mark.parametrize("kind", [ha.ORDER_KIND_SWITCH, ha.ORDER_KIND_WITHDRAW])
 def test_only_an_order_whose_transaction_was_not_answered_may_stand(
-    error: Exception, code: Code, reason: str, definite: bool, kind: ha.OrderKind
+    error: Exception, code: Code, reason: str, definite: bool, kind: ha.OrderKind.ValueType
 ) -> None:
     request = ha.OrderLeadRequest(broker_name="b", kind=kind)
     with pytest.raises(ServiceError, match=str(error)) as told:
