@@ -196,8 +196,8 @@ class SimpleConsumer(OfOneProcess):
         Many at once cost one call for each broker. Raises StaleReceiptError if that is so of all messages of one broker. The other
         brokers are asked all the same. What this receipt has acknowledged before is done.
 
-        It is tried again for `request_timeout_s`. Where a further try finds the receipts stale, and the broker does not know any more whether
-        they have acknowledged, the error of the first try says so: `metadata["acknowledged"]` is "unknown".
+        It is tried again for `request_timeout_s`. A further try may find receipts stale of which the broker does not know any more whether
+        they have acknowledged. Then the error of the first try says so: `metadata["acknowledged"]` is "unknown".
         """
         self._check_open()
         return self._driver.run(self._steps.ack(messages))
