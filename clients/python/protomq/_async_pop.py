@@ -34,6 +34,7 @@ from ._pop_handling import (
     Handling,
     HandlingOptions,
     Hold,
+    check_alone,
     hold_of,
 )
 from ._pop_steps import (
@@ -192,6 +193,7 @@ class AsyncSimpleConsumer(OfOneProcess):
             fifo=fifo, start=start,
         )  # fmt: skip
         tasks = HandlerTasks(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
+        check_alone(tasks.handling, [others.handling for others in self._handlers if others.begins_handlers])
         self._handlers.add(tasks)
         try:
             return await tasks.work()
