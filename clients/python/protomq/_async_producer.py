@@ -181,7 +181,7 @@ class AsyncProducer(AsyncLineSender):
         deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends a message without an answer: nothing tells whether it was stored. No retries."""
+        """Sends a message without an answer: nothing tells whether it was stored. No retries. See Producer.send_one_way."""
         message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
