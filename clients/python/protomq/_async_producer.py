@@ -390,12 +390,14 @@ class AsyncProducer(AsyncLineSender):
         await self.close()
 
     def _leave_loop(self) -> None:
-        super()._leave_loop()
         self._requests = AsyncRequestCalls(self._driver)
+        super()._leave_loop()
 
     def after_fork(self) -> None:
         """Prepares a forked child: no connections, no waiting messages, another producer id. The SDK calls it."""
         self._core.after_fork()
+        for line in self._lines.values():
+            line.forget()
         self._start()
 
     def finish_at_exit(self) -> int:

@@ -81,6 +81,11 @@ class AsyncLine:
         """Messages without an outcome."""
         return len(self.in_flight) + len(self.pending)
 
+    def forget(self) -> None:
+        """Its task goes on no more, or in another process: what it has left is not this line's."""
+        self.in_flight = []
+        self.pending.clear()
+
 
 class AsyncLineSender(OfOneProcess):
     """The part of a producer that carries records. Coroutines of one event loop. The producer makes its fields."""
@@ -117,6 +122,8 @@ class AsyncLineSender(OfOneProcess):
     def _leave_loop(self) -> None:
         """The loop is closed, and with it all that waited there: the next one begins without."""
         lost = sum(line.count for line in self._lines.values())
+        for line in self._lines.values():
+            line.forget()
         self._lines = {}
         self._pending_size = 0
         self._waiting_for_room = deque()

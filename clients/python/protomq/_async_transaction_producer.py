@@ -16,6 +16,7 @@ from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, c
 from ._closing import Closing
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
+from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
 from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult
@@ -67,8 +68,8 @@ class _AsyncHalfProducer(AsyncProducer):
     """Called where the loop was closed to which the producer belonged, in the next one."""
 
     def _leave_loop(self) -> None:
-        super()._leave_loop()
         self.loop_left()
+        super()._leave_loop()
 
     def _make_core(self) -> HalfCore:
         return HalfCore(self.options, self._hooks)
@@ -172,6 +173,7 @@ class AsyncTransactionProducer(OfOneProcess):
         self._closed = False
         self._closing = Closing(None)
         self._begin()
+        call_after_fork(self)
         call_at_exit(self)
 
     def _begin(self) -> None:
@@ -184,11 +186,21 @@ class AsyncTransactionProducer(OfOneProcess):
         """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def after_fork(self) -> None:
+        """Prepares a forked child: what is under way is the parent's. The SDK calls it."""
+        self._forget_lines()
+        self._begin()
+
     def _leave_loop(self) -> None:
         left = self._left_count()
+        self._forget_lines()
         self._begin()
         if left:
             say_not_told(left, "the event loop was closed")
+
+    def _forget_lines(self) -> None:
+        for line in self._lines.values():
+            line.forget()
 
     def _left_count(self) -> int:
         return sum(line.count for line in self._lines.values())

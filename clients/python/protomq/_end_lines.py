@@ -225,6 +225,11 @@ class AsyncEndLine:
         """Decisions without an outcome."""
         return len(self._under_way) + len(self._waiting)
 
+    def forget(self) -> None:
+        """Its task goes on no more, or in another process: what it has left is not this line's."""
+        self._under_way = ()
+        self._waiting.clear()
+
     async def drain(self, timeout_s: float) -> None:
         """Until all that waits has been told, or the time is over."""
         if self._task is not None:

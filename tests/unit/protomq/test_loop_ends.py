@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import threading
 import warnings
@@ -25,6 +26,7 @@ from protomq import (
 from protomq._async_acks import AckGatherer
 from protomq._async_routes import AsyncRoutes
 from protomq._end_lines import AsyncEndLine
+from protomq._requests import ReplyInbox
 from protomq._transactions import End
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ClosedError, ProtomqError
@@ -123,8 +125,11 @@ def test_messages_in_line_are_counted_and_the_next_loop_sends(run: Run, turn_cou
         await producer.close()
 
     def ends_and_goes_on() -> None:
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # A look-up that had not begun.
         run(begin())
         asyncio.run(in_time(go_on()))
+        tasks.clear()
+        gc.collect()
 
     tasks: list[asyncio.Task[SendResult]] = []
     with pytest.warns(RuntimeWarning, match=r"3 messages were not sent, or nobody knows: the event loop (ended|was closed)") as caught:
@@ -174,6 +179,7 @@ def test_decisions_in_line_are_counted_and_the_next_loop_tells_its_own(
     with caplog.at_level(logging.WARNING):
         run(begin())
         asyncio.run(in_time(go_on()))
+        gc.collect()
     told = [record.getMessage() for record in caplog.records if "decision" in record.getMessage()]
     assert len(told) == 1
     assert "may not know yet of 3 decisions on transactions, it will ask: the event loop" in told[0]
@@ -321,3 +327,49 @@ def test_what_a_producer_has_left_that_nobody_has_any_more_is_counted() -> None:
     tasks.clear()
     with pytest.warns(RuntimeWarning, match="1 message was not sent, or nobody knows: the event loop ended"):
         gc.collect()
+
+
+def test_a_forked_child_begins_without_what_its_parent_has_in_line(caplog: pytest.LogCaptureFixture) -> None:
+    broker = AskingBroker()
+    transport = Stuck(broker, _methods.END_TRANSACTION)
+    producer = AsyncTransactionProducer("g", lambda _: COMMIT, transport=transport)
+
+    async def begin() -> None:
+        await producer.send("T", b"", execute=lambda _: None, wait_for_end=False)
+        tasks.append(asyncio.create_task(producer.send("T", b"", execute=lambda _: None)))
+        await turns(9)
+
+    async def go_on() -> None:
+        transport.method = None
+        assert (await producer.send("T", b"", execute=lambda _: None)).is_ended
+        await producer.close()
+
+    tasks: list[asyncio.Task[Any]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(int(PATIENCE_S))
+            asyncio.run(go_on())
+            os._exit(0 if broker.told == [("half", COMMIT)] and "decision" not in caplog.text else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    transport.method = None
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(producer.close(0.0))
+    loop.close()
+
+
+async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that() -> None:
+    producer = AsyncProducer(transport=FakeAsyncTransport(FakeCluster()))
+    inbox = ReplyInbox("T", "a")
+    inbox.begin(asyncio.get_running_loop().create_future())
+    producer._requests._follow(inbox)
+    producer._requests._tasks["a"].cancel()
+    await turns(2)
+    producer._requests._follow(inbox)
+    assert not producer._requests._tasks["a"].done()
+    await producer.close()
