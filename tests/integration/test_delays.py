@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protomq import AsyncProducer, OutgoingMessage, Producer, PullConsumer
+from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer, PullConsumer
 from protomq.errors import IllegalDelayError, NoRouteError
 from protomq.testing import Broker
 from protomq.v1.record_pb2 import Record
@@ -113,3 +113,32 @@ def test_a_broker_that_is_killed_delivers_what_was_pending_once(tmp_path: Any) -
         broker.restart()
         found = bodies(broker, "later", count)
         assert sorted(map(int, found)) == list(range(count))
+
+
+def test_what_a_broker_refuses_of_one_way_messages_is_in_the_log_over_grpc(
+    protomq_server: Broker, protomq_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send_some() -> None:
+        async with AsyncProducer(namesrv=protomq_server.namesrv, transport="grpc") as producer:
+            for _ in range(3):
+                await producer.send_one_way(protomq_topic, b"x", delay=DelayLevel(99))
+
+    async def is_cut_off() -> None:
+        async with AsyncProducer(namesrv=protomq_server.namesrv, transport="grpc") as producer:
+            await producer.send_one_way(protomq_topic, b"x")
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()  # As the end of a loop does.
+
+    def told() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records if "one-way" in record.getMessage()]
+        caplog.clear()
+        return texts
+
+    with Producer(namesrv=protomq_server.namesrv, transport="grpc") as producer:
+        for _ in range(3):
+            producer.send_one_way(protomq_topic, b"x", delay=DelayLevel(99))
+    for texts in (told(), asyncio.run(send_some()) or told()):
+        assert [text.split(" ")[0] for text in texts] == ["a", "2"]
+        assert "level" in texts[0]
+    asyncio.run(is_cut_off())
+    assert ["event loop ended" in text for text in told()] == [True]

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from protomq import (
 )
 from protomq.errors import ConfigurationError, StaleReceiptError, TopicNotFoundError, WrongTypeError
 from protomq.testing import Broker
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 WAIT_S = 60.0
 
@@ -377,6 +378,54 @@ def test_handlers_outlive_a_broker_that_restarts(tmp_path: Any) -> None:
             assert sorted(seen, key=int) == [b"%d" % number for number in range(20)]
             assert counts == [HandledCounts(20, 0, 0)]
             assert consumer.receive("T", hold_s=0) == []
+
+
+def test_a_second_call_is_refused_for_what_the_first_handles_and_else_runs_beside_it(broker: Broker) -> None:
+    for topic in ("beside-1", "beside-2"):
+        fill(broker, topic, [topic.encode()])
+    both = threading.Barrier(3)
+
+    def first(message: Message) -> None:
+        both.wait(PATIENCE_S)
+
+    def second(message: Message) -> None:
+        both.wait(PATIENCE_S)
+
+    with Producer(namesrv=broker.namesrv) as producer:
+        (queue,) = producer.queues("beside-1")
+    with SimpleConsumer("beside", namesrv=broker.namesrv) as consumer, ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(consumer.handle, "beside-1", first, queue=queue), pool.submit(consumer.handle, "beside-2", second)]
+        both.wait(PATIENCE_S)
+        for taken in (None, queue):
+            with pytest.raises(ConfigurationError, match=r"first handles 'beside-1' here already, .*`request_stop`"):
+                consumer.handle("beside-1", second, queue=taken)
+        consumer.request_stop()
+        assert [call.result(PATIENCE_S).done for call in running] == [1, 1]
+        # What it has stopped hinders nobody.
+        again = pool.submit(consumer.handle, "beside-1", second)
+        wait_for(lambda: any(threads.begins_handlers for threads in consumer._handlers), PATIENCE_S)
+        consumer.request_stop()
+        assert again.result(PATIENCE_S).done == 0
+
+
+async def test_coroutines_are_refused_a_second_call_alike(broker: Broker) -> None:
+    for topic in ("beside-3", "beside-4"):
+        fill(broker, topic, [topic.encode()])
+    begun, goes_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        begun.release()
+        await goes_on.wait()
+
+    async with AsyncSimpleConsumer("beside", namesrv=broker.namesrv) as consumer, asyncio.timeout(PATIENCE_S):
+        running = [asyncio.create_task(consumer.handle(topic, handler)) for topic in ("beside-3", "beside-4")]
+        for _ in running:
+            await begun.acquire()
+        with pytest.raises(ConfigurationError, match="handles 'beside-3' here already"):
+            await consumer.handle("beside-3", handler)
+        goes_on.set()
+        consumer.request_stop()
+        assert [counts.done for counts in await asyncio.gather(*running)] == [1, 1]
 
 
 def test_what_is_wrong_is_said(broker: Broker) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from ._loop_ends import fail, given_up, why_ended
 from ._message import Message
 from ._pop_steps import PopSteps, checked_messages
 from ._pop_tasks import Runs
@@ -52,23 +54,38 @@ class AckGatherer:
         if waiting is not None:
             waiting.append(ack)
             return ack.stale
-        self._waiting[place] = [ack]
-        task = loop.create_task(self._work_off(place))
+        self._waiting[place] = waiting = [ack]
+        task = loop.create_task(self._work_off(place, waiting))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, place, waiting))
         return ack.stale
 
-    async def _work_off(self, place: tuple[str, str]) -> None:
+    async def _work_off(self, place: tuple[str, str], waiting: list[_Ack]) -> None:
         acks: list[_Ack] = []
         try:
             # What other tasks acknowledge in this turn of the loop goes along.
             await asyncio.sleep(0)
-            while acks := self._waiting[place]:
-                self._waiting[place] = []
+            while waiting:
+                acks = waiting.copy()
+                waiting.clear()
                 await self._tell(acks)
-        finally:
-            for ack in [*acks, *self._waiting.pop(place)]:
-                ack.stale.cancel()  # The loop ends; else nobody waits any more.
+            del self._waiting[place]
+        except BaseException as error:
+            self._give_up(place, acks, error)
+            raise
+
+    def _ended(self, place: tuple[str, str], waiting: list[_Ack], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._waiting.get(place) is waiting:  # It was cancelled before its first step.
+            self._give_up(place, (), asyncio.CancelledError())
+
+    def _give_up(self, place: tuple[str, str], told: Iterable[_Ack], error: BaseException) -> None:
+        """Nobody tells the broker any more of what is left. `told`: of these it may have heard."""
+        why = why_ended(error)
+        for ack in told:
+            fail(ack.stale, given_up(why, is_under_way=True))
+        for ack in self._waiting.pop(place):
+            fail(ack.stale, given_up(why, is_under_way=False))
 
     async def _tell(self, acks: Sequence[_Ack]) -> None:
         try:

@@ -34,6 +34,7 @@ from ._pop_handling import (
     Handling,
     HandlingOptions,
     Hold,
+    check_alone,
     hold_of,
 )
 from ._pop_steps import (
@@ -88,13 +89,17 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._transport.is_replaced = self._routes.is_replaced
         self._transport.on_late = self._came_late
         self._steps.on_abandoned = self._give_back
-        self._giving_back: set[asyncio.Task[None]] = set()
         self._driver = AsyncDriver(self._transport, self._routes)
-        self._acks = AckGatherer(self._steps, self._driver.run)
+        self._begin()
         self._closed = False
         self._closing = Closing(None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fork_count = _forks.fork_count
+
+    def _begin(self) -> None:
+        """In a loop: nothing is under way in it yet."""
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._acks = AckGatherer(self._steps, self._driver.run)
         self._handlers: set[HandlerTasks] = set()
 
     @property
@@ -188,6 +193,7 @@ class AsyncSimpleConsumer(OfOneProcess):
             fifo=fifo, start=start,
         )  # fmt: skip
         tasks = HandlerTasks(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
+        check_alone(tasks.handling, [others.handling for others in self._handlers if others.begins_handlers])
         self._handlers.add(tasks)
         try:
             return await tasks.work()
@@ -224,6 +230,7 @@ class AsyncSimpleConsumer(OfOneProcess):
             return
         if self._is_of_another_loop():
             raise ConfigurationError("this simple consumer belongs to another event loop, which is still open: close it there")
+        self._enter_loop()
         self._closed = self._steps.is_closed = True
         self.request_stop()
         await self._closing.wait(self._end, self._end, self._transport.abort)
@@ -291,7 +298,16 @@ class AsyncSimpleConsumer(OfOneProcess):
             raise ConfigurationError(
                 "this simple consumer belongs to another event loop, which is still open: use it there, or make a consumer in each loop"
             )
-        self._loop, self._fork_count = asyncio.get_running_loop(), _forks.fork_count
+        self._enter_loop()
+
+    def _enter_loop(self) -> None:
+        """What was under way in a loop that is closed, or was a parent's, ended with it."""
+        loop = asyncio._get_running_loop()
+        if loop is None:
+            return  # The first step of a task that begins where it is made, before its loop runs.
+        if self._loop is not None and (self._loop is not loop or self._fork_count != _forks.fork_count):
+            self._begin()
+        self._loop, self._fork_count = loop, _forks.fork_count
 
     def _is_of_another_loop(self) -> bool:
         """A loop that is closed, or was a parent's, keeps nothing."""

@@ -181,7 +181,7 @@ class AsyncProducer(AsyncLineSender):
         deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends a message without an answer: nothing tells whether it was stored. No retries."""
+        """Sends a message without an answer: nothing tells whether it was stored. No retries. See Producer.send_one_way."""
         message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
@@ -343,8 +343,10 @@ class AsyncProducer(AsyncLineSender):
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         check_seconds("timeout_s", timeout_s, zero=True)
-        if self._loop is not None and not self._loop.is_closed() and asyncio._get_running_loop() not in (None, self._loop):
-            raise ConfigurationError("this producer belongs to another event loop, which is still open: close it there")
+        if self._loop is not None and asyncio._get_running_loop() not in (None, self._loop):
+            if not self._loop.is_closed():
+                raise ConfigurationError("this producer belongs to another event loop, which is still open: close it there")
+            self._bind_to_loop()
         self._closed = True
         abort = self._transport.abort if self._owns_transport else self._requests.abort
         await self._closing.wait(partial(self._end, timeout_s), partial(self._end, 0.0), abort)
@@ -352,9 +354,7 @@ class AsyncProducer(AsyncLineSender):
     async def _end(self, timeout_s: float) -> None:
         """May be called again where it was cut off."""
         deadline_s = time.monotonic() + timeout_s
-        # First: some of them come to a line. Those of a loop that is closed have ended.
-        if self._loop is asyncio._get_running_loop():
-            await self._calls.wait(timeout_s)
+        await self._calls.wait(timeout_s)  # First: some of them come to a line.
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=max(deadline_s - time.monotonic(), 0.0))
@@ -389,9 +389,15 @@ class AsyncProducer(AsyncLineSender):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _leave_loop(self) -> None:
+        self._requests = AsyncRequestCalls(self._driver)
+        super()._leave_loop()
+
     def after_fork(self) -> None:
         """Prepares a forked child: no connections, no waiting messages, another producer id. The SDK calls it."""
         self._core.after_fork()
+        for line in self._lines.values():
+            line.forget()
         self._start()
 
     def finish_at_exit(self) -> int:
@@ -460,6 +466,7 @@ class AsyncProducer(AsyncLineSender):
             timeout_s = self.options.send_timeout_s
         else:
             check_seconds("timeout_s", timeout_s)
-        if threading.get_ident() != self._loop_thread:
+        loop = self._loop
+        if loop is None or threading.get_ident() != self._loop_thread or loop.is_closed():
             self._bind_to_loop()
         return time.monotonic() + timeout_s

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from ._async_steps import AsyncDriver
 from ._outgoing import SendResult
@@ -81,13 +82,17 @@ class AsyncRequestCalls:
         if inbox.broker_name not in self._tasks and not self._closed:
             task = asyncio.get_running_loop().create_task(self._run(inbox))
             self._tasks[inbox.broker_name] = task
+            task.add_done_callback(partial(self._ended, inbox.broker_name))
+
+    def _ended(self, broker_name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(broker_name) is task:  # Somebody has cancelled it: the next request begins another one.
+            del self._tasks[broker_name]
 
     async def _run(self, inbox: ReplyInbox) -> None:
         try:
             await self._driver.run(follow_steps(inbox, lambda: self._goes_on(inbox)))
         except Exception:
             logger.exception("replies from %s are waited for no more", inbox.broker_name)
-            self._tasks.pop(inbox.broker_name, None)
 
     def _goes_on(self, inbox: ReplyInbox) -> bool:
         if not self._closed and inbox.is_needed:

@@ -86,12 +86,13 @@ class AsyncRoutes(RouteBook):
     async def close(self) -> None:
         """Ends look-ups under way."""
         for task in list(self._looking_up.values()):
-            task.cancel()
+            if not task.get_loop().is_closed():
+                task.cancel()
         self._looking_up.clear()
 
     def _start_look_up(self, topic: str) -> asyncio.Task[Route]:
         task = self._looking_up.get(topic)
-        if task is None or task.done():
+        if task is None or task.done() or task.get_loop().is_closed():
             task = asyncio.get_running_loop().create_task(
                 self._driver.run(self._look_up_steps(topic, TIMEOUT_S))
             )

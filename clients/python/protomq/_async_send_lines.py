@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -15,9 +16,11 @@ from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._at_exit import warn_of_loss
 from ._batching import PreparedRecord
+from ._calls_under_way import TaskCalls
 from ._checks import check_queue, check_topic
 from ._delays import When
 from ._lines import LINES_MAX, take_batch
+from ._loop_ends import fail, given_up, why_ended
 from ._methods import SEND
 from ._of_one_process import OfOneProcess
 from ._outgoing import SendResult, Stored
@@ -28,7 +31,7 @@ from ._send_core import SendCore
 from ._send_request import address_of, fits
 from ._send_steps import route_for, send_again
 from ._types import MessageQueue, Route, Target
-from .errors import ClosedError, ConfigurationError, ProtomqError, RequestTimeoutError
+from .errors import ConfigurationError, ProtomqError, RequestTimeoutError
 
 _GRACE_S: Final = 0.05
 """The request itself knows its deadline and gives the better error; only if it does not, the caller's own timer ends the wait."""
@@ -78,6 +81,11 @@ class AsyncLine:
         """Messages without an outcome."""
         return len(self.in_flight) + len(self.pending)
 
+    def forget(self) -> None:
+        """Its task goes on no more, or in another process: what it has left is not this line's."""
+        self.in_flight = []
+        self.pending.clear()
+
 
 class AsyncLineSender(OfOneProcess):
     """The part of a producer that carries records. Coroutines of one event loop. The producer makes its fields."""
@@ -95,17 +103,33 @@ class AsyncLineSender(OfOneProcess):
     _loop_thread: int
     """Where the loop runs: to ask for the thread costs less than to ask for the loop."""
     _binding: threading.Lock
+    _calls: TaskCalls
 
     def _bind_to_loop(self) -> None:
         """Before anything is queued: raises ConfigurationError in another loop than that of the first send, unless that one is closed."""
         loop = asyncio.get_running_loop()
         with self._binding:
-            if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+            left = self._loop if self._loop is not loop else None
+            if left is not None and not left.is_closed():
                 raise ConfigurationError(
                     "this producer belongs to another event loop, which is still open: nothing was sent. Coroutine listeners of a "
                     "PushConsumer have a loop for each thread: use AsyncPushConsumer, or a Producer, which any thread may use"
                 )
             self._loop, self._loop_thread = loop, threading.get_ident()
+            if left is not None:
+                self._leave_loop()
+
+    def _leave_loop(self) -> None:
+        """The loop is closed, and with it all that waited there: the next one begins without."""
+        lost = sum(line.count for line in self._lines.values())
+        for line in self._lines.values():
+            line.forget()
+        self._lines = {}
+        self._pending_size = 0
+        self._waiting_for_room = deque()
+        self._calls = TaskCalls()
+        if lost:
+            warn_of_loss(lost, "the event loop was closed")
 
     async def _send_bounded(
         self,
@@ -154,7 +178,9 @@ class AsyncLineSender(OfOneProcess):
             # It starts in the next turn of the loop: what other coroutines send in this one goes along. With an eager task factory it
             # starts here, so what it is to send must be there. It may even have ended.
             task = asyncio.get_running_loop().create_task(self._serve(line))
-            line.task = None if task.done() else task
+            if not task.done():
+                line.task = task
+                task.add_done_callback(partial(self._served, line))
         return entry
 
     def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> AsyncLine:
@@ -182,15 +208,40 @@ class AsyncLineSender(OfOneProcess):
                 )
                 await self._send_batch_of(line, line.in_flight)
                 line.in_flight = []
-        except asyncio.CancelledError:
-            # By `close`, which tells each caller, or by the end of the loop, when no caller is left to be told.
-            lost, line.in_flight = line.count, []
-            if not self._closed:
-                line.pending.clear()
-                warn_of_loss(lost, "the event loop ended")
+        except BaseException as error:
+            if not self._closed:  # `close` tells each caller by itself.
+                self._give_up(line, why_ended(error))
             raise
         finally:
             line.task = None  # Here, not in a callback: whoever sends next must see it at once.
+
+    def _served(self, line: AsyncLine, task: asyncio.Task[None]) -> None:
+        if line.task is task:  # It was cancelled before its first step.
+            line.task = None
+            if not self._closed:
+                self._give_up(line, why_ended(asyncio.CancelledError()))
+
+    def _give_up(self, line: AsyncLine, why: str) -> None:
+        """Nobody sends any more what the line has. Of the request under way, each caller is told by whoever has made it."""
+        lost, line.in_flight = line.count, []
+        for entry in line.pending:
+            fail(entry.future, given_up(why, is_under_way=False))
+        self._give_back(line, sum(map(_size_of, line.pending)))
+        line.pending.clear()
+        if lost:
+            warn_of_loss(lost, why)
+
+    def _give_back(self, line: AsyncLine, size_bytes: int) -> None:
+        """There is room again."""
+        if self._lines.get((line.topic, *line.target)) is not line:
+            return  # Its loop was left.
+        self._pending_size -= size_bytes
+        if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
+            # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.
+            waiting, self._waiting_for_room = self._waiting_for_room, deque()
+            for waiter in waiting:
+                if not waiter.done() and not waiter.get_loop().is_closed():
+                    waiter.set_result(None)
 
     async def _send_batch_of(self, line: AsyncLine, batch: list[_Entry]) -> None:
         size_bytes = sum(map(_size_of, batch))
@@ -211,27 +262,17 @@ class AsyncLineSender(OfOneProcess):
                     future = entry.future
                     if not future.done():
                         future.set_result(result_of(index))
-        except asyncio.CancelledError:
-            for entry in live:
-                if not self._closed:
-                    entry.future.cancel()
-                elif not entry.future.done():
-                    closed = ClosedError("the producer was closed before the broker had answered")
-                    closed.definite = False
-                    entry.future.set_exception(closed)
-            raise
         except Exception as error:
             for entry in live:
                 if not entry.future.done():
                     entry.future.set_exception(error)
+        except BaseException as error:
+            why = "the producer was closed" if self._closed else why_ended(error)
+            for entry in live:
+                fail(entry.future, given_up(why, is_under_way=True))
+            raise
         finally:
-            self._pending_size -= size_bytes
-            if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
-                # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.
-                waiting, self._waiting_for_room = self._waiting_for_room, deque()
-                for waiter in waiting:
-                    if not waiter.done():
-                        waiter.set_result(None)
+            self._give_back(line, size_bytes)
 
     def _fail_expired(self, batch: list[_Entry]) -> None:
         """Those whose time is up."""

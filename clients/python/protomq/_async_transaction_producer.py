@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from ._async_producer import AsyncProducer
+from ._at_exit import call_at_exit
 from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, checked_texts
 from ._closing import Closing
 from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
+from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
 from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult
@@ -39,6 +41,7 @@ from ._transactions import (
     result_of,
     say_listener_failed,
     say_not_taken,
+    say_not_told,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -60,6 +63,13 @@ Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[Transact
 
 class _AsyncHalfProducer(AsyncProducer):
     """A producer whose messages are half messages."""
+
+    loop_left: Callable[[], None] = staticmethod(lambda: None)
+    """Called where the loop was closed to which the producer belonged, in the next one."""
+
+    def _leave_loop(self) -> None:
+        self.loop_left()
+        super()._leave_loop()
 
     def _make_core(self) -> HalfCore:
         return HalfCore(self.options, self._hooks)
@@ -149,7 +159,7 @@ class AsyncTransactionProducer(OfOneProcess):
         self._execute_checks = ExecuteChecks(may_be_coroutine=True)
         self._check = check
         self._seldom = SaidSeldom(time.monotonic)
-        self._topics = tuple(topics)
+        self._wanted_topics = tuple(topics)
         self._producer = _AsyncHalfProducer(
             group,
             namesrv=namesrv,
@@ -159,13 +169,41 @@ class AsyncTransactionProducer(OfOneProcess):
             connection=connection,
             **settings,
         )
+        self._producer.loop_left = self._leave_loop
         self._closed = False
         self._closing = Closing(None)
+        self._begin()
+        call_after_fork(self)
+        call_at_exit(self)
+
+    def _begin(self) -> None:
+        """In a loop: nothing is under way in it yet."""
+        self._topics = self._wanted_topics
+        """Those that are not followed yet."""
         self._lines: dict[str, AsyncEndLine] = {}
         self._listening: set[str] = set()
         self._searched: set[str] = set()
         """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def after_fork(self) -> None:
+        """Prepares a forked child: what is under way is the parent's. The SDK calls it."""
+        self._forget_lines()
+        self._begin()
+
+    def _leave_loop(self) -> None:
+        left = self._left_count()
+        self._forget_lines()
+        self._begin()
+        if left:
+            say_not_told(left, "the event loop was closed")
+
+    def _forget_lines(self) -> None:
+        for line in self._lines.values():
+            line.forget()
+
+    def _left_count(self) -> int:
+        return sum(line.count for line in self._lines.values())
 
     # Sending.
 
@@ -242,6 +280,7 @@ class AsyncTransactionProducer(OfOneProcess):
         timeout_s: float | None = None,
     ) -> bool:
         """See TransactionProducer.end."""
+        self._producer._bind_to_loop()
         end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
         return await self._told(end, timeout_s)
 
@@ -308,21 +347,20 @@ class AsyncTransactionProducer(OfOneProcess):
             say_not_taken(half.message_id, decision, error)
             return None
         within_s = self._producer.options.send_timeout_s if timeout_s is None else self._seconds(timeout_s)
+        on_failure = partial(_say_not_taken, half, decision)
         if not hooks.end and line.room > 1:
             end = new_end((topic, broker_name, half.transaction_handle, decision, "", False))
-            line.tell_unawaited(end, within_s, partial(_say_not_taken, half, decision))
+            line.tell_unawaited(end, within_s, on_failure)
             return None
         end = end_of_half(half, decision, for_hooks=bool(hooks.end))
         context = hooks.before_end(end) if hooks.end else None
 
         def note(told: asyncio.Future[bool]) -> None:
-            error = ClosedError("the loop has ended") if told.cancelled() else told.exception()
+            error = told.exception()  # Nobody cancels it.
             if context is not None:
                 hooks.after_end(context, error)
-            if error is not None:
-                say_not_taken(half.message_id, decision, error)
 
-        told = line.tell(end, within_s)
+        told = line.tell(end, within_s, on_failure)
         told.add_done_callback(note)
         return None if line.room > 0 else told
 
@@ -338,6 +376,7 @@ class AsyncTransactionProducer(OfOneProcess):
 
     async def start(self) -> None:
         """Tells the brokers of `topics` that this producer is there; the first send, and `async with`, do that too."""
+        self._producer._bind_to_loop()
         self._follow()
 
     def _follow(self) -> None:
@@ -456,6 +495,8 @@ class AsyncTransactionProducer(OfOneProcess):
         if self._closing.is_over or self._closing.is_own:
             return
         within_s = self._seconds(timeout_s, zero=True)
+        if asyncio._get_running_loop() is not None:
+            self._producer._bind_to_loop()
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -468,9 +509,16 @@ class AsyncTransactionProducer(OfOneProcess):
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
         await self._producer.close(max(deadline_s - time.monotonic(), 0.0))
 
+    def finish_at_exit(self) -> int:
+        """When the interpreter ends, and with it the loop. Called by itself; what messages are lost, another one counts."""
+        if not self._closed and (left := self._left_count()):
+            say_not_told(left, "the interpreter ended")
+        return 0
+
     async def __aenter__(self) -> AsyncTransactionProducer:
         if self._closed:
             raise ClosedError("the producer is closed")
+        self._producer._bind_to_loop()
         self._follow()
         return self
 

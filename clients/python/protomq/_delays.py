@@ -21,6 +21,7 @@ LEVEL_MAX: Final = (1 << 31) - 1
 """What the wire carries; which levels there are is the broker's to say."""
 _DELAY_MAX_S: Final = 1e10
 """300 years. The broker says what it takes: 40 days."""
+BROKER_MAX_S: Final = 40 * 86_400
 
 
 class When(NamedTuple):
@@ -51,6 +52,14 @@ def when_of(delay: object, deliver_at: object) -> When | None:
         return When(b"\x48" + encode_varint(level), 0)
     delay_s = checked_delay_s(delay, _DELAY_MAX_S, "40 days", "; a time is given as deliver_at")
     return When(b"\x50" + encode_varint(math.ceil(delay_s * 1000)), 0)
+
+
+def check_unanswered(delay: object, deliver_at: datetime | None, now_s: float) -> None:
+    """Raises ConfigurationError for more than 40 days, where nobody would hear that the broker refuses it. `now_s`: since 1970."""
+    if deliver_at is not None and deliver_at.timestamp() > now_s + BROKER_MAX_S:
+        raise ConfigurationError(f"deliver_at is 40 days ahead at most, not {deliver_at}")
+    if delay is not None and not isinstance(delay, DelayLevel):
+        checked_delay_s(delay, BROKER_MAX_S, "40 days", "; a time is given as deliver_at")
 
 
 def checked_delay_s(delay: object, max_s: float, max_text: str, hint: str = "") -> float:

@@ -11,14 +11,15 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ._company import Company
 from ._interrupts import is_interrupt
 from ._lines import CHAINS, wake
-from ._transactions import ENDS_MAX, PAUSE_S, End
-from .errors import ClosedError, ConnectionLostError, ProtomqError, RequestTimeoutError
+from ._loop_ends import fail, given_up, why_ended
+from ._transactions import ENDS_MAX, PAUSE_S, End, say_not_told
+from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
 
 
 def late() -> RequestTimeoutError:
@@ -194,8 +195,8 @@ class EndLine:
 
 
 _AsyncEntry = tuple[End, float, asyncio.Future[bool] | None, Callable[[Exception], None] | None]
-"""A decision of one coroutine: (end, deadline_s, future, on_failure), with a future or a function. A plain tuple: one is made for every
-decision.
+"""A decision of one coroutine: (end, deadline_s, future, on_failure), with a future, a function, or both. A plain tuple: one is made for
+every decision.
 """
 
 
@@ -208,6 +209,8 @@ class AsyncEndLine:
     ) -> None:
         self._call = call
         self._waiting: deque[_AsyncEntry] = deque()
+        self._under_way: Sequence[_AsyncEntry] = ()
+        """Those of the request that is on its way."""
         self._task: asyncio.Task[None] | None = None
         self._create_future: Callable[[], asyncio.Future[bool]]
         """That of the loop of the task: to ask which loop runs is a call of the kernel."""
@@ -217,18 +220,31 @@ class AsyncEndLine:
         """How many more may wait before whoever brings one waits, too."""
         return ENDS_MAX - len(self._waiting)
 
+    @property
+    def count(self) -> int:
+        """Decisions without an outcome."""
+        return len(self._under_way) + len(self._waiting)
+
+    def forget(self) -> None:
+        """Its task goes on no more, or in another process: what it has left is not this line's."""
+        self._under_way = ()
+        self._waiting.clear()
+
     async def drain(self, timeout_s: float) -> None:
         """Until all that waits has been told, or the time is over."""
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=timeout_s)
 
-    def tell(self, end: End, timeout_s: float) -> asyncio.Future[bool]:
-        """Whether the transaction had ended so before, or what the call raises; for whoever waits for it now, later, or never."""
+    def tell(self, end: End, timeout_s: float, on_failure: Callable[[Exception], None] | None = None) -> asyncio.Future[bool]:
+        """Whether the transaction had ended so before, or what the call raises; for whoever waits for it now, later, or never.
+
+        `on_failure`: see `tell_unawaited`.
+        """
         is_idle = self._task is None
         if is_idle:
             self._create_future = asyncio.get_running_loop().create_future
         future = self._create_future()
-        self._waiting.append((end, time.monotonic() + timeout_s, future, None))
+        self._waiting.append((end, time.monotonic() + timeout_s, future, on_failure))
         if is_idle:
             self._begin()
         return future
@@ -236,7 +252,8 @@ class AsyncEndLine:
     def tell_unawaited(self, end: End, timeout_s: float, on_failure: Callable[[Exception], None]) -> None:
         """As `tell`, but nobody waits: `on_failure` is called if the decision was not taken, or may not have been.
 
-        A future, and the call by which the loop says that it is done, were an eighth of what a transaction costs here.
+        Of those that are given up, the log has one number. A future, and the call by which the loop says that it is done, were an eighth of
+        what a transaction costs here.
         """
         is_idle = self._task is None
         if is_idle:
@@ -249,7 +266,9 @@ class AsyncEndLine:
         # It starts in the next turn of the loop: what other coroutines decide in this one goes along. With an eager task factory it
         # starts here, so what it is to tell must be there. It may even have ended.
         task = asyncio.get_running_loop().create_task(self._serve())
-        self._task = None if task.done() else task
+        if not task.done():
+            self._task = task
+            task.add_done_callback(self._served)
 
     async def _serve(self) -> None:
         waiting = self._waiting
@@ -260,12 +279,27 @@ class AsyncEndLine:
                     await asyncio.sleep(0)
                 count = min(len(waiting), ENDS_MAX)
                 await self._tell([waiting.popleft() for _ in range(count)])
-        except BaseException:
-            _give_up(waiting)
-            waiting.clear()
+        except BaseException as error:
+            self._give_up(why_ended(error))
             raise
         finally:
             self._task = None
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:  # It was cancelled before its first step.
+            self._task = None
+            self._give_up(why_ended(asyncio.CancelledError()))
+
+    def _give_up(self, why: str) -> None:
+        """Nobody tells any more what is left."""
+        left = [(entry, True) for entry in self._under_way] + [(entry, False) for entry in self._waiting]
+        self._under_way = ()
+        self._waiting.clear()
+        for (_, _, future, _), is_under_way in left:
+            if future is not None:
+                fail(future, given_up(why, is_under_way=is_under_way))
+        if count := sum(on_failure is not None for (_, _, _, on_failure), _ in left):
+            say_not_told(count, why)
 
     async def _tell(self, entries: Sequence[_AsyncEntry]) -> None:
         now_s = time.monotonic()
@@ -275,14 +309,13 @@ class AsyncEndLine:
         live = [entry for entry in entries if entry[1] > now_s and (entry[2] is None or not entry[2].done())]
         if not live:
             return
+        self._under_way = live
         ends, deadlines_s, _, _ = zip(*live, strict=True)
         try:
             outcomes: Sequence[Any] = await self._call(ends, min(deadlines_s) - now_s)
         except Exception as error:
             outcomes = [error] * len(live)
-        except BaseException:
-            _give_up(live)
-            raise
+        self._under_way = ()
         for entry, outcome in zip(live, outcomes, strict=True):
             future = entry[2]
             if isinstance(outcome, Exception):
@@ -291,19 +324,9 @@ class AsyncEndLine:
                 future.set_result(outcome)
 
 
-def _give_up(entries: Iterable[_AsyncEntry]) -> None:
-    """Nobody tells them any more."""
-    for entry in entries:
-        if entry[2] is not None:
-            entry[2].cancel()
-        else:
-            _fail(entry, ClosedError("the loop has ended"))
-
-
 def _fail(entry: _AsyncEntry, error: Exception) -> None:
     _, _, future, on_failure = entry
     if future is not None:
-        if not future.done():
-            future.set_exception(error)
-    elif on_failure is not None:
+        fail(future, error)
+    if on_failure is not None:
         on_failure(error)

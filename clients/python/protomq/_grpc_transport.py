@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 
 from ._interrupts import interrupt_behind
 from ._methods import WATCHED
+from ._one_way_failures import OneWayFailures
 from ._transport_options import SOON, given_up, was_silent
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
@@ -122,6 +123,7 @@ class GrpcLink:
         """Those that were silent, for the calls that are still on them."""
         self._heard_s = float("-inf")
         self._closed = False
+        self._one_way_failures = OneWayFailures(address)
 
     def _open(self) -> _Channel:
         return _Channel(grpc.insecure_channel(self._address, options=self._options))
@@ -141,7 +143,7 @@ class GrpcLink:
         channel.calls.add(this_call)
         try:
             if one_way:
-                self.begin(method, request, timeout_s)
+                self.begin(method, request, timeout_s).add_done_callback(partial(self._one_way_ended, method))
                 return b""
             stub = channel.stub(method)
             if is_replaced is not None:
@@ -228,6 +230,13 @@ class GrpcLink:
             self._heard_s = time.monotonic()
         self._ended(channel, future)
 
+    def _one_way_ended(self, method: MethodInfo, future: Any) -> None:
+        """Runs in a thread of gRPC's."""
+        if future.cancelled():
+            self._one_way_failures.note(method, _closed_meanwhile("its producer was closed"))
+        elif (error := future.exception()) is not None:
+            self._one_way_failures.note(method, error_of_rpc(error, self._address, method))
+
     def wait_for_one_way(self, timeout_s: float) -> None:
         """Waits until calls that were begun without waiting for their answers have these. gRPC does not tell earlier that they are gone."""
         deadline_s = time.monotonic() + timeout_s
@@ -244,6 +253,7 @@ class GrpcLink:
         left, self._left = self._left, set()
         for channel in (self._current, *left):
             _close_aside(channel.channel, CLOSE_S)
+        self._one_way_failures.close()
 
 
 def _close_aside(channel: Any, wait_s: float) -> None:
@@ -273,6 +283,7 @@ class AioGrpcLink:
         self._heard_s = float("-inf")
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._one_way_failures = OneWayFailures(address)
 
     def _open(self) -> _Channel:
         return _Channel(grpc.aio.insecure_channel(self._address, options=self._options))
@@ -285,11 +296,9 @@ class AioGrpcLink:
         stub = channel.stub(method)
         request = payload[0] if len(payload) == 1 else b"".join(payload)
         if one_way:
-            task = asyncio.get_running_loop().create_task(
-                _ignore_outcome(stub(request, timeout=timeout_s))
-            )
+            task = asyncio.get_running_loop().create_task(_outcome(stub(request, timeout=timeout_s)))
             channel.calls.add(task)
-            task.add_done_callback(partial(self._ended, channel))
+            task.add_done_callback(partial(self._one_way_ended, channel, method))
             return b""
         started_s = time.monotonic()
         channel.calls.add(this_call)
@@ -327,6 +336,15 @@ class AioGrpcLink:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _one_way_ended(self, channel: _Channel, method: MethodInfo, task: asyncio.Task[bytes]) -> None:
+        self._ended(channel, task)
+        if task.cancelled():
+            self._one_way_failures.note(method, _closed_meanwhile("its event loop ended, or its producer was closed"))
+        elif isinstance(error := task.exception(), grpc.RpcError):
+            self._one_way_failures.note(method, error_of_rpc(error, self._address, method))
+        elif error is not None:  # The channel is closed.
+            self._one_way_failures.note(method, _closed_meanwhile(str(error)))
+
     async def wait_for_one_way(self) -> None:
         """See GrpcLink.wait_for_one_way."""
         tasks = [call for channel in (self._current, *self._left) for call in channel.calls if isinstance(call, asyncio.Task)]
@@ -340,17 +358,18 @@ class AioGrpcLink:
         for channel in (self._current, *left):
             await channel.channel.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # Lets calls end that were cut off.
+        self._one_way_failures.close()
 
 
-async def _ignore_outcome(call: Any) -> None:
-    try:
-        await call
-    except grpc.RpcError:
-        return  # One way: nobody asked.
+async def _outcome(call: Any) -> bytes:
+    """What the call is answered. A task runs coroutines only."""
+    answer: bytes = await call
+    return answer
 
 
-def _closed_meanwhile() -> ClosedError:
-    error = ClosedError("it was closed while this call waited")
+def _closed_meanwhile(text: str = "it was closed while this call waited") -> ClosedError:
+    error = ClosedError(text)
     error.definite = False
     return error
 

@@ -163,7 +163,7 @@ class MemberStandIn:
         )  # fmt: skip
         self._close_calls()
         with self._lock:
-            requests = self._state.leave_requests()
+            requests = self._state.leave_requests(is_final=False)
             # What it had, others may have from now on.
             self._state.restart()
         transport = self._transport = self._transport or SyncTransport(self._options)

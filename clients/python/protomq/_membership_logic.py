@@ -404,10 +404,10 @@ class MembershipState:
         else:
             request.description.description_id = number
 
-    def leave_requests(self, pull_member: str = "") -> list[LeaveRequest]:
+    def leave_requests(self, pull_member: str = "", *, is_final: bool = True) -> list[LeaveRequest]:
         """What says to each broker that the member goes; those that are away are the last.
 
-        `pull_member`: its name in pulls, if it makes no more of them.
+        `pull_member`: its name in pulls, if it makes no more of them. `is_final`: it never joins again.
         """
         with fork_waits:
             from .v1 import membership_service_pb2 as pb
@@ -425,6 +425,7 @@ class MembershipState:
                     nonce=nonce,
                     member_epoch=broker.member_epoch if self.is_named else 0,
                     pull_member=pull_member,
+                    is_final=is_final,
                 )
                 requests.append(LeaveRequest(broker.address, request.SerializeToString(), is_away))
         return sorted(requests, key=lambda leave: leave.is_away)

@@ -30,6 +30,7 @@ from ._pop_handling import (
     Handling,
     HandlingOptions,
     Hold,
+    check_alone,
     hold_of,
 )
 from ._pop_steps import (
@@ -129,6 +130,7 @@ class SimpleConsumer(OfOneProcess):
         self._driver = Driver(self._transport, self._routes, race=self._races.run)
         self._closed = False
         self._handlers: set[HandlerThreads] = set()
+        self._handlers_lock = threading.Lock()
 
     @property
     def group(self) -> str:
@@ -195,6 +197,9 @@ class SimpleConsumer(OfOneProcess):
 
         Many at once cost one call for each broker. Raises StaleReceiptError if that is so of all messages of one broker. The other
         brokers are asked all the same. What this receipt has acknowledged before is done.
+
+        It is tried again for `request_timeout_s`. A further try may find receipts stale of which the broker does not know any more whether
+        they have acknowledged. Then the error of the first try says so: `metadata["acknowledged"]` is "unknown".
         """
         self._check_open()
         return self._driver.run(self._steps.ack(messages))
@@ -247,6 +252,9 @@ class SimpleConsumer(OfOneProcess):
         Up to `ahead` messages (0 to 1,024), and 4 MiB, wait here for a handler and are renewed meanwhile. They are no more than
         handlers lately finished in a quarter of a second. A stop gives them back at once.
 
+        Several calls may run side by side, of different topics, or queues. One for messages of another one raises ConfigurationError: each
+        would go to either function by chance.
+
         It asks a broker that is away again and again. Raises errors that need your action, as `receive` does: TopicNotFoundError and the
         like. The other arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is
         acknowledged or dead.
@@ -261,11 +269,14 @@ class SimpleConsumer(OfOneProcess):
             fifo=fifo, start=start,
         )  # fmt: skip
         threads = HandlerThreads(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
-        self._handlers.add(threads)
+        with self._handlers_lock:
+            check_alone(threads.handling, [others.handling for others in self._handlers if others.begins_handlers])
+            self._handlers.add(threads)
         try:
             return threads.work()
         finally:
-            self._handlers.discard(threads)
+            with self._handlers_lock:
+                self._handlers.discard(threads)
 
     def hold(self, message: Message) -> Hold:
         """Returns whether a message still belongs to its running handler of `handle`. Raises ConfigurationError for any other message."""

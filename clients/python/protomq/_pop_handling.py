@@ -428,6 +428,18 @@ class Handling:
         )  # fmt: skip
 
 
+def check_alone(handling: Handling, others: Iterable[Handling]) -> None:
+    """Raises ConfigurationError where another call of `handle` gets these messages already: each would go to one of the two by chance."""
+    topic, queue = handling.wish.topic, handling.wish.queue
+    for other in others:
+        if other.wish.topic == topic and (queue is None or other.wish.queue in (None, queue)):
+            raise ConfigurationError(
+                f"{other.name} handles {topic!r} here already, so a message would go to it or to {handling.name}, by chance. Call `handle` "
+                "once, with a higher `concurrency` or a function that tells the messages apart, or call `request_stop` first. Another "
+                "group gets all messages once more"
+            )
+
+
 def hold_of(message: Message, handlings: Iterable[Handling]) -> Hold:
     """Raises ConfigurationError for a message that no handler has."""
     for handling in handlings:

@@ -11,6 +11,7 @@ has failed may pass, too: another master is elected. If nobody takes over within
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import struct
@@ -743,7 +744,7 @@ class PopSteps:
         """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure.
 
         Who has been told to hold messages for longer still holds them: there, a stale one is somebody else's. The broker remembers what
-        acknowledgements have done. If it does not, the outcome stays unknown, and the error of the first such call says so.
+        acknowledgements have done. If it does not, the outcome stays unknown. The error of the first such call says so (`_left_unknown`).
         """
         by_receipt: dict[bytes, list[Message]] = {}
         for receipt, neighbours in groupby(messages, _RECEIPT):
@@ -778,7 +779,7 @@ class PopSteps:
             if not is_ack:
                 return []
             if error.metadata.get("never_acknowledged") != "true":
-                raise unknown from error
+                raise _left_unknown(unknown) from error
             error.definite = True
             raise
         answer = decoded(data, answer_class.FromString)  # type: ignore[attr-defined]
@@ -786,12 +787,24 @@ class PopSteps:
             if not is_ack:
                 return []
             if not answer.never_acknowledged:
-                raise unknown
+                raise _left_unknown(unknown)
         stale: list[Message] = []
         for named in answer.stale_messages:
             offsets = set(offsets_in(named.offset_runs))
             stale += [m for m in by_receipt.get(named.receipt, ()) if m.queue_offset in offsets]
         return stale
+
+
+def _left_unknown(first: ProtomqError) -> ProtomqError:
+    """The error of the first try of an acknowledgement, and what a further one has found."""
+    text = (
+        f"{first.message}. A further try found the receipts stale, and the broker does not know why: the messages may be acknowledged or "
+        "not, and those that are not come again"
+    )
+    error = copy.copy(first)
+    error.args, error.message = (text,), text
+    error.metadata = {**first.metadata, "acknowledged": "unknown"}
+    return error
 
 
 def _closed_meanwhile() -> ClosedError:

@@ -58,6 +58,11 @@ class HandlerTasks:
         """What gives messages back when the call ends, also where it was cancelled once more meanwhile."""
         return self._closing.task
 
+    @property
+    def begins_handlers(self) -> bool:
+        """Whether it has not been stopped."""
+        return not self._stops
+
     def stop(self) -> None:
         """No handler begins any more."""
         self._stops = True

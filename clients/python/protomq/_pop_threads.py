@@ -52,6 +52,11 @@ class HandlerThreads:
         """By broker, what is to be acknowledged."""
         self._acknowledging: set[str] = set()
 
+    @property
+    def begins_handlers(self) -> bool:
+        """Whether it has not been stopped."""
+        return not self._stops
+
     def stop(self) -> None:
         """No handler begins any more."""
         with self._changed:

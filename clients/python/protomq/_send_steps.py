@@ -5,13 +5,14 @@ The first try of what gathers in a line is the hot path. Both producers make it 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ._batching import PreparedRecord, split_records
 from ._call_steps import broker_of, forget_route, retried
 from ._choices import Choices, choices_of_batch
-from ._delays import When, broker_of_handle, decode_recall, encode_recall
+from ._delays import When, broker_of_handle, check_unanswered, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
 from ._retry import AWAY_PAUSE_S, PERMISSION_WAIT_S, RECALL, attempt_timeout, is_away
@@ -120,6 +121,7 @@ def send_one_way(
     core: SendCore, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
 ) -> Steps[None]:
     """One message whose outcome nobody learns, in one try."""
+    check_unanswered(message.delay, message.deliver_at, time.time())
     message, context = core.before_send(message, is_one_way=True)
     error: BaseException | None = None
     try:

@@ -203,6 +203,15 @@ def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseExc
     )
 
 
+def say_not_told(count: int, why: str) -> None:
+    """Decisions that nobody waits for, and nobody goes on with."""
+    logger.warning(
+        "the broker may not know yet of %d decision%s on transactions, it will ask: %s. Close the producer before: use `async with`, or "
+        "call close()",
+        count, "s" if count > 1 else "", why,
+    )  # fmt: skip
+
+
 def note_not_taken(message_id: str, decision: TransactionDecision, error: ProtomqError) -> None:
     """The broker asks later. Raises the error where asking again would be answered alike: not where the producer was closed meanwhile."""
     if error.definite and not error.retriable and not isinstance(error, ClosedError):

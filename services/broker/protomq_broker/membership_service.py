@@ -50,6 +50,7 @@ from .memberships import (
     check_member,
     difference,
     kind_of,
+    left_member,
     unknown_member,
 )
 from .said_once import SaidOnce
@@ -302,8 +303,10 @@ class MembershipService:
         name = request.consumer_group
         check_group_name(name)
         with self._lock:
-            if not request.member_epoch or not self._memberships.is_late(name, request):
-                self._leave((name, (request.client_id, request.nonce)), self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            self._memberships.note_left(name, request, now_ms)
+            if request.is_final or not request.member_epoch or not self._memberships.is_late(name, request):
+                self._leave((name, (request.client_id, request.nonce)), now_ms)
         if request.pull_member:
             if len(request.pull_member) > MEMBER_SIZE_MAX:
                 raise invalid_argument("pull_member", f"has at most {MEMBER_SIZE_MAX} characters")
@@ -354,6 +357,8 @@ class MembershipService:
             # It arrived after the call that replaces it, and is answered as if it had been held here before.
             call.answer(*self._answer_replaced(request))
             return
+        if self._memberships.has_left(name, said, now_ms):
+            raise left_member(name, said)
         if request.only_if_member and not self._memberships.knows(name, said):
             raise unknown_member(name, said)
         # Before it counts as a member: the call that ends may be of one that was none.

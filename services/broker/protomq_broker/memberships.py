@@ -14,12 +14,14 @@ Rules:
 - After a start, or a promotion, everybody is taken back with the queues that he says he has, while the list settles. Who comes later is
   refused if others have them, or had them since, and if his commits name his membership. A slave refuses nobody, since it takes no commits.
 - A call that a newer one has overtaken, from before the member gave its queues up, changes nothing (`is_late`).
+- A call of a membership that has ended by its own word, and arrives behind that, makes nobody a member (`has_left`). What was said is known
+  for `expiry_ms`: no call is under way for longer. Another membership of that member, or a member that has started, is taken at once.
 - A member may commit in the queues that it says it has, and by the membership that it says it has (`member_epoch`).
 - After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
 - At a slave a group's list is incomplete for `settle_ms` after its first member came, whenever that is: the others are still to come.
 - Ownerless seconds of a group are the number of its queues that no member has, times seconds. Counting begins when the group has settled.
 - Bounded: members of a group, groups, topics of a member, queues that a member has. So is what is remembered of the past: last owners of
-  free queues, and queues of members that are gone.
+  free queues, queues of members that are gone, and who has left.
 
 Not thread-safe: the service has a lock. Only `may_commit` and `owner` may be called without it.
 """
@@ -46,6 +48,8 @@ TOPICS_MAX: Final = 256
 """Most topics of a member."""
 QUEUES_MAX: Final = 16_384
 """Most queues that a member has at one broker."""
+LEFT_MAX: Final = 20_000
+"""Most members that have left of which that is known."""
 LAST_OWNERS_MAX: Final = 100_000
 """Most free queues of groups whose last owner is remembered, the newest; the same number as locks. And most queues of members that are
 gone whose former owner is remembered."""
@@ -152,6 +156,8 @@ class Memberships:
         self._departed: dict[tuple[str, MemberKey], _Departed] = {}
         """Members that are gone; the newest stands last."""
         self._departed_cost = 0
+        self._left: dict[tuple[str, MemberKey], tuple[float, int]] = {}
+        """Up to which of its memberships each has left, and until when that is known; the newest stands last."""
         self._versions = itertools.count(1)
         self._expires_ms: float = math.inf
         """Before that no member is gone that is there now: those at rest are not looked through at each tick."""
@@ -167,6 +173,23 @@ class Memberships:
         """Whether the member has given its queues up, and joined again, since it made this call."""
         member = self._find(name, (said.client_id, said.nonce))
         return member is not None and said.member_epoch < member.said.member_epoch
+
+    def note_left(self, name: str, said: LeaveGroupRequest, now_ms: int) -> None:
+        """Takes that a member has said that it goes, known or not: its first call may still be on its way."""
+        key = (name, (said.client_id, said.nonce))
+        last_epoch = max(math.inf if said.is_final else said.member_epoch, self._left.pop(key, (0, 0))[0])
+        if last_epoch:
+            self._left[key] = last_epoch, now_ms + self.expiry_ms
+        while self._left:
+            oldest = next(iter(self._left))
+            if self._left[oldest][1] > now_ms and len(self._left) <= LEFT_MAX:
+                break
+            del self._left[oldest]
+
+    def has_left(self, name: str, said: GroupMember, now_ms: int) -> bool:
+        """Whether the membership of this call has ended by the member's own word."""
+        last_epoch, until_ms = self._left.get((name, (said.client_id, said.nonce)), (0, 0))
+        return said.member_epoch <= last_epoch and now_ms < until_ms
 
     def knows(self, name: str, said: GroupMember) -> bool:
         """Whether it is a member, in the membership that it says."""
@@ -524,6 +547,17 @@ def unknown_member(name: str, said: GroupMember) -> ServiceError:
         "MEMBER_UNKNOWN",
         f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others may have its queues. "
         "Give them up, and join again",
+        metadata={"consumer_group": name, "client_id": said.client_id},
+    )
+
+
+def left_member(name: str, said: GroupMember) -> ServiceError:
+    """Returns what a call gets that arrives behind the leave of its member."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "MEMBER_UNKNOWN",
+        f"{said.client_id} has left {name}, and this call of it came behind that. Who joins again does so with a higher `member_epoch`, "
+        "or with another `nonce` after a final leave",
         metadata={"consumer_group": name, "client_id": said.client_id},
     )
 

@@ -8,7 +8,7 @@
 Each returns changes, which go into one record. `LockTable` (store/state/locks.py) applies them once the record is appended. Rules:
 
 - A queue has one owner or none. An owner keeps the lock while it asks again, or while it is a member of the group. Where a member has left,
-  or was not heard of in time, its queues are free at once, not only with the lock's time.
+  or was not heard of in time, its queues are free at once, not only with the lock's time. Many locks end in slices, in more than one turn.
 - A member whose connection broke may be back in a moment. Its queues go to whoever asks for them first. If that is itself, its locks are as
   they were, token and all: nobody had the queues meanwhile. If nobody asks within `gap_ms`, they are free.
 - A topic that is made again has locks of its own. Nobody asks for those of the one before: they end with their time, members or not.
@@ -129,19 +129,19 @@ class QueueLocks:
     def gone(self, group: str, client_id: str, nonce: int, now_ms: int, *, may_return: bool) -> Changes:
         """Returns the changes when a member is gone, unless it has come back since. `may_return`: its connection broke, so nothing changes
         until others ask for its queues.
+
+        Until the changes are appended, in turns of the lane, the queues are whose who asks first. Members that do not lock commit there.
         """
         if self.is_member(group, client_id, nonce):
             return []
         changes = self.give_up((), group, client_id, nonce)
-        if not may_return:
-            return changes
         for key, _ in changes:
             owner = self._table.owner(key)
             assert owner is not None
             self._loose.pop(key, None)
-            self._loose[key] = (owner.token, now_ms + self._gap_ms)
+            self._loose[key] = (owner.token, now_ms + self._gap_ms if may_return else now_ms)
             self._awaited.pop(key, None)
-        return []
+        return [] if may_return else changes
 
     def is_loose(self, key: LockKey) -> bool:
         """Whether the queue is locked by a member whose connection broke, so that it is anybody's who asks first."""

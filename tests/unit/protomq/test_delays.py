@@ -16,7 +16,8 @@ from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer
 from protomq._batching import RecordEncoder
 from protomq._delays import When, broker_of_handle, delay_flags, when_of
 from protomq._lines import LINES_MAX
-from protomq._methods import RECALL_MESSAGE
+from protomq._methods import RECALL_MESSAGE, SEND
+from protomq._one_way_failures import OneWayFailures
 from protomq._outgoing import DelayedPlaces
 from protomq._send_steps import recall
 from protomq._types import BrokerAddress, MethodInfo
@@ -24,6 +25,7 @@ from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
+    IllegalDelayError,
     NotMasterError,
     RequestTimeoutError,
     WrongTypeError,
@@ -114,11 +116,12 @@ def test_delayed_records_are_those_that_protobuf_writes(
 def test_every_way_to_send_takes_a_delay(
     cluster: FakeCluster, producer: Producer, way: str
 ) -> None:
+    tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     getattr(producer, way)("T", b"x", delay=DelayLevel(1))
-    getattr(producer, way)(OutgoingMessage("T", b"x", deliver_at=NOON))
+    getattr(producer, way)(OutgoingMessage("T", b"x", deliver_at=tomorrow))
     producer.flush()
     asked = sorted(said(call.request)[1:] for call in cluster.calls)
-    assert asked == [(0, [NOON_MS]), (1, [0])]
+    assert asked == [(0, [int(tomorrow.timestamp()) * 1000]), (1, [0])]
 
 
 async def test_coroutines_that_delay_alike_share_requests(cluster: FakeCluster) -> None:
@@ -346,3 +349,43 @@ def test_messages_that_went_together_have_handles_of_their_own() -> None:
         RecallHandle("a", 1_300, 99, (5, 0, 32)),
     ]
     assert DelayedPlaces("", [1, 1], [0, 0]).handle(1) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"delay": timedelta(days=40, seconds=1)}, "delay is 0 seconds to 40 days, not 3456001.0"),
+        ({"deliver_at": datetime.now(UTC) + timedelta(days=41)}, "deliver_at is 40 days ahead at most"),
+        ({"delay": DelayLevel(0)}, "level of a delay"),
+    ],
+)
+def test_a_one_way_message_is_refused_here_as_far_as_that_is_known_here(
+    cluster: FakeCluster, producer: Producer, settings: dict[str, Any], text: str
+) -> None:
+    async def send() -> None:
+        async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as producer:
+            await producer.send_one_way("T", b"x", **settings)
+
+    for refused in (lambda: producer.send_one_way("T", b"x", **settings), lambda: asyncio.run(send())):
+        with pytest.raises(ConfigurationError, match=text):
+            refused()
+    assert not cluster.calls
+    producer.send_one_way("T", b"x", delay=timedelta(days=40))
+    producer.send_one_way("T", b"x", deliver_at=datetime.now(UTC) + timedelta(days=39))
+    assert [call.one_way for call in cluster.calls] == [True, True]
+
+
+def test_refused_one_way_calls_are_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    times_s = [0.0, 1.0, 2.0, 60.0, 61.0, 62.0]
+    failures = OneWayFailures("a:1", lambda: times_s.pop(0))
+    said: list[str] = []
+    while times_s:
+        failures.note(SEND, IllegalDelayError("no level 99"))
+        said += [record.getMessage() for record in caplog.records]
+        caplog.clear()
+    failures.close()
+    said += [record.getMessage() for record in caplog.records]
+    counts = ["a one-way call of", "3 one-way calls of", "2 one-way calls of"]
+    assert [text.split(" /")[0] for text in said] == counts
+    assert "no level 99" in said[0]
+    assert said[2].endswith("ILLEGAL_DELAY")

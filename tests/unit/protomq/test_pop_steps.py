@@ -19,6 +19,7 @@ from protomq.errors import (
     ClosedError,
     ConnectFailedError,
     ConnectionLostError,
+    DeadlineExceededError,
     GroupDisabledError,
     NoRouteError,
     NotMasterError,
@@ -598,13 +599,20 @@ def test_an_ack_whose_answer_was_lost_stays_unknown_where_the_broker_has_forgott
     brokers.messages["a"] = [b"x", b"y"]
     messages = brokers.receive()
     brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("done, or not yours")]
-    with pytest.raises(ConnectionLostError) as caught:
+    with pytest.raises(ConnectionLostError, match=r"^lost\. A further try found the receipts stale, .* acknowledged or not") as caught:
         brokers.run(brokers.steps.ack(messages))
     assert not caught.value.definite
+    assert caught.value.metadata["acknowledged"] == "unknown"
     brokers.failures["a"] = [ConnectionLostError("lost")]
     brokers.ack_answer.stale_messages.add(receipt=b"r1", offset_runs=[41, 1])
-    with pytest.raises(ConnectionLostError):
+    with pytest.raises(ConnectionLostError, match="A further try found the receipts stale") as caught:
         brokers.run(brokers.steps.ack(messages))
+    assert (caught.value.retriable, caught.value.metadata["acknowledged"]) == (True, "unknown")
+    brokers.failures["a"] = [deadline := DeadlineExceededError("not on disk in time", metadata={"limit": "5"}), StaleReceiptError("gone")]
+    deadline.definite = False
+    with pytest.raises(DeadlineExceededError, match="may be acknowledged") as caught:
+        brokers.run(brokers.steps.ack(messages))
+    assert caught.value.metadata == {"limit": "5", "acknowledged": "unknown"}
     brokers.failures["a"] = [StaleReceiptError("not yours")]
     with pytest.raises(StaleReceiptError):
         brokers.run(brokers.steps.ack(messages))

@@ -1279,3 +1279,87 @@ def test_a_connection_that_ends_after_its_member_has_called_on_another_one_says_
     answer = broker.server.call(LIST, ListMembersRequest(consumer_group="g").SerializeToString()).answer_payload
     assert answer is not None
     assert len(ListMembersResponse.FromString(answer).members) == 1
+
+
+def stopped_calls(world: World, *, locks_queues: bool) -> list[tuple[str, bytes]]:
+    """What a member sends to a broker from its start to its stop: it joins, says that it has the queues, renews that, and leaves."""
+    member = MemberNode(world, "stopped", Average())
+    member.state.locks_queues, member.state.is_named = locks_queues, not locks_queues
+    world.members.append(member)
+    sent: list[tuple[str, bytes]] = []
+    for _ in range(60):
+        world.run(20)
+        sent += [(HOLD, bytes(call.payload)) for _, _, call in member.calls]
+    world.members.remove(member)
+    sent += [(LEAVE, leave.payload) for leave in member.state.leave_requests()]
+    return list(dict.fromkeys(sent))
+
+
+@pytest.mark.parametrize("locks_queues", [False, True])
+def test_calls_of_a_member_that_has_stopped_make_it_no_member_in_whatever_order_they_arrive(locks_queues: bool) -> None:
+    sent = stopped_calls(World(BrokerNode("a", 4)), locks_queues=locks_queues)
+    assert len(sent) >= 4
+    for order in itertools.permutations(sent):
+        world = World(BrokerNode("a", 4))
+        server = world.brokers["a"].server
+        for path, payload in order:
+            server.call(path, payload)
+            world.run(20)
+        assert not server.call(LIST, ListMembersRequest(consumer_group="g")).response().members
+        # The same program, started again.
+        member = world.join("stopped")
+        world.run(1_000)
+        assert len(member.queues) == 4
+
+
+@pytest.mark.parametrize("locks_queues", [False, True])
+def test_others_have_the_queues_of_a_member_whose_call_arrives_behind_its_leave(locks_queues: bool) -> None:
+    world = World(BrokerNode("a", 4))
+    other = world.join("other")
+    sent = stopped_calls(world, locks_queues=locks_queues)
+    server = world.brokers["a"].server
+    server.call(*sent[-1])
+    late = [server.call(*call) for call in sent[:-1]]
+    assert [call.error.reason if call.error is not None else "" for call in late] == ["MEMBER_UNKNOWN"] * len(late)
+    world.run(1_000)
+    assert len(other.queues) == 4
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_who_leaves_while_nobody_runs_its_loop_joins_again_at_once(is_named: bool) -> None:
+    world = World(BrokerNode("a", 4))
+    member = world.join("m1")
+    member.state.is_named = is_named
+    world.run(1_000)
+    requests = member.state.leave_requests(is_final=False)
+    member.state.restart()
+    for leave in requests:
+        world.brokers["a"].server.call(LEAVE, leave.payload)
+    world.run(1_000)
+    assert len(member.queues) == 4
+
+
+def test_that_a_member_has_left_is_known_for_as_long_as_a_call_may_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protomq_broker.memberships.LEFT_MAX", 3)
+    broker = BrokerNode("a", 4)
+    known = broker.service._memberships
+
+    def leave(nonce: int, epoch: int = 0, *, is_final: bool = False) -> None:
+        request = LeaveGroupRequest(consumer_group="g", client_id="m", nonce=nonce, member_epoch=epoch, is_final=is_final)
+        broker.server.call(LEAVE, request.SerializeToString())
+
+    def has_left(nonce: int, epoch: int = 0) -> bool:
+        return known.has_left("g", GroupMember(client_id="m", nonce=nonce, member_epoch=epoch), broker.clock.monotonic_ms())
+
+    leave(1, is_final=True)
+    leave(2, epoch=2)
+    leave(2, epoch=1)
+    leave(3)
+    assert [has_left(1), has_left(1, 9), has_left(2), has_left(2, 2), has_left(2, 3), has_left(3)] == [True, True, True, True, False, False]
+    broker.advance(known.expiry_ms)
+    assert not has_left(1)
+    assert not has_left(2)
+    for nonce in range(10, 20):
+        leave(nonce, is_final=True)
+    assert len(known._left) == 3
+    assert [has_left(nonce) for nonce in (16, 17, 18, 19)] == [False, True, True, True]

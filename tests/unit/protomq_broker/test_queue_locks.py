@@ -558,6 +558,38 @@ def test_what_ends_together_is_appended_in_slices(monkeypatch: pytest.MonkeyPatc
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (501, 501)
 
 
+@pytest.mark.parametrize("count", [1, SLICE_COUNT + 2])
+def test_what_a_member_had_that_is_gone_is_anybodys_before_all_of_it_is_appended(count: int) -> None:
+    """A group that does not lock any more takes over from one that did: a commit that is refused costs it the queue."""
+    broker = filled()
+    fill_locks(broker, count)
+    locks = QueueLocks(broker.store.locks, lambda *_: False, lambda: 8)
+    (*_, last) = sorted(broker.store.locks.all())
+    assert not locks.may_commit(last, 0)
+    assert len(locks.gone("g", "a", 1, 0, may_return=False)) == count
+    assert locks.may_commit(last, 0)
+    assert locks.take([last], "b", 1, 0)[1] == [LockOwner(8, "b", 1)]
+    # What could not be appended ends with the next look.
+    freed = locks.expired(1)
+    assert len(freed) == min(count, SLICE_COUNT)
+
+
+def test_the_queue_of_a_member_that_is_gone_is_taken_though_that_could_not_be_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0, Q1)
+
+    def fail(topic: str, bodies: Sequence[bytes]) -> int:
+        raise OSError("no")
+
+    monkeypatch.setattr(broker.store, "append_state", fail)
+    broker.locks.gone("g", "a", 1, False)
+    broker.server.run()
+    monkeypatch.undo()
+    assert lock(broker, "b", Q0) == [(3, "")]
+    commit(broker, 0, 1, queue_id=1).response()
+
+
 def test_a_member_that_goes_while_its_first_lock_is_on_its_way_leaves_none() -> None:
     broker = filled()
     request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0]))

@@ -335,6 +335,7 @@ class LeaveGroupRequest(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     PULL_MEMBER_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     client_id: _builtins.str
@@ -345,6 +346,8 @@ class LeaveGroupRequest(_message.Message):
     """As in GroupMember: which membership ends. 0: any. A later one goes on: the member has joined again before this arrived."""
     pull_member: _builtins.str
     """Its name in pulls (PullRequest.member), if it is closed: it pulls no more, so it keeps nobody from deleting the group. Empty: it may."""
+    is_final: _builtins.bool
+    """The member of this `nonce` never comes again, in no membership: its program has stopped. One that starts draws another number."""
     def __init__(
         self,
         *,
@@ -353,10 +356,11 @@ class LeaveGroupRequest(_message.Message):
         nonce: _builtins.int = ...,
         member_epoch: _builtins.int = ...,
         pull_member: _builtins.str = ...,
+        is_final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "member_epoch", b"member_epoch", "nonce", b"nonce", "pull_member", b"pull_member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "is_final", b"is_final", "member_epoch", b"member_epoch", "nonce", b"nonce", "pull_member", b"pull_member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

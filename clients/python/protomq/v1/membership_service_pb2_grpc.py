@@ -73,7 +73,8 @@ class MembershipServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaveGroup(self, request, context):
-        """LeaveGroup says that a member goes. One that is not known has gone.
+        """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
+        has ended, which arrives late, is refused with MEMBER_UNKNOWN: it would make a member of who is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class MembershipServiceStub:
     which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
     """
     LeaveGroup: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]
-    """LeaveGroup says that a member goes. One that is not known has gone."""
+    """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
+    has ended, which arrives late, is refused with MEMBER_UNKNOWN: it would make a member of who is none.
+    """
     ListMembers: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.ListMembersRequest, _membership_service_pb2.ListMembersResponse]
     """ListMembers lists the members of a group that this broker knows."""
     DescribeMember: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.DescribeMemberRequest, _membership_service_pb2.DescribeMemberResponse]
@@ -62,7 +64,9 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
     """
     LeaveGroup: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]  # type: ignore[assignment]
-    """LeaveGroup says that a member goes. One that is not known has gone."""
+    """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
+    has ended, which arrives late, is refused with MEMBER_UNKNOWN: it would make a member of who is none.
+    """
     ListMembers: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.ListMembersRequest, _membership_service_pb2.ListMembersResponse]  # type: ignore[assignment]
     """ListMembers lists the members of a group that this broker knows."""
     DescribeMember: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.DescribeMemberRequest, _membership_service_pb2.DescribeMemberResponse]  # type: ignore[assignment]
@@ -92,7 +96,9 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_service_pb2.LeaveGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_service_pb2.LeaveGroupResponse, _abc.Awaitable[_membership_service_pb2.LeaveGroupResponse]]:
-        """LeaveGroup says that a member goes. One that is not known has gone."""
+        """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
+        has ended, which arrives late, is refused with MEMBER_UNKNOWN: it would make a member of who is none.
+        """
 
     @_abc_1.abstractmethod
     def ListMembers(
