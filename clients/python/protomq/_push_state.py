@@ -37,7 +37,7 @@ from ._push_results import Failure, Listener, failure_of_text
 from ._send_back import attempt_fields
 from ._types import MessageQueue
 from .errors import CorruptMessageError
-from .wire.topics import retry_topic
+from .wire.topics import DEAD_LETTER_PREFIX, TopicClass, class_of, retry_topic
 
 RUN_COUNT_MAX: Final = 256
 RUN_TARGET_S: Final = 0.005
@@ -507,13 +507,22 @@ class PushState:
         return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
 
     def _listener_of(self, message: Message) -> Listener:
-        """Of a retry: the one of the topic where it comes from."""
+        """Of a retry: the one of the topic where it comes from.
+
+        What the group had as another group's dead letter, or as an expired transaction, says where it stood before that. Without a
+        listener there it goes to the one for such topics, if there is only one.
+        """
         try:
             origin = message.origin
         except CorruptMessageError:
             origin = None
         topic = origin.topic if origin is not None else message.topic
-        return self._listeners.get(topic, _NOBODY)
+        listener = self._listeners.get(topic)
+        if listener is not None:
+            return listener
+        moved = [one for name, one in self._listeners.items() if class_of(name) in _MOVED]
+        functions = [one.function or one.call for one in moved]
+        return moved[0] if moved and functions.count(functions[0]) == len(functions) else _NOBODY
 
     def _collect(self, run: Run) -> None:
         """What its owner has reported as done."""
@@ -662,6 +671,8 @@ def _is_spent(options: PushOptions, retry_count_max: int | None, message: Messag
         return attempts >= options.attempts_max
     if retry_count_max is None:
         return False
+    if message.queue.topic.startswith(DEAD_LETTER_PREFIX):
+        return attempts > retry_count_max  # Its record counts the attempts of another group.
     try:
         failed_count = message.attempt + 1
     except CorruptMessageError:
@@ -687,3 +698,5 @@ def _without_listener(message: Message) -> None:
 
 
 _NOBODY: Final = Listener(_without_listener, "no listener", False)
+_MOVED: Final = (TopicClass.DEAD_LETTER, TopicClass.EXPIRED)
+"""Topics whose messages stood in another one before."""

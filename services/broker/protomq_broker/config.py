@@ -162,7 +162,8 @@ class BrokerConfig:
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s). A commit of
             offsets waits as long, and then is answered DEADLINE_EXCEEDED.
         hold_max_ms: longest hold of a call; who asks for more gets that. A quiet pull (`quiet_hold_ms`) lasts twice as long at most.
-        delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
+        delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d. None may
+            be shorter than the one before, which RocketMQ allows.
         pop_invisible_min_ms: shortest time for which a popped message may be invisible (RocketMQ's proxy: 10 s).
         pop_invisible_max_ms: longest such time (RocketMQ's proxy: 12 h).
         delayed_count_max: messages that may wait for their time. Each takes 24 octets of disk besides its record, and no memory.

@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse, SentBack
 from protomq.v1.state_pb2 import GroupsRecord
 from protomq.wire.topics import (
+    DEAD_LETTER_PREFIX,
     GROUPS_TOPIC,
     TopicClass,
     class_of,
@@ -278,6 +279,8 @@ class SendBacks:
         try:
             check_group_name(group)
             for topic in {run.first.topic for run in runs}:
+                if topic.startswith(DEAD_LETTER_PREFIX):
+                    return None
                 _check_topic(group, topic, 0)
             known = find_alike(self._store, runs)
             if known is None:
@@ -352,6 +355,8 @@ class SendBacks:
         for each in asked:
             for number, message in enumerate(each.messages):
                 attempt = next(attempts_left)
+                if attempt and message.topic.startswith(DEAD_LETTER_PREFIX):
+                    attempt = 0  # So often another group had it. This one begins, and has all its own attempts.
                 delay = message.WhichOneof("delay")
                 wanted = (
                     attempt,

@@ -483,6 +483,7 @@ def test_an_orderly_message_is_tried_as_often_as_its_group_says_unless_the_consu
     assert [tries(0), tries(2)] == [1, 3]
     assert tries(2, attempts_max=5) == 5
     assert tries(2, RETRIES, "t") == 2, "it was handed out once before"
+    assert tries(2, MessageQueue("%DLQ%other", "b", 0), "t") == 3, "to another group"
 
 
 def test_a_damaged_message_is_given_back_without_a_number() -> None:
@@ -513,6 +514,22 @@ def test_a_run_of_retries_is_of_one_listener() -> None:
     assert [(run.listener.name, offsets(run)) for run in runs if run] == [
         ("a", [0, 1]), ("b", [2]), ("no listener", [3]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("topic", ["%DLQ%other", "TRANS_CHECK_MAX_TIME_TOPIC"])
+def test_a_retry_of_what_another_group_gave_up_or_a_transaction_left_comes_to_the_listener_that_had_it(topic: str) -> None:
+    def name_of(listeners: dict[str, Listener]) -> str:
+        made = PushState(PushOptions(group="g"), listeners)
+        made.offer(RETRIES, [message(0, RETRIES, origin="t")])
+        run = made.next_run(0.0)
+        assert run is not None
+        return run.listener.name
+
+    assert name_of({topic: listener("repair"), "u": listener("b")}) == "repair"
+    assert name_of({topic: listener("repair"), "t": listener("a")}) == "a", "its own topic comes first"
+    assert name_of({topic: listener("repair"), "%DLQ%more": listener("b")}) == "no listener", "nobody knows which had it"
+    both = listener("both")
+    assert name_of({topic: both, "%DLQ%more": both}) == "both"
 
 
 def test_a_suspended_consumer_begins_nothing_and_takes_nothing() -> None:

@@ -87,6 +87,29 @@ def test_after_exactly_the_configured_attempts_it_is_a_dead_letter(limit: int) -
     assert len(world.retries()) == limit
 
 
+@pytest.mark.parametrize("count", [1, 40], ids=["one", "alike"])
+def test_a_group_that_consumes_the_dead_letters_of_another_one_has_all_its_own_attempts(count: int) -> None:
+    world = RetryWorld()
+    other = "other"
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=4, retry_delays_ms=(0,)))
+    world.store.groups.put(GroupSettings(other, retry_count_max=2, retry_delays_ms=(5, 7)))
+    world.send(*(b"poison%d" % number for number in range(count)))
+    world.send_back([failed(message, attempt=4) for message in world.read(TOPIC)])
+    messages = world.dead_letters()
+    assert {message.transit.attempt for message in messages} == {5}
+    for deliveries in (1, 2, 3):
+        results = world.send_back(messages, group=other, error=f"failure {deliveries}").results
+        assert [(result.attempt, result.dead_letter) for result in results] == [(deliveries, deliveries == 3)] * count
+        if deliveries < 3:
+            assert results[0].due_time_ms - world.log_time.now_ms() == (6 if deliveries == 1 else 8)
+            world.deliver(10)
+            messages = world.retries(other)[-count:]
+            assert {message.transit.attempt for message in messages} == {deliveries}
+    dead = world.dead_letters(other)
+    assert [(each.transit.attempt, each.transit.last_error) for each in dead] == [(3, "failure 3")] * count
+    assert {each.transit.origin_topic for each in dead} == {TOPIC}
+
+
 def test_the_consumer_may_choose_the_delay_but_not_the_limit() -> None:
     world = RetryWorld()
     world.store.groups.put(GroupSettings(GROUP, retry_count_max=1))

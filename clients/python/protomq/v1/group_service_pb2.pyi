@@ -302,7 +302,7 @@ class FailedMessage(_message.Message):
     """Its id; if another message stands there, the request is refused. Empty: not checked."""
     attempt: _builtins.int
     """How often it had been handed out before the delivery that failed: more than Transit.attempt says if the consumer tried again by itself, never
-    less. Absent: as Transit.attempt says.
+    less. Absent: as Transit.attempt says; 0 of a dead letter, since that says what another group had.
     """
     error: _builtins.str
     """Why it failed; of more than 512 octets the first are kept."""

@@ -55,7 +55,8 @@ def move_records(
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
-    each. `last_errors`: why the last delivery failed, in the consumer's words, of all or of each. None: as the record says.
+    each; below 0 where another group begins to count. `last_errors`: why the last delivery failed, in the consumer's words, of all or of
+    each. None: as the record says.
     `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
     carried forward, and stay so.
 
@@ -107,13 +108,13 @@ def move_records(
     count = len(starts)
     more = [attempts] * count if isinstance(attempts, int) else attempts
     errors = [last_errors] * count if last_errors is None or isinstance(last_errors, str) else last_errors
+    carried = set(moved_before.tolist())
     added = (
-        [transit_tail(more[row], errors[row], replayed_group) for row in range(count)]
+        [b"" if row in carried else transit_tail(more[row], errors[row], replayed_group) for row in range(count)]
         if is_opened
         else [b""] * count
     )
     pieces = _Pieces(data, tails)
-    carried = set(moved_before.tolist())
     origin_octets = origins_of(trailers).tobytes() if len(carried) < count else b""
     spans = zip(
         front_starts.tolist(),
