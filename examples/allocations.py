@@ -28,7 +28,7 @@ def main() -> None:
 
     with Admin(namesrv=NAMESRV) as admin:
         admin.create_topic(TOPIC, write_queues=QUEUES, update=True)
-    with PullConsumer("readers-of-stands", namesrv=NAMESRV, allocation=Average()) as consumer:
+    with PullConsumer(namesrv=NAMESRV) as consumer:
         mine = consumer.queues(TOPIC)[2:4]
     # All members of a group have to share in the same way; with Configured each is told its own queues.
     with PullConsumer("stand-agents", namesrv=NAMESRV, allocation=Configured(mine)) as consumer:

@@ -282,7 +282,7 @@ def test_allocations(protomq_server: Broker) -> None:
     assert run_example(protomq_server, "allocations.py").splitlines() == [
         "Average        anna: 0 1 2, ben: 3 4 5, cleo: 6 7",
         "Circle         anna: 0 3 6, ben: 1 4 7, cleo: 2 5",
-        "ConsistentHash anna: 5, ben: 0 1 6, cleo: 2 3 4 7",
+        "ConsistentHash anna: 3, ben: 0 1 2 5, cleo: 4 6 7",
         "Configured     this member has 2 3",
     ]
 
