@@ -21,7 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -174,7 +174,8 @@ def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> i
         UnsupportedError,
     )
 
-    threading.Thread(target=_tell, args=(consumer, pipe), name="protomq-worker-tells", daemon=True).start()
+    teller = _Teller(consumer, pipe)
+    threading.Thread(target=teller.run, name="protomq-worker-tells", daemon=True).start()
     try:
         if isinstance(consumer, PushConsumer):
             left_count = consumer.run()
@@ -189,20 +190,39 @@ def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> i
         return ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILURE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    finally:
+        # With what was done since, while it drained most of all.
+        with suppress(OSError):
+            teller.tell()
     return ExitCode.FAILURE if left_count else ExitCode.OK
 
 
-def _tell(consumer: PushConsumer | AsyncPushConsumer, pipe: int) -> None:
-    waits = threading.Event()
-    while True:
-        is_running = consumer.is_running
-        said = {"is_running": is_running, **consumer.counts._asdict()}
-        try:
-            os.write(pipe, json.dumps(said).encode() + b"\n")
-        except OSError:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        waits.wait(TELL_S if is_running else TELL_SOON_S)
+class _Teller:
+    """Tells the supervisor how the consumer stands: now and then, and at the end."""
+
+    def __init__(self, consumer: PushConsumer | AsyncPushConsumer, pipe: int) -> None:
+        self._consumer = consumer
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def tell(self) -> bool:
+        """Whether it runs. Raises OSError if the supervisor is gone. What is told last is the newest."""
+        with self._lock:
+            is_running = self._consumer.is_running
+            said = {"is_running": is_running, **self._consumer.counts._asdict()}
+            os.write(self._pipe, json.dumps(said).encode() + b"\n")
+        return is_running
+
+    def run(self) -> None:
+        """For ever; a supervisor that is gone ends the consumer."""
+        waits = threading.Event()
+        while True:
+            try:
+                is_running = self.tell()
+            except OSError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            waits.wait(TELL_S if is_running else TELL_SOON_S)
 
 
 if __name__ == "__main__":

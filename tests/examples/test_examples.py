@@ -72,10 +72,11 @@ def test_push_consumer(protomq_server: Broker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "bodies", "broadcast", "cel_filter", "delayed", "fastapi_app", "fifo_pop", "filter_module",
+        "allocations", "async_producer", "async_push", "batch", "bodies", "broadcast", "cel_filter", "delayed",
+        "fastapi_app", "fifo_pop", "filter_module",
         "group_members", "group_settings", "hooks", "message_track", "naive_client", "ordered_by_key", "orderly_push", "own_codec",
         "pop_handler", "push_consumer", "queue_listener", "request_reply", "reset_offsets", "retry", "scheduled_pull", "seek_by_time",
-        "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
+        "simple_consumer", "spans", "sql_filter", "tag_filter", "transaction", "worker",
     ],
 )  # fmt: skip
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
@@ -267,6 +268,31 @@ def test_orderly_push(protomq_server: Broker) -> None:
     assert run_example(protomq_server, "orderly_push.py").splitlines() == [
         "22R: UA1545 (try 1), UA1714 (try 3), AA1141 (try 1)",
         "31L: B6725 (try 1), DL461 (try 1)",
+    ]
+
+
+def test_async_push(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "async_push.py").splitlines() == [
+        "tracked 6 planes, several at a time",
+        "stored 6 positions; 1 was rejected",
+    ]
+
+
+def test_allocations(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "allocations.py").splitlines() == [
+        "Average        anna: 0 1 2, ben: 3 4 5, cleo: 6 7",
+        "Circle         anna: 0 3 6, ben: 1 4 7, cleo: 2 5",
+        "ConsistentHash anna: 3, ben: 0 1 2 5, cleo: 4 6 7",
+        "Configured     this member has 2 3",
+    ]
+
+
+def test_spans(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "spans.py").splitlines() == [
+        "the message carries traceparent",
+        "send traced-flights: PRODUCER, group: nobody's",
+        "process traced-flights: CONSUMER, group: radar",
+        "the second is a child of the first: True",
     ]
 
 

@@ -202,6 +202,7 @@ def test_a_stop_lets_a_listener_end_its_message(world: World, protomq_producer: 
         os.kill(process, signal.SIGTERM)  # as systemd does, beside the supervisor
         (world.folder / "go").touch()
         assert worker.popen.wait(PATIENCE_S) == 0
+        assert worker.find(f"worker 0, process {process}, ended with exit code 0, 1 done")
     assert world.bodies() == {b"slow"}
     assert committed(world.broker, world.group, world.topic) == 1
 

@@ -36,7 +36,7 @@ LINES = (Path(__file__).with_name("rocketmq_client_settings.txt")).read_text().s
 JAVA_SETTINGS = [(line.split(" ", 2)[0], line.split(" ", 2)[1], line.split(" ", 2)[2]) for line in LINES if not line.startswith("#")]
 OTHER_UNITS = {"maxMessageSize", "backPressureForAsyncSendSize", "maxCacheMessageSizeInBytes", "pullBatchSizeInBytes"}
 """The page has them in MiB or KiB."""
-MODULES = {("protomq", "allocation"), ("protomq", "errors"), ("protomq", "otel")}
+MODULES = {("protomq", "allocation"), ("protomq", "hooks"), ("protomq", "errors"), ("protomq", "otel")}
 
 
 JAVA_CLASSES = """
@@ -89,6 +89,14 @@ def test_no_setting_of_the_java_clients_is_missing() -> None:
     missing = [f"{owner}.{name}" for owner, name, _ in JAVA_SETTINGS if name not in left]
     assert len(JAVA_SETTINGS) > 100
     assert not missing
+
+
+def test_no_public_class_of_the_java_clients_is_missing() -> None:
+    lines = Path(__file__).with_name("rocketmq_client_classes.txt").read_text().splitlines()
+    classes = [line for line in lines if not line.startswith("#")]
+    left = {word for words in words_of_rows(1) for word in words}
+    assert len(classes) > 130
+    assert not [name for name in classes if name not in left]
 
 
 def test_the_numbers_of_the_java_clients_are_theirs() -> None:

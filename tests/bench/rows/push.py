@@ -19,6 +19,9 @@ CASES: Final[dict[str, tuple[int | None, bool]]] = {
     "orderly": (None, True),
 }
 """(messages a call, whether each queue is in order)"""
+COMPUTED: Final = 100_000
+WORKERS: Final = (1, 4)
+LISTENER_MS: Final = 1.0
 
 
 @row("push")
@@ -51,3 +54,25 @@ def push(bench: Bench) -> Iterator[Result]:
     yield ratio_of(
         "push consumer, orderly / concurrently", samples["orderly"], samples["one message a call"], 0.6, how
     )
+
+
+@row("workers")
+def workers(bench: Bench) -> Iterator[Result]:
+    """`protomq worker` with one process and with four, whose listener computes: threads of one process share a core."""
+    groups = count()
+    with bench.standalone() as broker:
+        create_topics(broker, [TOPIC], QUEUES)
+        fill(broker, TOPIC, QUEUES, COMPUTED)
+
+        def computed(processes: int) -> Sample:
+            return bench.load(
+                "workers.compute", broker, namesrv=broker.values["namesrv"], topic=TOPIC, group=f"group{next(groups)}",
+                processes=processes, messages=COMPUTED, listener_ms=LISTENER_MS,
+            )  # fmt: skip
+
+        samples = bench.compare({str(processes): partial(computed, processes) for processes in WORKERS})
+    how = f"1 KiB, {QUEUES} queues, 20 threads a process, a listener that computes for {LISTENER_MS:g} ms"
+    one, many = (samples[str(processes)] for processes in WORKERS)
+    for processes, found in zip(WORKERS, (one, many), strict=True):
+        yield rate_of(f"protomq worker, --processes {processes}", found, f"{how}; {spread(found)}")
+    yield ratio_of(f"protomq worker, {WORKERS[1]} processes / {WORKERS[0]}", many, one, 1.8, f"{how}; two cores")
