@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from protomq import Admin, BrokerRole, Producer, SendStatus
+from protomq import Admin, BrokerRole, MessageQueue, Producer, SendStatus
 from protomq.errors import ProtomqError
 from protomq_broker.config import BrokerConfig
 from protomq_namesrv.config import NamesrvConfig
@@ -110,6 +110,28 @@ def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None
                 return {SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE} <= statuses
 
             wait_for(said, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("layout", "role", "copies"),
+    [("2m", BrokerRole.ASYNC_MASTER, 1), ("2m-2s-async", BrokerRole.ASYNC_MASTER, 2), ("2m-2s-etcd", BrokerRole.SYNC_MASTER, 2)],
+)
+def test_each_name_of_a_layout_has_a_master_that_takes_messages(layout: str, role: BrokerRole, copies: int, tmp_path: Path) -> None:
+    with cluster(DEPLOY / layout, tmp_path, "--free-ports") as (_, words), Admin(namesrv=words["namesrv"]) as admin:
+
+        def masters() -> dict[str, tuple[BrokerRole, int]]:
+            try:
+                states = admin.ha_status()
+            except ProtomqError:
+                return {}
+            return {each.broker_name: (each.role, each.in_sync_count) for each in states if each.role is not BrokerRole.SLAVE}
+
+        wait_for(lambda: masters() == dict.fromkeys(("broker-a", "broker-b"), (role, copies)), PATIENCE_S)
+        assert len(words["namesrv"].split(";")) == 2
+        admin.create_topic("flights")
+        with Producer(namesrv=words["namesrv"]) as producer:
+            for name in ("broker-a", "broker-b"):
+                assert producer.send("flights", b"x", queue=MessageQueue("flights", name, 0)).status is SendStatus.SEND_OK
 
 
 def test_replicas_elect_their_master_and_all_are_in_sync(tmp_path: Path) -> None:

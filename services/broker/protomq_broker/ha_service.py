@@ -40,7 +40,7 @@ from .leadership_driver import (
     OrderUncertainError,
     UnknownMemberError,
 )
-from .slave_gate import master_is_elected, not_master
+from .slave_gate import leads_another_epoch, master_is_elected
 from .store.errors import CorruptLogError
 from .store.log.agreement import LogPoint
 from .store_errors import tells_store_errors, to_service_error
@@ -417,7 +417,7 @@ class HaService:
         if self._leadership is not None and not request.epoch:
             raise master_is_elected(self._broker_name, self._broker_id)
         if self._leadership is not None and request.epoch != self._store.epoch:
-            raise not_master(self._broker_name, self._broker_id)
+            raise leads_another_epoch(self._broker_name, self._broker_id, self._store.epoch, request.epoch)
         if request.broker_id <= 0:
             raise invalid_argument("broker_id", "of a slave is above 0")
         if not request.store_id:

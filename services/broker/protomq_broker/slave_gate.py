@@ -64,6 +64,16 @@ def not_master(broker_name: str, broker_id: int) -> ServiceError:
     )
 
 
+def leads_another_epoch(broker_name: str, broker_id: int, epoch: int, asked_epoch: int) -> ServiceError:
+    """FAILED_PRECONDITION: a slave has asked for the master of another election than the one in which this broker leads."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "NOT_MASTER",
+        f"this broker has epoch {epoch} of {broker_name}, not {asked_epoch}: ask the master of that epoch, which the route has",
+        metadata={"broker_name": broker_name, "broker_id": str(broker_id)},
+    )
+
+
 def master_is_elected(broker_name: str, broker_id: int) -> ServiceError:
     """FAILED_PRECONDITION: a slave with a fixed role has asked to follow a broker whose name elects its master."""
     return ServiceError(

@@ -45,7 +45,7 @@ def service_whose_orders_end_with(error: Exception | None) -> HaService:
         return "switch to store 2"
 
     return HaService(
-        SimpleNamespace(positions=SimpleNamespace(appended=0)),  # type: ignore[arg-type]
+        SimpleNamespace(positions=SimpleNamespace(appended=0), epoch=7),  # type: ignore[arg-type]
         BrokerConfig(broker_name="b"),
         ManualClock(),
         "b",
@@ -510,3 +510,15 @@ def test_a_slave_with_a_fixed_role_is_told_that_the_name_elects_its_master() -> 
     assert call.error is not None
     assert call.error.reason == "NOT_MASTER"
     assert "the slave that asks has no etcd setting" in call.error.message
+
+
+def test_a_slave_that_asks_in_another_epoch_is_told_both() -> None:
+    service = service_whose_orders_end_with(None)
+    table = DispatchTable()
+    table.add_service(ha.DESCRIPTOR.services_by_name["HaService"], service)
+    bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
+    call = FakeCall(FakeLane(), bound, ha.FetchRequest(broker_name="b", broker_id=1, store_id=9, epoch=77))
+    service.fetch(call)
+    assert call.error is not None
+    assert call.error.reason == "NOT_MASTER"
+    assert "has epoch 7 of b, not 77" in call.error.message

@@ -220,6 +220,24 @@ def test_sealed_segments_become_links_which_outlive_retention() -> None:
     assert disk._names["/b/commitlog/" + "0" * 20] is not disk._names["/r/commitlog/" + "0" * 20]
 
 
+@pytest.mark.parametrize("part_size_bytes", [700, 1 << 20])
+def test_a_later_run_links_what_was_sealed_since(part_size_bytes: int) -> None:
+    """Only the segment within which the run before ended is copied, and the one that is written now."""
+    store = leader()
+    disk = disk_of(store)
+    first = back_up(LinkingSource(OpenStore(store), "/s"), "/b", disk=disk).manifest.end.position
+    fill(store, 3 * MANY, MANY)
+    store.flush()
+    report = back_up(LinkingSource(OpenStore(store, part_size_bytes), "/s"), "/b", disk=disk)
+    next_base = first - first % SEGMENT + SEGMENT
+    written_base = store.flushed_position - store.flushed_position % SEGMENT
+    assert written_base > next_base
+    assert report.linked_bytes == written_base - next_base
+    assert report.copied_bytes == store.flushed_position - first - report.linked_bytes
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+
+
 def test_a_segment_of_another_store_is_not_linked() -> None:
     store, other = leader(), leader()
     fill(other, MANY, MANY)

@@ -544,8 +544,8 @@ class _Copy:
             read_at = position + len(run)
             if read_at >= cut.position:
                 return  # it lies within an append
-            # What is behind the cut may be damaged.
-            left_bytes = min(self._end_position, cut.position) - read_at
+            # What is behind the cut may be damaged; and the next segment may be one to link.
+            left_bytes = min(self._end_position - read_at, cut.position - read_at, size - read_at % size)
             data = source.read(read_at, min(PART_SIZE_BYTES, left_bytes))
             if not data:
                 raise _GoneError(read_at)
