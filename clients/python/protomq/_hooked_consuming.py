@@ -17,8 +17,8 @@ HELD_MAX: Final = 10_000
 """Messages of a simple consumer that are remembered until they are acknowledged."""
 
 
-def hooked_listener(listener: Listener, hooks: HookPoints) -> Listener:
-    """The listener, with the hooks around its calls; as it is where there are none."""
+def hooked_listener(listener: Listener, hooks: HookPoints, *, in_order: bool = False) -> Listener:
+    """The listener, with the hooks around its calls; as it is where there are none. `in_order`: as of `judge`."""
     if not hooks.consume:
         return listener
     call, name, is_batch = listener.call, listener.name, listener.batch_size is not None
@@ -27,7 +27,7 @@ def hooked_listener(listener: Listener, hooks: HookPoints) -> Listener:
         return hooks.before_consume(given if is_batch else (given,), name)
 
     def returned(context: ConsumeContext, result: object) -> None:
-        failures = judge(result, len(context.messages), is_batch=is_batch).failures
+        failures = judge(result, len(context.messages), is_batch=is_batch, in_order=in_order).failures
         hooks.after_consume(context, [None if one is None else one.error or "to be retried" for one in failures])
 
     def raised(context: ConsumeContext, error: BaseException) -> None:

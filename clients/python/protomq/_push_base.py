@@ -193,7 +193,7 @@ class PushBase(OfOneProcess):
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)
         made = Listener.of(listener, batch_size)
-        made = hooked_listener(made, self._hooks)
+        made = hooked_listener(made, self._hooks, in_order=self.options.orderly)
         self._listeners[topic] = made
         self._wanted[topic] = Wanted(topic, made, checked, filter_)
         self._look()

@@ -10,7 +10,8 @@
     returns Suspend(ms)                orderly: its queue waits, and goes on with the same message; else like Retry(delay=ms / 1000)
     raises one of these three          as if it had returned it
 
-A listener of batches says one of these of all its messages, or returns a list with one for each.
+A listener of batches says one of these of all its messages, or returns a list with one for each. In order, a list counts up to its first
+failure: it may be that of a listener that stopped there.
 """
 
 from __future__ import annotations
@@ -159,8 +160,15 @@ class Judgement(NamedTuple):
     nonsense: str = ""
 
 
-def judge(result: object, count: int, *, is_batch: bool = False) -> Judgement:
-    """The meaning of what a listener returned for `count` messages. `is_batch`: it is one of batches, of which one may be alone."""
+BEHIND: Final = Failure({"error": "behind a message that failed"})
+"""In order: nobody knows whether the listener came so far. The message comes again, which counts as no try of it."""
+
+
+def judge(result: object, count: int, *, is_batch: bool = False, in_order: bool = False) -> Judgement:
+    """The meaning of what a listener returned for `count` messages. `is_batch`: it is one of batches, of which one may be alone.
+
+    `in_order`: of a list, all behind the first failure are BEHIND. A body that does not decode is none: the others went to the listener.
+    """
     if isinstance(result, list | tuple):
         # Without a batch, a list is a value like any other, unless it says something of messages.
         is_said = is_batch or count > 1 or any(isinstance(one, Said) or _is_bare(one) for one in result)
@@ -169,7 +177,12 @@ def judge(result: object, count: int, *, is_batch: bool = False) -> Judgement:
             return Judgement([failure_of_text(f"the listener {text}")] * count, f"{text}: {'they come' if count > 1 else 'it comes'} again")
         if len(result) == count:
             parts = [_judge_one(one) for one in result]
-            return Judgement([failure for failure, _ in parts], next((text for _, text in parts if text), ""))
+            failures = [failure for failure, _ in parts]
+            if in_order:
+                is_stop = (failure and not isinstance(said, SchemaError) for said, failure in zip(result, failures, strict=True))
+                first = next((index for index, stops in enumerate(is_stop) if stops), count)
+                failures[first + 1 :] = [BEHIND] * (count - first - 1)
+            return Judgement(failures, next((text for _, text in parts if text), ""))
     failure, nonsense = _judge_one(result)
     return Judgement([failure] * count, nonsense)
 

@@ -33,7 +33,7 @@ from ._message import Message
 from ._pull_logic import Room
 from ._push_backs import Back, BackLine
 from ._push_options import PushOptions
-from ._push_results import Failure, Listener, failure_of_text
+from ._push_results import BEHIND, Failure, Listener, failure_of_text
 from ._send_back import attempt_fields
 from ._types import MessageQueue
 from .errors import CorruptMessageError
@@ -626,8 +626,8 @@ class PushState:
 class InOrder(NamedTuple):
     """What becomes of messages of an orderly queue, by what their listener said.
 
-    `again`: from the first one on that is to be tried again, all that stand behind it. They wait for `delay_ms`. `tried_count`: how many of
-    them have failed.
+    `again`: from the first one on that is to be tried again, or that a failure stands before, all that stand behind it. They wait for
+    `delay_ms`. `tried_count`: how many of them have failed.
     """
 
     done: list[Message]
@@ -643,6 +643,9 @@ def judge_in_order(
     """Judges them, and notes in each message that is to be tried again that it was tried. `retry_count_max`: as of `_is_spent`."""
     judged = InOrder([], [], [], 0, 0)
     for message, failure in zip(messages, failures, strict=True):
+        if failure is BEHIND:
+            judged.again.append(message)
+            continue
         if failure is not None and not failure.is_dead_letter:
             tries = message.own_tries + 1
             if not _is_spent(options, retry_count_max, message, tries):

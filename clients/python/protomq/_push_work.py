@@ -36,7 +36,7 @@ class Worker:
         if listener.batch_size is not None:
             while batch := _next_batch(messages, listener.batch_size):
                 run.current = batch
-                outcome = self._outcome(listener, call, batch, len(batch))
+                outcome = self._outcome(run, call, batch)
                 self._say(run, batch, outcome)
                 if run.is_orderly and outcome is not None and _is_held_up(outcome):
                     return
@@ -55,7 +55,7 @@ class Worker:
                 if result is None:
                     done.append(message)
                     continue
-                judgement = self._judged(listener, result, 1)
+                judgement = self._judged(run, result, 1)
             self._say(run, (message,), judgement)
             if run.is_orderly and _is_held_up(judgement):
                 return
@@ -82,14 +82,14 @@ class Worker:
             if result is None:
                 done.extend(batch)
             else:
-                self._say(run, batch, self._judged(listener, result, len(batch)))
+                self._say(run, batch, self._judged(run, result, len(batch)))
 
-    def _outcome(self, listener: Listener, call: Callable[[Any], Any], given: Any, count: int) -> Judgement | None:
+    def _outcome(self, run: Run, call: Callable[[Any], Any], batch: Sequence[Message]) -> Judgement | None:
         try:
-            result = call(given)
+            result = call(batch)
         except BaseException as error:
-            return self._raised(listener, error, count)
-        return None if result is None else self._judged(listener, result, count)
+            return self._raised(run.listener, error, len(batch))
+        return None if result is None else self._judged(run, result, len(batch))
 
     def _say(self, run: Run, messages: Sequence[Message], judgement: Judgement | None) -> None:
         if judgement is None:
@@ -115,8 +115,9 @@ class Worker:
             return "is dropped"
         return "is a dead letter" if isinstance(error, SchemaError) else "comes again while its group has retries left"
 
-    def _judged(self, listener: Listener, result: object, count: int) -> Judgement:
-        judgement = judge(result, count, is_batch=listener.batch_size is not None)
+    def _judged(self, run: Run, result: object, count: int) -> Judgement:
+        listener = run.listener
+        judgement = judge(result, count, is_batch=listener.batch_size is not None, in_order=run.is_orderly)
         if judgement.nonsense and self._seldom.is_due((listener.name, "nonsense")):
             logger.warning("%s %s", listener.name, judgement.nonsense)
         return judgement

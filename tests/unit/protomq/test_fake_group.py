@@ -125,7 +125,7 @@ def test_batches_have_a_result_for_each_message() -> None:
 def test_an_orderly_batch_is_of_one_queue_and_waits_at_its_first_message_that_fails() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100)
     seen: list[list[str]] = []
-    results: list[object] = [[None, Reject("no"), Suspend(50), None], None, RuntimeError("all"), None]
+    results: list[object] = [[None, Reject("no"), Suspend(50), None], None, [Suspend(50), None, None], RuntimeError("all"), None]
 
     def listen(batch: list[Message]) -> object:
         seen.append([f"{message.body.decode()}.{message.attempt}" for message in batch])
@@ -147,7 +147,8 @@ def test_an_orderly_batch_is_of_one_queue_and_waits_at_its_first_message_that_fa
     group.deliver()
     group.advance(0.1)
     group.deliver()
-    assert seen == [["a0.0", "a1.0", "a2.0", "a3.0"], ["b0.0", "b1.0"], ["a2.1", "a3.0", "a4.0"], ["a2.2", "a3.1", "a4.1"]]
+    tried = [["a2.0", "a3.0", "a4.0"], ["a2.1", "a3.0", "a4.0"], ["a2.2", "a3.1", "a4.1"]]
+    assert seen == [["a0.0", "a1.0", "a2.0", "a3.0"], ["b0.0", "b1.0"], *tried]
     assert [one.body for one in group.done] == [b"a0", b"b0", b"b1", b"a2", b"a3", b"a4"]
     assert [one.message.body for one in group.dead_letters] == [b"a1"]
 

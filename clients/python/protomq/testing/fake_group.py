@@ -391,8 +391,9 @@ class FakeGroup:
 
         messages = deque(one.message for one in batch)
         listener = member.consumer._wanted[_topic_of(messages[0])].listener
-        run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0)
-        comes_again = not member.consumer.options.broadcast
+        options = member.consumer.options
+        run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0, options.orderly)
+        comes_again = not options.broadcast
         worker = Worker(settle, SaidSeldom(self.clock.monotonic), comes_again=comes_again)
         return run, worker, lambda: self._ended(member, batch, run, failed, comes_again)
 
