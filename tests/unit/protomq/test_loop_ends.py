@@ -272,7 +272,8 @@ async def test_who_waits_for_a_line_whose_task_is_cancelled_gets_an_error(turn_c
 @every_end
 def test_acknowledgements_go_out_in_the_next_loop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = AsyncSimpleConsumer("g", namesrv="127.0.0.1:1")
-    is_stuck, told = True, []
+    is_stuck = True
+    told: list[bytes] = []
 
     def ack(acked: list[Message]) -> Any:
         return acked

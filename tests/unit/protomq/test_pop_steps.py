@@ -610,9 +610,9 @@ def test_an_ack_whose_answer_was_lost_stays_unknown_where_the_broker_has_forgott
     assert (caught.value.retriable, caught.value.metadata["acknowledged"]) == (True, "unknown")
     brokers.failures["a"] = [deadline := DeadlineExceededError("not on disk in time", metadata={"limit": "5"}), StaleReceiptError("gone")]
     deadline.definite = False
-    with pytest.raises(DeadlineExceededError, match="may be acknowledged") as caught:
+    with pytest.raises(DeadlineExceededError, match="may be acknowledged") as late:
         brokers.run(brokers.steps.ack(messages))
-    assert caught.value.metadata == {"limit": "5", "acknowledged": "unknown"}
+    assert late.value.metadata == {"limit": "5", "acknowledged": "unknown"}
     brokers.failures["a"] = [StaleReceiptError("not yours")]
     with pytest.raises(StaleReceiptError):
         brokers.run(brokers.steps.ack(messages))
