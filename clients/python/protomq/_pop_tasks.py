@@ -52,6 +52,7 @@ class HandlerTasks:
         self._acknowledging: set[str] = set()
         self._closing = Closing(None)
         self._caller: asyncio.Task[Any] | None = None
+        self._cancelled_before = 0
         self._was_cancelled = False
 
     @property
@@ -62,7 +63,7 @@ class HandlerTasks:
     @property
     def is_cancelled(self) -> bool:
         """Whether the call was cancelled: it gives back what it has, also when the consumer is closed then."""
-        return self._was_cancelled or (self._caller is not None and self._caller.cancelling() > 0)
+        return self._was_cancelled or (self._caller is not None and self._caller.cancelling() > self._cancelled_before)
 
     @property
     def begins_handlers(self) -> bool:
@@ -86,6 +87,8 @@ class HandlerTasks:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
         timeout_s = self.handling.options.drain_timeout_s
         self._caller = asyncio.current_task()
+        if self._caller is not None:  # Its caller may have caught a cancellation, and gone on.
+            self._cancelled_before = self._caller.cancelling()
         watch = LoopWatch(lambda: [self._handler]) if self._handler.is_coroutine else None
         try:
             while (count := await self._wait_for_room()) > 0:
