@@ -440,6 +440,6 @@ def test_calls_that_a_server_holds_end_with_their_client(protomq_server: Broker,
         wait_for(lambda: pulled.poll(0.1) is not None and "Pull" in hook.methods)
     wait_for(lambda: not hook.calls, 10.0)
     hook = Open()
-    with TransactionProducer("hooked-held", lambda _: None, topics=["hooked-held"], hooks=[hook], **settings):
+    with TransactionProducer("hooked-held", lambda _: TransactionDecision.UNKNOWN, topics=["hooked-held"], hooks=[hook], **settings):
         wait_for(lambda: "WaitForChecks" in hook.methods)
     wait_for(lambda: not hook.calls, 10.0)
