@@ -322,7 +322,7 @@ def test_a_close_cancels_coroutines_and_one_that_ends_all_the_same_is_not_acknow
         return await run(*arguments)
 
     run, caught_before = world._handle_in_tasks, concurrency == 1
-    world._handle_in_tasks = handle_in_tasks  # type: ignore[method-assign]
+    world._handle_in_tasks = handle_in_tasks  # type: ignore[method-assign,assignment]
     world.brokers.messages["a"].append(b"x")
     began_s = time.monotonic()
     assert world.handle(handler, invisible_s=60.0, concurrency=concurrency, drain_timeout_s=WAIT_S) == (0, 0, 1)
