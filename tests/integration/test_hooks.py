@@ -407,3 +407,39 @@ def test_spans_of_every_client_say_where_the_broker_is(protomq_server: Broker, p
     for span in exporter.get_finished_spans():
         attributes = span.attributes or {}
         assert (attributes.get("server.address"), attributes.get("server.port")) == (host, int(port)), span.name
+
+
+class Open(Hook):
+    """Calls that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, CallContext] = {}
+        self.methods: set[str] = set()
+
+    def before_call(self, context: CallContext) -> None:
+        self.calls[id(context)] = context
+        self.methods.add(context.method.split("/")[-1])
+
+    def after_call(self, context: CallContext) -> None:
+        del self.calls[id(context)]
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_calls_that_a_server_holds_end_with_their_client(protomq_server: Broker, transport: Any) -> None:
+    send(protomq_server, "hooked-held", [b"x"])
+    settings: Any = {"namesrv": protomq_server.namesrv, "transport": transport}
+    hook = Open()
+    pushed = PushConsumer("hooked-held", hooks=[hook], **settings)
+    pushed.subscribe("hooked-held", lambda _: None)
+    with pushed:
+        wait_for(lambda: "Pull" in hook.methods)
+    wait_for(lambda: not hook.calls, 10.0)
+    hook = Open()
+    with PullConsumer("hooked-held", hooks=[hook], **settings) as pulled:
+        pulled.subscribe("hooked-held")
+        wait_for(lambda: pulled.poll(0.1) is not None and "Pull" in hook.methods)
+    wait_for(lambda: not hook.calls, 10.0)
+    hook = Open()
+    with TransactionProducer("hooked-held", lambda _: TransactionDecision.UNKNOWN, topics=["hooked-held"], hooks=[hook], **settings):
+        wait_for(lambda: "WaitForChecks" in hook.methods)
+    wait_for(lambda: not hook.calls, 10.0)

@@ -444,3 +444,71 @@ def test_what_is_wrong_is_said(broker: Broker) -> None:
         (message,) = consumer.receive("wrong")
         with pytest.raises(ConfigurationError, match="is not being handled"):
             consumer.hold(message)
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+@pytest.mark.parametrize("concurrency", [1, 20], ids=["no slot is free", "slots are free"])
+def test_a_close_ends_handle_at_once_and_its_handler_is_told(broker: Broker, concurrency: int, transport: Any) -> None:
+    topic = f"closed-{transport}-{concurrency}"
+    fill(broker, topic, [b"x"])
+    begun, goes_on = threading.Event(), threading.Event()
+    told: list[str] = []
+    consumer = SimpleConsumer("group", namesrv=broker.namesrv, transport=transport)
+
+    def handler(message: Message) -> None:
+        begun.set()
+        goes_on.wait(WAIT_S)
+        with pytest.raises(StaleReceiptError, match="its consumer was closed"):
+            consumer.hold(message).check()
+        told.append("lost")
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(consumer.handle, topic, handler, concurrency=concurrency, invisible_s=0.6, drain_timeout_s=600.0)
+        assert begun.wait(WAIT_S)
+        consumer.close()
+        assert result.result(PATIENCE_S) == HandledCounts(0, 0, 0)
+    with SimpleConsumer("group", namesrv=broker.namesrv) as other:
+        (message,) = other.receive(topic, hold_s=WAIT_S, invisible_s=600)
+        goes_on.set()
+        wait_for(lambda: bool(told))
+        assert (attempt_of(message), other.ack(message)) == (2, [])
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+@pytest.mark.parametrize("concurrency", [1, 20], ids=["no slot is free", "slots are free"])
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+async def test_a_close_ends_handle_of_a_loop_alike(broker: Broker, concurrency: int, transport: Any, kind: str) -> None:
+    topic = f"closed-{kind}-{transport}-{concurrency}"
+    await asyncio.to_thread(fill, broker, topic, [b"x"])
+    begun, goes_on = asyncio.Event(), threading.Event()
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    consumer = AsyncSimpleConsumer("group", namesrv=broker.namesrv, transport=transport)
+
+    def look(message: Message) -> None:
+        with pytest.raises(StaleReceiptError, match="its consumer was closed"):
+            consumer.hold(message).check()
+        told.append("lost")
+
+    async def coroutine(message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            look(message)
+
+    def function(message: Message) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        goes_on.wait(WAIT_S)
+        look(message)
+
+    handler: Any = coroutine if kind == "coroutine" else function
+    call = asyncio.create_task(consumer.handle(topic, handler, concurrency=concurrency, invisible_s=0.6, drain_timeout_s=600.0))
+    await asyncio.wait_for(begun.wait(), WAIT_S)
+    await asyncio.wait_for(consumer.close(), PATIENCE_S)
+    assert await asyncio.wait_for(call, PATIENCE_S) == HandledCounts(0, 0, 0)
+    async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as other:
+        (message,) = await other.receive(topic, hold_s=WAIT_S, invisible_s=600)
+        goes_on.set()
+        await asyncio.to_thread(wait_for, lambda: bool(told))
+        assert (attempt_of(message), await other.ack(message)) == (2, [])

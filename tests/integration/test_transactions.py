@@ -71,6 +71,29 @@ def received(broker: Broker, topic: str, count: int) -> list[bytes]:
     return sorted(found)
 
 
+LEFT_OPEN = """
+import sys
+from protomq import TransactionDecision, TransactionProducer
+producer = TransactionProducer("left", lambda _: TransactionDecision.UNKNOWN, namesrv=sys.argv[1], transport=sys.argv[2])
+for number in range(50):
+    producer.send(sys.argv[3], b"%02d" % number, execute=lambda _: None, wait_for_end=False)
+"""
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_decisions_on_their_way_are_told_when_the_program_ends(protomq_server: Broker, transport: str) -> None:
+    topic = f"left-{transport}"
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.create_topic(topic)
+    for turn in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", LEFT_OPEN, protomq_server.namesrv, transport, topic],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+        assert len(received(protomq_server, topic, 50 * (turn + 1))) == 50 * (turn + 1)
+
+
 def never(_: TransactionCheck) -> TransactionDecision:
     raise AssertionError("nobody is to be asked")
 

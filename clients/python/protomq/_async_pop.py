@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
+from weakref import WeakSet
 
 from . import _forks
 from ._async_acks import AckGatherer
@@ -101,6 +103,9 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._giving_back: set[asyncio.Task[None]] = set()
         self._acks = AckGatherer(self._steps, self._driver.run)
         self._handlers: set[HandlerTasks] = set()
+        self._handlings: WeakSet[Handling] = WeakSet()
+        """As in SimpleConsumer. Handlers on threads ask, too."""
+        self._handlings_lock = threading.Lock()
 
     @property
     def group(self) -> str:
@@ -182,8 +187,8 @@ class AsyncSimpleConsumer(OfOneProcess):
     ) -> HandledCounts:
         """See SimpleConsumer.handle. `handler` is a coroutine function, with a task for each message, or a function, with a thread.
 
-        Coroutines that still run `drain_timeout_s` after a stop are cancelled, and all of them when the call is, which then takes up
-        to 2 s. Their messages are given back.
+        Coroutines that still run `drain_timeout_s` after `request_stop` are cancelled, and all of them when the call is, which then takes
+        up to 2 s. Their messages are given back. `close` cancels all of them, and gives nothing back.
         """
         self._check_open()
         function = hooked_listener(Listener.of(handler), self._hooks)
@@ -195,6 +200,8 @@ class AsyncSimpleConsumer(OfOneProcess):
         tasks = HandlerTasks(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
         check_alone(tasks.handling, [others.handling for others in self._handlers if others.begins_handlers])
         self._handlers.add(tasks)
+        with self._handlings_lock:
+            self._handlings.add(tasks.handling)
         try:
             return await tasks.work()
         finally:
@@ -205,7 +212,9 @@ class AsyncSimpleConsumer(OfOneProcess):
 
     def hold(self, message: Message) -> Hold:
         """See SimpleConsumer.hold."""
-        return hold_of(message, [tasks.handling for tasks in self._handlers])
+        with self._handlings_lock:
+            handlings = list(self._handlings)
+        return hold_of(message, handlings)
 
     def request_stop(self) -> None:
         """Every `handle` returns soon: within 2 s, and when its handlers have."""
@@ -232,13 +241,15 @@ class AsyncSimpleConsumer(OfOneProcess):
             raise ConfigurationError("this simple consumer belongs to another event loop, which is still open: close it there")
         self._enter_loop()
         self._closed = self._steps.is_closed = True
-        self.request_stop()
+        for tasks in self._handlers:
+            tasks.stop()
+            tasks.close()
         await self._closing.wait(self._end, self._end, self._transport.abort)
 
     async def _end(self) -> None:
         """May be called again where it was cut off."""
         # Calls of `handle` that were cancelled, and not waited for.
-        if ending := [tasks.ending for tasks in self._handlers if tasks.ending is not None]:
+        if ending := [tasks.ending for tasks in self._handlers if tasks.ending is not None and tasks.is_cancelled]:
             await asyncio.wait(ending, timeout=RECEIVE_HOLD_S + GIVE_BACK_S)
         await self._end_late()
         await self._routes.close()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
-from . import _methods
+from . import _forks, _methods
 from ._hook_points import HookPoints
 from ._pull_multiplexer import Outcome, PullMultiplexer
 from ._transport import SyncTransport
 from ._transport_options import LongHold, TransportOptions
 from ._types import BrokerAddress, MethodInfo
+from .errors import ClosedError
 from .hooks import CallContext
+
+HELD: Final = frozenset({_methods.WAIT_FOR_CHECKS.method_id})
+"""A server holds them for longer than a close waits: their threads go on until then."""
 
 
 class HookedTransport(SyncTransport):
@@ -20,6 +25,8 @@ class HookedTransport(SyncTransport):
     def __init__(self, options: TransportOptions | None, hooks: HookPoints) -> None:
         super().__init__(options)
         self.hooks = hooks
+        self._held: dict[int, CallContext] = {}
+        """By the ids of the contexts."""
 
     def call(
         self,
@@ -32,13 +39,25 @@ class HookedTransport(SyncTransport):
     ) -> bytes:
         """See SyncTransport.call."""
         context = self.hooks.before_call(address, method, sum(map(len, payload)), timeout_s, one_way)
+        is_held = method.method_id in HELD
+        if is_held:
+            self._held[id(context)] = context
+        outcome: bytes | BaseException = b""
         try:
-            answer = super().call(address, method, payload, timeout_s, one_way=one_way)
+            outcome = super().call(address, method, payload, timeout_s, one_way=one_way)
         except BaseException as error:
-            self.hooks.after_call(context, error)
+            outcome = error
             raise
-        self.hooks.after_call(context, answer)
-        return answer
+        finally:
+            if not is_held or self._held.pop(id(context), None) is not None:
+                self.hooks.after_call(context, outcome)
+        return outcome
+
+    def close(self) -> None:
+        """See SyncTransport.close."""
+        super().close()
+        if self._fork_count == _forks.fork_count:
+            _tell_closed(self.hooks, self._held)
 
 
 class HookedMultiplexer(PullMultiplexer):
@@ -64,6 +83,24 @@ class HookedMultiplexer(PullMultiplexer):
             if context is not None:
                 self._hooks.after_call(context, outcome.result)
         return outcomes
+
+    def close(self) -> None:
+        """See PullMultiplexer.close."""
+        super().close()
+        _tell_closed(self._hooks, self._contexts)
+
+    def abandon(self) -> None:
+        """See PullMultiplexer.abandon."""
+        self._contexts.clear()
+        super().abandon()
+
+
+def _tell_closed(hooks: HookPoints, under_way: dict[Any, CallContext]) -> None:
+    """Of calls that a server holds while their client is closed."""
+    while under_way:
+        with suppress(KeyError):  # It has ended in its thread just now.
+            _, context = under_way.popitem()
+            hooks.after_call(context, ClosedError("the client was closed while a server held the call"))
 
 
 def transport_with(options: TransportOptions | None, hooks: HookPoints) -> SyncTransport:

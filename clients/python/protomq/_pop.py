@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Final, Literal
+from weakref import WeakSet
 
 from . import _methods
 from ._checks import check_flag, explain_unknown_settings
@@ -131,6 +132,8 @@ class SimpleConsumer(OfOneProcess):
         self._closed = False
         self._handlers: set[HandlerThreads] = set()
         self._handlers_lock = threading.Lock()
+        self._handlings: WeakSet[Handling] = WeakSet()
+        """Also those whose `handle` is over while a handler runs, whose thread has them."""
 
     @property
     def group(self) -> str:
@@ -247,7 +250,8 @@ class SimpleConsumer(OfOneProcess):
 
         While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15 minutes)
         have passed. If the broker refuses to renew, another member has the message: `hold(message).is_lost` says so, and the handler's
-        result does not count (`HandledCounts.refused`). A stop waits up to `drain_timeout_s` for running handlers.
+        result does not count (`HandledCounts.refused`). `request_stop` waits up to `drain_timeout_s` for running handlers. `close` waits
+        for none, and nothing is acknowledged after it.
 
         Up to `ahead` messages (0 to 1,024), and 4 MiB, wait here for a handler and are renewed meanwhile. They are no more than
         handlers lately finished in a quarter of a second. A stop gives them back at once.
@@ -272,6 +276,7 @@ class SimpleConsumer(OfOneProcess):
         with self._handlers_lock:
             check_alone(threads.handling, [others.handling for others in self._handlers if others.begins_handlers])
             self._handlers.add(threads)
+            self._handlings.add(threads.handling)
         try:
             return threads.work()
         finally:
@@ -280,7 +285,9 @@ class SimpleConsumer(OfOneProcess):
 
     def hold(self, message: Message) -> Hold:
         """Returns whether a message still belongs to its running handler of `handle`. Raises ConfigurationError for any other message."""
-        return hold_of(message, [threads.handling for threads in list(self._handlers)])
+        with self._handlers_lock:
+            handlings = list(self._handlings)
+        return hold_of(message, handlings)
 
     def request_stop(self) -> None:
         """Makes every `handle` return within 2 s after its handlers have. Handlers and signal handlers may call it, too."""
@@ -303,11 +310,16 @@ class SimpleConsumer(OfOneProcess):
         """Closes all connections. What was not acknowledged comes to others when its time is up. What is on its way to a `receive` that is
         over is given back before, which takes a second at most.
 
+        `handle` ends then, too. Its handlers that run are not waited for: coroutines are cancelled, threads go on. Nothing is
+        acknowledged or given back for them: their messages come to others, and `hold(message).check()` raises. So call `request_stop`
+        first, and let `handle` return, to have them finish.
+
         A `receive` that waits in another thread ends with ClosedError. What a broker has sent for it is given back, too.
         """
         until_s = time.monotonic() + GIVE_BACK_S
         self._closed = self._steps.is_closed = True
-        self.request_stop()
+        for threads in list(self._handlers):
+            threads.close()
         if self._tracer is not None:
             self._tracer.close()
         self._steps.late.close()

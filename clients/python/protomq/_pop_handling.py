@@ -11,7 +11,9 @@ Rules:
 - Messages may wait for a handler, renewed like those that are handled: as many as handlers have lately finished in AHEAD_S. So quick
   handlers need not wait for a broker, and slow ones keep nothing from other members.
 - A receipt is good until somebody else has the message, also behind its time. So an end is always told to the broker, which knows, except
-  where a renewal was refused before.
+  where a renewal was refused before. Behind its time nobody but the broker knows, so its handler is told that it is lost.
+- Times count on a clock that goes on while the machine sleeps, as the broker's does meanwhile.
+- When the consumer is closed, nothing is told any more, and all that it has is lost.
 """
 
 from __future__ import annotations
@@ -66,6 +68,13 @@ LEVELS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600
 level 3.
 """
 FIRST_RETRY_LEVEL: Final = 3
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux: CLOCK_MONOTONIC stands still there while the machine sleeps."""
+
+
+def clock_s() -> float:
+    """The time by which messages are held."""
+    return time.clock_gettime(_CLOCK)
 
 
 class HandledCounts(NamedTuple):
@@ -103,44 +112,76 @@ class Hold:
     """For how long a message that is being handled is nobody else's. Any thread.
 
     Attributes:
-        is_lost: the broker refused to renew: somebody else has the message, or it is a dead letter. What the handler says counts no more.
+        is_refused: the broker refused to renew: somebody else has the message, or it is a dead letter. What the handler says counts no
+            more.
         is_being_renewed: the broker is asked, and has not answered yet.
         is_begun: its handler was called.
         renewed_count: how often its time was renewed.
     """
 
-    __slots__ = ("_began_s", "_next_s", "is_begun", "is_being_renewed", "is_lost", "message", "renewed_count")
+    __slots__ = ("_began_s", "_holds", "_next_s", "_until_s", "is_begun", "is_being_renewed", "is_refused", "message", "renewed_count")
 
-    def __init__(self, message: Message, began_s: float, next_s: float) -> None:
+    def __init__(self, message: Message, holds: Holds, began_s: float) -> None:
         self.message = message
-        self.is_lost = self.is_being_renewed = self.is_begun = False
+        self.is_refused = self.is_being_renewed = self.is_begun = False
         self.renewed_count = 0
+        self._holds = holds
         self._began_s = began_s
-        self._next_s = next_s
+        self._is_held_from(began_s)
+
+    def _is_held_from(self, now_s: float) -> None:
+        invisible_s = self._holds.invisible_s
+        self._next_s, self._until_s = now_s + invisible_s * RENEW_AT, now_s + invisible_s
 
     def begin(self, now_s: float) -> None:
         """A handler has it from now on, which may have it as long as it may."""
         self._began_s = now_s
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody else has the message, or may have it: the broker refused to renew it, its time is up, or its consumer was
+        closed.
+
+        Where its time is up, a renewal may still succeed. Then it is not lost.
+        """
+        return bool(self._why_lost())
+
     def check(self) -> None:
         """Raises StaleReceiptError where it is lost: call it before what must not be done twice."""
-        if self.is_lost:
-            raise StaleReceiptError(
-                f"message {self.message.message_id} of {self.message.topic!r} is not held any more: somebody else has it"
-            )
+        if why := self._why_lost():
+            raise StaleReceiptError(f"message {self.message.message_id} of {self.message.topic!r} is not held any more: {why}")
+
+    def _why_lost(self) -> str:
+        """Looks at the clock itself: the thread that renews may have been stopped, too."""
+        if self.is_refused:
+            return "somebody else has it"
+        if self._holds.is_closed:
+            return "its consumer was closed, so nobody renews it, and somebody else gets it"
+        late_s = self._holds.clock() - self._until_s
+        if late_s >= 0:
+            return f"its time was up {late_s:.3f} s ago, and it has not been renewed; somebody else may have it"
+        return ""
 
 
 class Holds:
-    """The messages that are being handled. Any thread."""
+    """The messages that are being handled. Any thread.
 
-    def __init__(self, options: HandlingOptions) -> None:
+    Attributes:
+        is_closed: nobody renews them any more.
+        invisible_s: for how long the broker holds a message at a time.
+    """
+
+    def __init__(self, options: HandlingOptions, clock: Callable[[], float] = clock_s) -> None:
         self._options = options
+        self.clock = clock
+        self.is_closed = False
+        self.invisible_s = options.invisible_s
         self._lock = threading.Lock()
         self._holds: dict[int, Hold] = {}
 
     def begin(self, message: Message, now_s: float) -> Hold:
         """The message has just been received, and goes to a handler, or waits for one."""
-        hold = Hold(message, now_s, now_s + self._options.invisible_s * RENEW_AT)
+        hold = Hold(message, self, now_s)
         with self._lock:
             self._holds[id(message)] = hold
         return hold
@@ -194,11 +235,11 @@ class Holds:
             hold.is_being_renewed = False
             if id(hold.message) not in lost:
                 hold.renewed_count += 1
-                hold._next_s = asked_s + self._options.invisible_s * RENEW_AT
+                hold._is_held_from(asked_s)
                 continue
             hold._next_s = float("inf")
             if id(hold.message) in self._holds:  # Else it was acknowledged meanwhile.
-                hold.is_lost = True
+                hold.is_refused = True
                 logger.warning(
                     "message %s of %s is handled, and held no more: somebody else has it", hold.message.message_id, hold.message.topic
                 )
@@ -256,7 +297,7 @@ class Ahead:
         while self._waiting and not stops:
             hold = self._waiting.popleft()
             self._size_bytes -= hold.message.size_bytes
-            if not hold.is_lost:
+            if not hold.is_refused:
                 hold.begin(now_s)
                 return hold
         self.busy_count -= 1
@@ -264,7 +305,7 @@ class Ahead:
 
     def clear(self) -> list[Hold]:
         """What waits, which no handler gets any more."""
-        holds = [hold for hold in self._waiting if not hold.is_lost]
+        holds = [hold for hold in self._waiting if not hold.is_refused]
         self._waiting.clear()
         self._size_bytes = 0
         return holds
@@ -280,12 +321,12 @@ class Handling:
     """Any thread. What the drivers of both flavours share: the wish, the holds, and what came of messages."""
 
     def __init__(
-        self, steps: PopSteps, wish: PopWish, options: HandlingOptions, name: str, clock: Callable[[], float] = time.monotonic
+        self, steps: PopSteps, wish: PopWish, options: HandlingOptions, name: str, clock: Callable[[], float] = clock_s
     ) -> None:
         """`name`: of the handler, for the log."""
         self.wish = wish
         self.options = options
-        self.holds = Holds(options)
+        self.holds = Holds(options, clock)
         self.name = name
         self._clock = clock
         self._lock = threading.Lock()
@@ -299,6 +340,31 @@ class Handling:
     def counts(self) -> HandledCounts:
         """What came of the messages so far."""
         return self._counts
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.holds.is_closed
+
+    def close(self) -> None:
+        """Nothing is told any more, and all messages are lost. Takes no lock: a signal's handler may have it called."""
+        self.holds.is_closed = True
+
+    def say_closed(self, count: int) -> None:
+        """`count` handlers ran when the consumer was closed."""
+        if count:
+            logger.warning(
+                "%d messages are still with %s, and its consumer is closed: they come to others when their time is up; "
+                "request_stop() waits for handlers",
+                count, self.name,
+            )  # fmt: skip
+
+    def handed_out_s(self, asked_s: float) -> float:
+        """When the broker handed out what a `receive` has just returned that began at `asked_s`, at the latest.
+
+        It is now, unless this process stood still while its answer was there.
+        """
+        return min(self._clock(), asked_s + self.wish.hold_s)
 
     def judged(self, result: object) -> Failure | None:
         """What a handler's result means; None: done."""
@@ -340,6 +406,8 @@ class Handling:
 
     def renew(self, holds: Sequence[Hold]) -> Steps[None]:
         """Holds messages of one broker for longer."""
+        if self.is_closed:
+            return
         asked_s = self._clock()
         messages = [hold.message for hold in holds]
         try:
@@ -348,13 +416,17 @@ class Handling:
         except StaleReceiptError:
             stale = messages
         except Exception as error:
-            logger.warning("%d messages could not be held for longer: %r; it is tried again", len(holds), error)
+            if not self.is_closed:
+                logger.warning("%d messages could not be held for longer: %r; it is tried again", len(holds), error)
             self.holds.not_renewed(holds, self._clock())
             return
         self.holds.renewed(holds, stale, asked_s)
 
     def acknowledge(self, holds: Sequence[Hold]) -> Steps[None]:
         """Their handlers have returned. All are of one broker."""
+        if self.is_closed:
+            self._count(refused=len(holds))
+            return
         messages = [hold.message for hold in holds]
         try:
             stale = yield from self._steps.ack(messages)
@@ -371,6 +443,9 @@ class Handling:
 
     def fail(self, hold: Hold, failure: Failure) -> Steps[None]:
         """Its handler has not done it."""
+        if self.is_closed:
+            self._count(refused=1)
+            return
         message = hold.message
         delay_s = delay_s_of(message, failure)
         if delay_s > INVISIBLE_MAX_S:
@@ -399,6 +474,8 @@ class Handling:
 
         That of which no handler has seen anything counts as no delivery.
         """
+        if self.is_closed:
+            return
         unseen = [hold.message for hold in holds if not hold.is_begun]
         if unseen:
             yield from self._steps.give_back(unseen)

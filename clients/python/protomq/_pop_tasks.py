@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from ._closing import Closing
 from ._daemon_threads import DaemonThreads
 from ._loop_watch import LoopWatch
 from ._message import Message
-from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, logger
+from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, clock_s, logger
 from ._pop_steps import PopSteps
 from ._push_results import Listener
 from ._steps import Steps, T
@@ -52,11 +51,19 @@ class HandlerTasks:
         """As in HandlerThreads."""
         self._acknowledging: set[str] = set()
         self._closing = Closing(None)
+        self._caller: asyncio.Task[Any] | None = None
+        self._cancelled_before = 0
+        self._was_cancelled = False
 
     @property
     def ending(self) -> asyncio.Future[None] | None:
-        """What gives messages back when the call ends, also where it was cancelled once more meanwhile."""
+        """What ends the call, also where it was cancelled once more meanwhile."""
         return self._closing.task
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the call was cancelled: it gives back what it has, also when the consumer is closed then."""
+        return self._was_cancelled or (self._caller is not None and self._caller.cancelling() > self._cancelled_before)
 
     @property
     def begins_handlers(self) -> bool:
@@ -68,16 +75,29 @@ class HandlerTasks:
         self._stops = True
         self._changed.set()
 
+    def close(self) -> None:
+        """Ends it at once: nothing is told any more, and coroutines that run are cancelled."""
+        if self.is_cancelled or self.handling.is_closed:
+            return
+        self.handling.close()
+        self.handling.say_closed(self._cancel_handlers())
+        self.stop()
+
     async def work(self) -> HandledCounts:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
         timeout_s = self.handling.options.drain_timeout_s
+        self._caller = asyncio.current_task()
+        if self._caller is not None:  # Its caller may have caught a cancellation, and gone on.
+            self._cancelled_before = self._caller.cancelling()
         watch = LoopWatch(lambda: [self._handler]) if self._handler.is_coroutine else None
         try:
             while (count := await self._wait_for_room()) > 0:
-                self._begin(await self._receive(count))
+                asked_s = clock_s()
+                self._begin(await self._receive(count), asked_s)
         except ClosedError:
             pass
         except asyncio.CancelledError:
+            self._was_cancelled = True
             timeout_s = 0.0
             raise
         finally:
@@ -86,7 +106,9 @@ class HandlerTasks:
             try:
                 await self._closing.wait(partial(self._end, timeout_s), partial(self._end, 0.0), self._end_renewals)
             except asyncio.CancelledError:
-                self._cancel_handlers()
+                self._was_cancelled = True
+                if not self.handling.is_closed:
+                    self._cancel_handlers()
                 raise
         return self.handling.counts
 
@@ -105,7 +127,7 @@ class HandlerTasks:
     async def _wait_for_room(self) -> int:
         """How many messages to receive; 0: it is stopped."""
         while not self._stops:
-            if count := self._ahead.room(time.monotonic()):
+            if count := self._ahead.room(clock_s()):
                 return count
             await self._wait_for_change(LONG_S)
         return 0
@@ -134,10 +156,10 @@ class HandlerTasks:
         self.handling.received(None)
         return messages
 
-    def _begin(self, messages: Sequence[Message]) -> None:
-        now_s = time.monotonic()
+    def _begin(self, messages: Sequence[Message], asked_s: float) -> None:
+        handed_out_s = self.handling.handed_out_s(asked_s)
         for message in messages:
-            hold = self.handling.holds.begin(message, now_s)
+            hold = self.handling.holds.begin(message, handed_out_s)
             broker_name = message.queue.broker_name
             if broker_name not in self._renewing:
                 self._renewing[broker_name] = asyncio.get_running_loop().create_task(self._renew_until_end(broker_name))
@@ -151,7 +173,7 @@ class HandlerTasks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        now_s = time.monotonic()
+        now_s = clock_s()
         self._ahead.ended(now_s)
         hold = self._ahead.next(now_s, stops=self._stops)
         if hold is not None:
@@ -173,7 +195,7 @@ class HandlerTasks:
         except BaseException as error:
             failure = handling.raised(error)
         handling.holds.end(hold)
-        if hold.is_lost:
+        if hold.is_refused:
             handling.lost(hold)
         elif failure is None:
             await self._acknowledge(hold)
@@ -205,8 +227,8 @@ class HandlerTasks:
     async def _renew_until_end(self, broker_name: str) -> None:
         holds = self.handling.holds
         while True:
-            await asyncio.sleep(holds.next_due_in_s(broker_name, time.monotonic()))
-            if due := holds.due(broker_name, time.monotonic()):
+            await asyncio.sleep(holds.next_due_in_s(broker_name, clock_s()))
+            if due := holds.due(broker_name, clock_s()):
                 await self._run(self.handling.renew(due))
                 async with self._renewed:
                     self._renewed.notify_all()
@@ -214,7 +236,7 @@ class HandlerTasks:
     async def _wait_for_renewals(self, holds: Sequence[Hold]) -> None:
         """As in HandlerThreads."""
         async with self._renewed:
-            await self._renewed.wait_for(lambda: not any(hold.is_being_renewed for hold in holds))
+            await self._renewed.wait_for(lambda: self.handling.is_closed or not any(hold.is_being_renewed for hold in holds))
 
     async def _drain(self, timeout_s: float) -> None:
         """Gives back what waits, and waits for handlers that run; coroutines are cancelled then, and their messages given back."""
@@ -226,11 +248,12 @@ class HandlerTasks:
             await self._run(self.handling.give_back(waiting))
         if self._tasks and timeout_s:
             await asyncio.wait(self._tasks, timeout=timeout_s)
-        self._cancel_handlers()
+        if not self.handling.is_closed:
+            self._cancel_handlers()
         holds = self.handling.holds
         await asyncio.gather(*self._tasks, return_exceptions=True)
         goes_on = not self._handler.is_coroutine
-        left = [hold for hold in holds.all() if not (hold.is_lost or (goes_on and hold.is_begun))]
+        left = [hold for hold in holds.all() if not (hold.is_refused or (goes_on and hold.is_begun))]
         left += await self._received_last()
         if left:
             for hold in left:
@@ -238,11 +261,15 @@ class HandlerTasks:
             await self._wait_for_renewals(left)
             await self._run(self.handling.give_back(left))
 
-    def _cancel_handlers(self) -> None:
+    def _cancel_handlers(self) -> int:
+        """How many run."""
+        count = 0
         for task, hold in self._tasks.items():
             # Else its handler has returned, and the broker is being told.
             if self.handling.holds.find(hold.message):
                 task.cancel()
+                count += 1
+        return count
 
     async def _received_last(self) -> list[Hold]:
         """Of the `receive` that was under way when the call was cancelled: at the broker it goes on, and would get what is given back."""
@@ -251,4 +278,4 @@ class HandlerTasks:
         (messages,) = await asyncio.gather(self._receiving, return_exceptions=True)
         if isinstance(messages, BaseException):
             return []
-        return [self.handling.holds.begin(message, time.monotonic()) for message in messages]
+        return [self.handling.holds.begin(message, clock_s()) for message in messages]

@@ -10,7 +10,6 @@ Each broker is told by itself: one that does not answer holds up nothing of anot
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 from ._daemon_threads import DaemonThreads
 from ._message import Message
-from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, logger
+from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, clock_s, logger
 from ._pop_steps import PopSteps
 from ._push_results import Listener
 from ._steps import Steps, T
@@ -63,11 +62,18 @@ class HandlerThreads:
             self._stops = True
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Ends it at once: nothing is told any more, and handlers that run are not waited for."""
+        self.handling.close()
+        self._ended.set()
+        self.stop()
+
     def work(self) -> HandledCounts:
         """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
         try:
             while (count := self._wait_for_room()) > 0:
-                self._begin(self._receive(count))
+                asked_s = clock_s()
+                self._begin(self._receive(count), asked_s)
         except ClosedError:
             pass
         finally:
@@ -78,7 +84,7 @@ class HandlerThreads:
         """How many messages to receive; 0: it is stopped."""
         with self._changed:
             while not self._stops:
-                if count := self._ahead.room(time.monotonic()):
+                if count := self._ahead.room(clock_s()):
                     return count
                 self._changed.wait()
             return 0
@@ -96,10 +102,10 @@ class HandlerThreads:
         self.handling.received(None)
         return messages
 
-    def _begin(self, messages: Sequence[Message]) -> None:
-        now_s = time.monotonic()
+    def _begin(self, messages: Sequence[Message], asked_s: float) -> None:
+        handed_out_s = self.handling.handed_out_s(asked_s)
         for message in messages:
-            hold = self.handling.holds.begin(message, now_s)
+            hold = self.handling.holds.begin(message, handed_out_s)
             broker_name = message.queue.broker_name
             if broker_name not in self._renewing:
                 self._renewing.add(broker_name)
@@ -114,7 +120,7 @@ class HandlerThreads:
         while hold is not None:
             self._handle(hold)
             with self._changed:
-                now_s = time.monotonic()
+                now_s = clock_s()
                 self._ahead.ended(now_s)
                 hold = self._ahead.next(now_s, stops=self._stops)
                 if self._stops or self._ahead.room(now_s):
@@ -130,7 +136,7 @@ class HandlerThreads:
             except BaseException as error:  # sys.exit() in a handler ends no thread of ours.
                 failure = handling.raised(error)
             handling.holds.end(hold)
-            if hold.is_lost:
+            if hold.is_refused:
                 handling.lost(hold)
             elif failure is None:
                 self._acknowledge(hold)
@@ -163,8 +169,8 @@ class HandlerThreads:
 
     def _renew_until_end(self, broker_name: str) -> None:
         holds = self.handling.holds
-        while not self._ended.wait(holds.next_due_in_s(broker_name, time.monotonic())):
-            if due := holds.due(broker_name, time.monotonic()):
+        while not self._ended.wait(holds.next_due_in_s(broker_name, clock_s())):
+            if due := holds.due(broker_name, clock_s()):
                 self._run(self.handling.renew(due))
                 with self._changed:
                     self._changed.notify_all()
@@ -172,10 +178,10 @@ class HandlerThreads:
     def _wait_for_renewals(self, holds: Sequence[Hold]) -> None:
         """Those that are under way: one that comes behind would hold what is to come again."""
         with self._changed:
-            self._changed.wait_for(lambda: not any(hold.is_being_renewed for hold in holds))
+            self._changed.wait_for(lambda: self.handling.is_closed or not any(hold.is_being_renewed for hold in holds))
 
     def _drain(self) -> None:
-        """Gives back what waits, waits for handlers that run, and ends the renewals."""
+        """Gives back what waits, waits for handlers that run, and ends the renewals. All that ends when the consumer is closed."""
         timeout_s = self.handling.options.drain_timeout_s
         with self._changed:
             self._stops = True
@@ -186,11 +192,13 @@ class HandlerThreads:
             self._wait_for_renewals(waiting)
             self._run(self.handling.give_back(waiting))
         with self._changed:
-            self._changed.wait_for(lambda: not self._ahead.busy_count, timeout_s)
+            self._changed.wait_for(lambda: self.handling.is_closed or not self._ahead.busy_count, timeout_s)
             left_count = self._ahead.busy_count
         self._ended.set()
         self._threads.close()
-        if left_count:
+        if self.handling.is_closed:
+            self.handling.say_closed(left_count)
+        elif left_count:
             logger.warning(
                 "%d messages are still with %s after %.1f s: they are renewed no more, and come again unless it returns in time",
                 left_count, self.handling.name, timeout_s,

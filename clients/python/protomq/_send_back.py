@@ -36,8 +36,8 @@ ALIKE_MAX: Final = 1_024
 """Of a request that names runs of messages that failed alike."""
 SIZE_MAX_BYTES: Final = 4 << 20
 """Of the messages in one request; a broker takes twice as much."""
-ERROR_SIZE_MAX: Final = 512
-"""Characters; a broker keeps so many octets."""
+ERROR_SIZE_MAX_BYTES: Final = 512
+"""A broker keeps so much of the text."""
 DELAY_MAX_S: Final = 40 * 86_400
 ATTEMPT_MAX: Final = (1 << 31) - 2
 """More are none for a broker."""
@@ -82,12 +82,13 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def error_text(error: object) -> str:
-    """Why a message failed: a text, or an exception with its name."""
+    """Why a message failed, as far as a broker keeps it: a text, or an exception with its name."""
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {said_by(str, error)}"
     if not isinstance(error, str):
         raise WrongTypeError(f"error is a str or an exception, not {error!r}")
-    return error[:ERROR_SIZE_MAX].encode(errors="replace").decode()
+    octets = error[:ERROR_SIZE_MAX_BYTES].encode(errors="replace")
+    return octets[:ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
 
 
 def said_by(speak: Callable[[object], str], value: object) -> str:

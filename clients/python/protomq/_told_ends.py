@@ -62,6 +62,11 @@ class ToldEnds:
             elif len(self._waiting) == 1:
                 self._changed.notify_all()
 
+    @property
+    def count(self) -> int:
+        """Decisions without an outcome."""
+        return len(self._waiting) + self._under_way
+
     def drain(self, timeout_s: float) -> None:
         """Until all that waits has its outcome, or the time is over."""
         with self._changed:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from ._at_exit import call_at_exit
 from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, checked_texts
 from ._company import Company
 from ._connection_options import ConnectionOptions
@@ -38,6 +39,7 @@ from ._transactions import (
     result_of,
     say_listener_failed,
     say_not_taken,
+    say_not_told,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -183,6 +185,7 @@ class TransactionProducer(OfOneProcess):
         self._closed = threading.Event()
         self.after_fork()
         call_after_fork(self)
+        call_at_exit(self)
         self._follow()
 
     def after_fork(self) -> None:
@@ -467,6 +470,20 @@ class TransactionProducer(OfOneProcess):
         for told in list(self._told.values()):
             told.drain(max(deadline_s - time.monotonic(), 0.0))
         self._producer.close(max(deadline_s - time.monotonic(), 0.0))
+
+    def finish_at_exit(self) -> int:
+        """Gives decisions on their way the send time-out when the interpreter ends. The SDK calls it. What messages are lost, another one
+        counts.
+        """
+        if self._closed.is_set():
+            return 0
+        deadline_s = time.monotonic() + self._seconds(None)
+        lines = list(self._told.values())
+        for told in lines:
+            told.drain(max(deadline_s - time.monotonic(), 0.0))
+        if left := sum(told.count for told in lines):
+            say_not_told(left, "the interpreter ended")
+        return 0
 
     def __enter__(self) -> TransactionProducer:
         if self._closed.is_set():

@@ -206,8 +206,8 @@ def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseExc
 def say_not_told(count: int, why: str) -> None:
     """Decisions that nobody waits for, and nobody goes on with."""
     logger.warning(
-        "the broker may not know yet of %d decision%s on transactions, it will ask: %s. Close the producer before: use `async with`, or "
-        "call close()",
+        "the broker may not know yet of %d decision%s on transactions, it will ask: %s. Close the producer before: use `with`, or `async "
+        "with`, or call close()",
         count, "s" if count > 1 else "", why,
     )  # fmt: skip
 

@@ -153,6 +153,24 @@ def test_an_orderly_batch_is_of_one_queue_and_waits_at_its_first_message_that_fa
     assert [one.message.body for one in group.dead_letters] == [b"a1"]
 
 
+def test_the_last_error_has_as_many_octets_as_a_broker_keeps() -> None:
+    consumer = PushConsumer("g")
+    errors: list[str] = []
+
+    def listen(message: Message) -> object:
+        errors.append(message.last_error)
+        return Retry(delay=1.0, error="e" + "ß" * 400)
+
+    consumer.subscribe("t", listen)
+    group = FakeGroup(consumer, retry_count_max=1)
+    group.send("t", b"x")
+    group.deliver()
+    group.advance(1.0)
+    group.deliver()
+    assert errors == ["", "e" + "ß" * 255], "511 octets: no half character"
+    assert [len(one.error.encode()) for one in group.dead_letters] == [511]
+
+
 def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
     results: list[object] = [Suspend(50, "not yet"), Retry(), Retry()]

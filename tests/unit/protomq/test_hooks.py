@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,10 +21,11 @@ from protomq._hooked_calls import (
 )
 from protomq._hooked_consuming import HELD_MAX, HandedOut, HeldMessages, hooked_listener
 from protomq._message import Message
+from protomq._methods import WAIT_FOR_CHECKS
 from protomq._push_results import Listener
 from protomq._transactions import End, TransactionDecision
 from protomq._types import BrokerAddress, MessageQueue, MethodInfo, PoppedQueue, Route
-from protomq.errors import ConfigurationError, InvalidArgumentError, WrongTypeError
+from protomq.errors import ClosedError, ConfigurationError, InvalidArgumentError, WrongTypeError
 from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook, SendContext
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
@@ -384,6 +386,51 @@ def test_held_calls_are_told_when_they_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert hook.seen == [("a", "/s/M", 3, 0, error)]
     calls.close()
     transport.close()
+
+
+def test_held_calls_are_told_when_their_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = Calls()
+    transport = transport_with(None, HookPoints("", [hook]))
+    assert isinstance(transport, HookedTransport)
+    connects, held, ends = threading.Event(), threading.Event(), threading.Event()
+
+    def connect(*_: object) -> InvalidArgumentError:
+        connects.wait(10.0)
+        return InvalidArgumentError("too late")
+
+    def hold(*_: object, **__: object) -> bytes:
+        held.set()
+        ends.wait(10.0)
+        return b""
+
+    monkeypatch.setattr("protomq._transport.SyncTransport.open_pipelined", connect)
+    monkeypatch.setattr("protomq._transport.SyncTransport.call", hold)
+    calls = multiplexer_with(transport, METHOD)
+    calls.send(ADDRESS, "ticket", b"abc", 1.0)
+    calls.close()
+    connects.set()
+    calls.close()
+    thread = threading.Thread(target=transport.call, args=(ADDRESS, WAIT_FOR_CHECKS, [b"ab"], 1.0))
+    thread.start()
+    assert held.wait(10.0)
+    transport.close()
+    ends.set()
+    thread.join()
+    transport.close()
+    assert [(method, size, type(error)) for _, method, size, _, error in hook.seen] == [
+        ("/s/M", 3, ClosedError), (WAIT_FOR_CHECKS.path, 2, ClosedError),
+    ]  # fmt: skip
+
+
+def test_a_child_tells_nothing_of_held_calls_of_its_parent() -> None:
+    hook = Calls()
+    transport = transport_with(None, HookPoints("", [hook]))
+    calls = multiplexer_with(transport, METHOD)
+    assert isinstance(calls, HookedMultiplexer)
+    calls._contexts["ticket"] = CallContext("a", "/s/M", 3, 1.0, False)
+    calls.abandon()
+    transport.close()
+    assert hook.seen == []
 
 
 def test_without_hooks_of_calls_transports_are_as_they_were() -> None:

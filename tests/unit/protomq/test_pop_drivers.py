@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from protomq._pop_threads import HandlerThreads
 from protomq._push_results import Listener
 from protomq._steps import CallRace, Driver
 from protomq._types import BrokerAddress, MethodInfo, Route
-from protomq.errors import RequestTimeoutError
+from protomq.errors import RequestTimeoutError, StaleReceiptError
 from protomq.v1.pop_service_pb2 import AckResponse, ChangeInvisibleRequest, ChangeInvisibleResponse
 from tests.support.fake_driver import route_of
 
@@ -101,6 +102,7 @@ class World:
         self.brokers = Brokers()
         self.is_in_tasks = flavour == "tasks"
         self.stop: Callable[[], object]
+        self.close: Callable[[], object]
 
     def handle(self, handler: Callable[[Message], object], **options: Any) -> HandledCounts:
         steps = PopSteps("group", 5.0)
@@ -114,7 +116,7 @@ class World:
         if self.is_in_tasks:
             return asyncio.run(self._handle_in_tasks(steps, listener))
         threads = HandlerThreads(steps, self.handling, listener, Driver(self.brokers, self.brokers, race=self.brokers.race).run)
-        self.stop = threads.stop
+        self.stop, self.close = threads.stop, threads.close
         return threads.work()
 
     async def _handle_in_tasks(self, steps: PopSteps, listener: Listener) -> HandledCounts:
@@ -122,6 +124,7 @@ class World:
         tasks = HandlerTasks(steps, self.handling, listener, AsyncDriver(brokers, brokers).run)
         loop = asyncio.get_running_loop()
         self.stop = lambda: loop.call_soon_threadsafe(tasks.stop)
+        self.close = lambda: loop.call_soon_threadsafe(tasks.close)
         return await tasks.work()
 
     def hold(self, message: Message) -> Hold:
@@ -251,3 +254,78 @@ def test_the_failure_of_a_message_is_told_behind_its_renewal(world: World) -> No
     world.handle(handler, invisible_s=0.6)
     assert found == [1]
     assert brokers.told.count(("a", _methods.CHANGE_INVISIBLE)) > 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 20], ids=["no slot is free", "slots are free"])
+@pytest.mark.parametrize("was_stopped", [False, True], ids=["closed", "stopped and closed"])
+def test_a_close_waits_for_no_handler_and_tells_nothing(
+    world: World, caplog: pytest.LogCaptureFixture, concurrency: int, was_stopped: bool
+) -> None:
+    begun, is_over = threading.Event(), threading.Event()
+    found: list[str] = []
+
+    def handler(message: Message) -> None:
+        hold = world.hold(message)
+        begun.set()
+        is_over.wait(WAIT_S)
+        try:
+            hold.check()
+        except StaleReceiptError as error:
+            found.append(str(error))
+
+    def close() -> None:
+        assert begun.wait(WAIT_S)
+        if was_stopped:
+            world.stop()
+            time.sleep(0.1)  # It drains.
+        world.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    world.brokers.messages["a"].append(b"x")
+    began_s = time.monotonic()
+    assert world.handle(handler, invisible_s=0.4, concurrency=concurrency, drain_timeout_s=WAIT_S) == (0, 0, 0)
+    assert time.monotonic() - began_s < WAIT_S / 4
+    closer.join()
+    told_before = list(world.brokers.told)
+    time.sleep(0.5)
+    is_over.set()
+    assert wait_until(lambda: bool(found))
+    time.sleep(0.1)
+    assert "its consumer was closed" in found[0]
+    assert world.brokers.told == told_before
+    assert _methods.ACK not in [method for _, method in told_before]
+    assert "1 messages are still with handler, and its consumer is closed" in caplog.text
+
+
+@pytest.mark.parametrize("concurrency", [1, 20], ids=["no slot is free", "slots are free"])
+def test_a_close_cancels_coroutines_and_one_that_ends_all_the_same_is_not_acknowledged(concurrency: int) -> None:
+    world = World("tasks")
+    found: list[str] = []
+
+    async def handler(message: Message) -> None:
+        world.close()
+        try:
+            await asyncio.sleep(WAIT_S)
+        except asyncio.CancelledError:
+            found.append("cancelled")
+            with pytest.raises(StaleReceiptError, match="its consumer was closed"):
+                world.hold(message).check()
+
+    async def handle_in_tasks(*arguments: Any) -> HandledCounts:
+        task = asyncio.current_task()
+        assert task is not None
+        if caught_before:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(WAIT_S)
+        return await run(*arguments)
+
+    run, caught_before = world._handle_in_tasks, concurrency == 1
+    world._handle_in_tasks = handle_in_tasks  # type: ignore[method-assign,assignment]
+    world.brokers.messages["a"].append(b"x")
+    began_s = time.monotonic()
+    assert world.handle(handler, invisible_s=60.0, concurrency=concurrency, drain_timeout_s=WAIT_S) == (0, 0, 1)
+    assert time.monotonic() - began_s < WAIT_S / 4
+    assert found == ["cancelled"]
+    assert world.brokers.told == []

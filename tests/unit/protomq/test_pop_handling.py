@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from protomq._pop_handling import (
     Handling,
     HandlingOptions,
     Hold,
+    Holds,
     hold_of,
 )
 from protomq._pop_steps import PopSteps, decode_pop_answer
@@ -170,6 +172,61 @@ def test_a_message_whose_handler_has_returned_while_it_was_renewed_is_not_lost()
     assert not hold.is_lost
 
 
+def test_a_message_is_lost_when_its_time_is_up_before_whoever_renews_has_seen_it() -> None:
+    brokers = Brokers()
+    hold = brokers.begin("a")[0]
+    assert brokers.renew(30) == 2
+    brokers.clock.advance(59_999)
+    hold.check()
+    brokers.clock.advance(1)  # This process was stopped meanwhile, or cut off.
+    with pytest.raises(StaleReceiptError, match=r"its time was up 0\.000 s ago"):
+        hold.check()
+    assert hold.is_lost
+    assert brokers.renew(0) == 2  # The receipt was good: nobody had the message.
+    hold.check()
+    brokers.clock.advance(29_000)
+    brokers.failures = [SystemBusyError("busy")] * 100
+    assert brokers.renew(1) == 2
+    brokers.clock.advance(30_000)
+    assert hold.is_lost, "a renewal that failed is none"
+
+
+def test_a_message_that_was_received_while_the_process_stood_still_is_lost() -> None:
+    brokers = Brokers()
+    asked_s = brokers.clock.monotonic()
+    brokers.clock.advance(61_000)
+    (message, _) = decode_pop_answer(answer_of([b"x", b"y"]), "T", "a")
+    hold = brokers.handling.holds.begin(message, brokers.handling.handed_out_s(asked_s))
+    assert hold.is_lost
+    assert brokers.renew(0) == 1
+
+
+def test_the_time_of_messages_goes_on_while_the_machine_sleeps() -> None:
+    handling = Handling(PopSteps("group", 5.0), Brokers().handling.wish, HandlingOptions(), "handler")
+    assert handling.holds.clock() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=60)
+
+
+def test_behind_a_close_all_is_lost_and_nothing_is_told() -> None:
+    brokers = Brokers()
+    holds = brokers.begin("a")
+    failure = brokers.handling.judged(Retry(delay=1.0))
+    assert failure is not None
+    brokers.handling.close()
+    for hold in holds:
+        assert hold.is_lost
+        with pytest.raises(StaleReceiptError, match="its consumer was closed"):
+            hold.check()
+    brokers.handling.holds.renewed(holds, [], brokers.clock.monotonic())  # That was on its way.
+    assert holds[0].is_lost
+    for steps in (
+        brokers.handling.renew(holds), brokers.handling.acknowledge(holds), brokers.handling.fail(holds[0], failure),
+        brokers.handling.give_back(holds),
+    ):  # fmt: skip
+        brokers.run(steps)
+    assert brokers.told == []
+    assert brokers.handling.counts == (0, 0, 3)
+
+
 def test_at_the_limit_a_message_is_renewed_no_more(caplog: pytest.LogCaptureFixture) -> None:
     brokers = Brokers(renew_limit_s=70.0)
     brokers.begin("a")
@@ -315,7 +372,7 @@ class Pool:
     def receive(self, now_s: float) -> int:
         count = self.ahead.room(now_s)
         for message in decode_pop_answer(answer_of([self.body] * count), "T", "a") if count else ():
-            hold = Hold(message, now_s, now_s + 30)
+            hold = Holds(self.options).begin(message, now_s)
             (self.running if self.ahead.begins(hold, stops=False) else self.waiting).append(hold)
         return count
 
@@ -368,7 +425,7 @@ def test_what_is_lost_while_it_waits_is_not_handled_and_a_stop_leaves_the_rest()
     pool.end(4, 1.0)
     pool.receive(1.0)
     lost, second, *others = pool.waiting
-    lost.is_lost = True
+    lost.is_refused = True
     pool.waiting.remove(lost)
     pool.end(1, 1.0)
     assert second in pool.running

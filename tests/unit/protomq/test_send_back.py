@@ -206,7 +206,8 @@ def test_delays_are_those_of_a_send() -> None:
 
 def test_what_a_message_failed_of_is_told_in_few_words() -> None:
     assert error_text(KeyError("x")) == "KeyError: 'x'"
-    assert error_text("ä" * 600) == "ä" * 512
+    assert error_text("ä" * 600) == "ä" * 256
+    assert error_text("e" + "ä" * 600) == "e" + "ä" * 255, "no half character"
     assert error_text("\udcff") == "?"
     with pytest.raises(WrongTypeError):
         error_text(None)

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from protomq import TransactionCheck, TransactionProducer
 from protomq._end_lines import AsyncEndLine
 from protomq._told_ends import ToldEnds
 from protomq._transactions import ENDS_MAX, End, TransactionDecision
@@ -71,6 +72,30 @@ def test_a_drain_gives_up_in_its_time() -> None:
     broker.may_answer.release()
     outcomes.ends.drain(30.0)
     assert outcomes.known == {"first": False}
+
+
+def test_what_is_not_told_when_the_interpreter_ends_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def undecided(check: TransactionCheck) -> TransactionDecision:
+        return TransactionDecision.UNKNOWN
+
+    broker = Broker()
+    producer = TransactionProducer("desk", undecided, namesrv="127.0.0.1:1", send_timeout_s=0.1)
+    ends = producer._told["a"] = ToldEnds(broker.end)
+    outcomes = Outcomes(ends)
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.tell("a", "b")
+    assert producer.finish_at_exit() == 0
+    assert "may not know yet of 3 decisions on transactions, it will ask: the interpreter ended" in caplog.text
+    broker.may_answer.release(2)
+    ends.drain(30.0)
+    caplog.clear()
+    assert producer.finish_at_exit() == 0
+    outcomes.tell("late")
+    producer.close(0.0)
+    assert producer.finish_at_exit() == 0
+    assert caplog.text == ""
+    broker.may_answer.release()
 
 
 def test_each_of_a_request_that_fails_hears_of_it() -> None:
