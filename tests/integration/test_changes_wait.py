@@ -64,7 +64,6 @@ from protomq.v1.transaction_service_pb2 import (
 from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.slave_gate import SERVED
 from protomq_ha.roles import HaConfig
-from protomq_runtime.errors import ServiceError
 from tests.support.waiting import PATIENCE_S, async_wait_for
 
 from .broker_client import Client, config_in
@@ -139,9 +138,10 @@ class World:
 
         self.broker._writer.post(confirm_here)
 
-    def refuse_sends(self, shortage: ServiceError) -> None:
+    def refuse_sends(self) -> None:
         """Too few slaves are in sync."""
-        self.broker._send.shortage = shortage
+        replication = self.broker._replication
+        self.broker._send.shortage = replication._shortage(replication.service.verdict)
 
 
 def topic(name: str, queues: int, **fields: Any) -> CreateTopicRequest:
@@ -394,8 +394,7 @@ def _all_is_appended(world: World) -> bool:
 
 async def test_what_is_refused_for_want_of_slaves_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        shortage = world.broker._replication._shortage(world.broker._replication.service.verdict)
-        world.refuse_sends(shortage)
+        world.refuse_sends()
         changes = [change for change in CHANGES if change.path in REFUSED_AS_SENDS]
         end = world.store.appended_position
         found = [await outcome(world, change) for change in changes]
@@ -421,3 +420,16 @@ async def test_what_is_said_again_waits_for_the_first_time(tmp_path: Path) -> No
         again = [await outcome(world, change) for change in repeated if change.path != "GroupService/PutGroup"]
         assert again == ["OK"] * len(again)
         assert world.store.appended_position == end
+
+
+async def test_nothing_is_answered_ok_once_sends_are_not_taken_any_more(tmp_path: Path) -> None:
+    """Fewer copies than are needed have confirmed it, or another broker leads by now."""
+    async with running(tmp_path) as world:
+        world.wait_for_slaves()
+        changes = [change for change in CHANGES if change.path in REFUSED_AS_SENDS and not change.path.startswith("SendService")]
+        calls = [asyncio.create_task(outcome(world, change)) for change in changes]
+        await async_wait_for(lambda: len(world.broker._waiting._waiters) == len(changes))
+        world.refuse_sends()
+        world.confirm()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.gather(*calls) == ["DEADLINE_EXCEEDED false"] * len(changes)

@@ -5,7 +5,8 @@
     lane of the call   answers, once the log is stored, up to where it ended then, as SEND_OK promises
 
 So an answer also waits if nothing had to be changed: the record that said so before may not be stored yet. A call waits no longer than a
-send; then it gets DEADLINE_EXCEEDED, not definite. What waits is an entry in `WaitingAnswers`, not a thread.
+send; then it gets DEADLINE_EXCEEDED, not definite. It also does if sends are not taken any more by then. What waits is an entry in
+`WaitingAnswers`, not a thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .store_errors import to_service_error
+from .waiting_answers import NOT_COPIED_IN_TIME
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
@@ -67,12 +69,14 @@ class StateChanges:
                 call.lane.post(partial(call.fail, to_service_error(outcome)))
             elif outcome is not None:
                 wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
-                self._waiting.wait(self._writer.lane, position, wait_ms, partial(_stored, call, outcome))
+                self._waiting.wait(self._writer.lane, position, wait_ms, partial(self._stored, call, outcome))
         self._waiting.request_flush()
 
-
-def _stored(call: Call, answer: Answer, failure: Exception | None) -> None:
-    call.lane.post(partial(_answer_here, call, answer, failure))
+    def _stored(self, call: Call, answer: Answer, failure: Exception | None) -> None:
+        # Fewer copies than min_in_sync_replicas have confirmed it, or this broker has lost the lead meanwhile, and another may have it.
+        if failure is None and self._shortage() is not None:
+            failure = NOT_COPIED_IN_TIME
+        call.lane.post(partial(_answer_here, call, answer, failure))
 
 
 def _answer_here(call: Call, answer: Answer, failure: Exception | None) -> None:
