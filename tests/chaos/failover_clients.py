@@ -1,4 +1,5 @@
-"""Producers and readers of the simulated cluster (`failover_world`). They write down what they are told, as those of the real rounds do.
+"""Producers, readers and an operator of the simulated cluster (`failover_world`). They write down what they are told, as those of the real
+rounds do.
 
 A producer has an id and sequences, one send under way, and tries again, at whoever is said to lead, as the SDK does (`RequestRetries`).
 A reader reads one queue in order, on the master or on any slave that answers.
@@ -7,10 +8,14 @@ A reader reads one queue in order, on the master or on any slave that answers.
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Final
 
+from protomq.v1.group_pb2 import GroupSettings
+from protomq.v1.group_service_pb2 import CreateRetryTopicRequest, PutGroupRequest
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from protomq.wire.topics import retry_topic
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_runtime.errors import DEFINITE_KEY, ServiceError
@@ -32,6 +37,10 @@ RETRY_MS: Final = 60
 GIVE_UP_MS: Final = 6_000
 SEND_EVERY_MS: Final = 110
 POLL_EVERY_MS: Final = 130
+CHANGE_EVERY_MS: Final = 150
+SET_GROUP: Final = "set"
+PUT_GROUP: Final = "/protomq.v1.GroupService/PutGroup"
+CREATE_RETRY_TOPIC: Final = "/protomq.v1.GroupService/CreateRetryTopic"
 
 
 class Producer:
@@ -143,6 +152,58 @@ class Producer:
     def rest(self) -> None:
         self.call = None
         self.world.at(SEND_EVERY_MS * self.world.rng.uniform(0.3, 1.7), self.send)
+
+
+class Operator:
+    """Gives a group other settings, and makes topics of retries, at whoever is said to lead.
+
+    Attributes: version: of the newest settings that were answered OK; groups: whose topics were.
+    """
+
+    def __init__(self, world: FailoverWorld) -> None:
+        self.world = world
+        self.rng = Random(f"operator {world.run}")
+        self.version = self.number = 0
+        self.groups: set[str] = set()
+        world.at(CHANGE_EVERY_MS, self.change)
+
+    def change(self) -> None:
+        """The next change. Nobody says it again."""
+        world = self.world
+        if world.is_over:
+            return
+        world.at(CHANGE_EVERY_MS * self.rng.uniform(0.3, 1.7), self.change)
+        if world.route is None:
+            return
+        self.number += 1
+        if self.rng.random() < 0.5:
+            settings = GroupSettings(consumer_group=SET_GROUP, version=self.number)
+            path, payload = PUT_GROUP, PutGroupRequest(settings=settings).SerializeToString()
+        else:
+            path, payload = CREATE_RETRY_TOPIC, CreateRetryTopicRequest(consumer_group=f"g{self.number}").SerializeToString()
+        world.to_member(world.route, payload, partial(self.answered, path, self.number), path)
+
+    def answered(self, path: str, number: int, reply: Reply) -> None:
+        if isinstance(reply, ServiceError):
+            self.world.fired[f"a change is answered {reply.reason}"] += 1
+            return
+        self.world.fired["changes"] += 1
+        if path == PUT_GROUP:
+            self.version = max(self.version, number)
+        else:
+            self.groups.add(f"g{number}")
+
+    def check(self) -> None:
+        """L2, at the end, when all logs are equal."""
+        for member in self.world.members:
+            if member.is_damaged:
+                continue
+            version = member.store.groups.find(SET_GROUP).version
+            if version < self.version:
+                self.world.say("L2", f"{member.name} has version {version} of the settings, and {self.version} was answered")
+            lacking = sorted(group for group in self.groups if member.store.topics.find(retry_topic(group)) is None)
+            if lacking:
+                self.world.say("L2", f"{member.name} lacks topics that were answered, of {lacking[:5]}")
 
 
 class Reader:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from protomq.v1 import group_service_pb2, log_service_pb2, send_service_pb2
 from protomq.v1 import ha_service_pb2 as ha
-from protomq.v1 import log_service_pb2, send_service_pb2
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.delays import Delays
@@ -36,6 +36,7 @@ from protomq_broker.elected_broker import (
 )
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
+from protomq_broker.group_service import GroupService
 from protomq_broker.ha_follower import (
     ELECTED_PAUSE_MAX_S,
     ELECTED_PAUSE_S,
@@ -58,6 +59,7 @@ from protomq_broker.replica_healing import ReplicaHealing
 from protomq_broker.replication import Replication
 from protomq_broker.send_service import SendService
 from protomq_broker.slave_gate import not_master, refuse_changes
+from protomq_broker.state_changes import StateChanges
 from protomq_broker.store.errors import DiskFullError, StoreError, StoreFailedError
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
@@ -683,10 +685,16 @@ class Member:
         halves = HalfSends(store.transactions, handles, count_max=100, size_max_bytes=1 << 20)
         checks = TransactionChecks(store, writer, waiting, log_time, clock, handles)
         self.send_service = SendService(store, config, clock, waiting, delays, recalls, halves, checks)
+        changes = StateChanges(store, writer, waiting, config, lambda: self.send_service.shortage)
+        no_send_backs: Any = None
+        groups = GroupService(
+            store, permit, changes, config.delay_levels_ms, lambda _: None, no_send_backs, lambda _, __: ""
+        )
         server = self.server = self._server(
             (ha, "HaService", replication.service),
             (log_service_pb2, "LogService", LogService(store, NAME, PART_BYTES)),
             (send_service_pb2, "SendService", self.send_service),
+            (group_service_pb2, "GroupService", groups),
         )
         lane = server.lanes["send"]
         writer.start(store, lane)
@@ -727,10 +735,10 @@ class Member:
 
     # What clients and others ask.
 
-    def take_send(self, payload: bytes, number: int, on_done: Callable[[Reply], None]) -> None:
-        """A client's send has come."""
+    def take_call(self, path: str, payload: bytes, number: int, on_done: Callable[[Reply], None]) -> None:
+        """A client's send has come, or an operator's change."""
         server = self.server
-        if server is None or SEND not in server.table.by_path:
+        if server is None or path not in server.table.by_path:
             on_done(self.world.not_master)
             return
         self.open_sends[number] = on_done
@@ -745,7 +753,7 @@ class Member:
             return call
 
         self.world.check_writer(self)
-        server.call(SEND, payload, kind=kind)  # type: ignore[arg-type]
+        server.call(path, payload, kind=kind)  # type: ignore[arg-type]
 
     def ask_at_once(self, other: Member, path: str, payload: bytes) -> bytes:
         """An answer without delay, if both ways are open."""

@@ -53,12 +53,13 @@ from protomq_runtime.errors import Code, ServiceError
 
 from .checker import Promise, Violation, check_history
 from .checker.messages import ALLOWED_REASONS
-from .failover_clients import TOPIC, Producer, Reader, scan_of
+from .failover_clients import TOPIC, Operator, Producer, Reader, scan_of
 from .failover_member import (
     BREAK_MS,
     HEARTBEAT_MS,
     QUEUES,
     ROOT,
+    SEND,
     SILENCE_MS,
     Connection,
     Member,
@@ -164,6 +165,7 @@ class FailoverWorld:
             self._start(member)
         self.producers = [Producer(self, number) for number in range(2)]
         self.readers = [Reader(self, number) for number in range(QUEUES)]
+        self.operator = Operator(self)
 
     def draw(self) -> int:
         self._draws += 1
@@ -239,8 +241,8 @@ class FailoverWorld:
     def find_address(self, address: str) -> Member | None:
         return next((member for member in self.members if member.address == address), None)
 
-    def to_member(self, member: Member, payload: bytes, on_reply: Callable[[Reply], None]) -> None:
-        """A client's send, and its answer."""
+    def to_member(self, member: Member, payload: bytes, on_reply: Callable[[Reply], None], path: str = SEND) -> None:
+        """A client's send or an operator's change, and its answer."""
         self._sends += 1
         if ("clients", member.name) in self.cut:
             return
@@ -253,7 +255,7 @@ class FailoverWorld:
                 self.at(self.delay_ms(member.name, "clients"), on_reply, reply)
 
         delay_ms = self.delay_ms("clients", member.name)
-        self.at(delay_ms, member.take_send, payload, self._sends, answer, life=(member, member.life))
+        self.at(delay_ms, member.take_call, path, payload, self._sends, answer, life=(member, member.life))
 
     def ask_etcd(self, member: Member, ask: Ask) -> None:
         """A request on its way: it may be done after the member has given it up, or has ended."""
@@ -661,6 +663,7 @@ class FailoverWorld:
         logs = {log_of(member.store, start, member.store.appended_position) for member in self.members if not member.is_damaged}
         if len(logs) > 1:
             self.say("D6", f"logs differ behind {start}")
+        self.operator.check()
         for member in self.members:
             call = self.history.invoke(f"checker {member.name}", "scan")
             for _ in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
@@ -13,6 +14,7 @@ from protomq_broker.ha_service import HaService
 from protomq_broker.leadership_driver import Standing
 from protomq_broker.log_time import LogTime
 from protomq_broker.replication import Replication
+from protomq_broker.state_changes import StateChanges
 from protomq_broker.store.log.agreement import START, LogPoint, LogView
 from protomq_broker.store.start import derived_recovery
 from protomq_broker.store.store import Store
@@ -128,6 +130,18 @@ def begins_at_its_own_clock() -> Any:
     return mock.patch.object(LogTime, "follow")
 
 
+def answers_changes_at_once() -> Any:
+    """Whoever changes settings or topics is answered before replicas have the change."""
+    make = StateChanges._make
+    nobody_waits = SimpleNamespace(wait=lambda lane, position, wait_ms, done: done(None), request_flush=lambda: None)
+
+    def hasty(self: StateChanges, *arguments: Any) -> None:
+        with mock.patch.object(self, "_waiting", nobody_waits):
+            make(self, *arguments)
+
+    return mock.patch.object(StateChanges, "_make", hasty)
+
+
 BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: acknowledges before it writes", counts_what_was_sent),
     ("fail-over: truncates by length", truncates_by_length),
@@ -146,6 +160,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut),
     ("fail-over: anybody leads", leads_in_any_state),
     ("fail-over: log time of its own clock", begins_at_its_own_clock),
+    ("fail-over: changes are answered before replicas have them", answers_changes_at_once),
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class RetriesWorld:
         self.world.store.groups.put(
             GroupSettings(GROUP, retry_count_max=None if is_default else self.limit, retry_delays_ms=DELAYS_MS)
         )
+        self.world.store.flush()
         self.is_patient = is_default
         """Nobody says before the last attempt that a message is dead."""
         self.sent: set[str] = set()
@@ -183,8 +184,9 @@ class RetriesWorld:
         world = self.world
         request = ReplayDeadLettersRequest(consumer_group=GROUP, end_offset=self.rng.choice((0, 1, 3)))
         call = Call(request.SerializeToString(), world.lane)
-        service = DeadLetterService(world.store, world.writer, world.permit, world.clock)
+        service = DeadLetterService(world.store, world.writer, world.permit, world.changes, world.clock)
         service.replay_dead_letters(call)  # type: ignore[arg-type]
+        world.store.flush()
         if not isinstance(call.outcome, bytes):
             raise_if_disk_failed(call.outcome)
             self.found.append(Violation("G5", f"a replay is refused: {call.outcome!r}"))

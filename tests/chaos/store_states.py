@@ -55,6 +55,7 @@ class StatesWorld:
         queues = rng.randrange(2, 5)
         topic = TopicConfig(rng.choice(TOPICS), queues, queues, rng.random() < 0.8, True)
         store.topics.put([topic])
+        store.flush()
 
     def delete_topic(self) -> None:
         """A topic goes with all there is of it."""
@@ -63,6 +64,7 @@ class StatesWorld:
         name = self.world.rng.choice(TOPICS)
         self.sent = [sent for sent in self.sent if sent[0].topic != name]
         store.delete_topic(name)
+        store.flush()
 
     def send(self) -> None:
         """Messages, often the first of their topic."""
@@ -118,6 +120,7 @@ class StatesWorld:
             version=rng.choice((0, 0, rng.randrange(1, 9))),
         )
         world.store.groups.put(settings)
+        world.store.flush()
 
     def lock(self) -> None:
         """Members lock queues, give them up, or lose them; or a group goes."""

@@ -31,6 +31,7 @@ def check_topics(seed: int) -> list[Violation]:
         assert world.store is not None
         if action == "create" and topic not in expected:
             world.store.topics.create(world.topic_config(topic))
+            world.flush()
             expected[topic] = []
         elif action == "send" and topic in expected:
             order = world.new_order(count=rng.choice((1, 1, 3, 12)), size=40, topic=topic)
@@ -40,6 +41,7 @@ def check_topics(seed: int) -> list[Violation]:
             expected[topic] += order.ids
         elif action == "delete" and topic in expected:
             world.store.delete_topic(topic)
+            world.flush()
             del expected[topic]
             offsets.pop(topic, None)
             world.commits.pop((topic, 0), None)

@@ -442,6 +442,8 @@ class StoreWorld:
         name = f"t{self.rng.getrandbits(24)}"
         try:
             self.store.topics.create(TopicConfig(name))
+            if self.sync_flush:
+                self.store.flush()
         except (StoreError, OSError):
             return
         self.created[name] = self.store.appended_position

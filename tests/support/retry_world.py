@@ -22,6 +22,7 @@ from protomq_broker.config import BrokerConfig
 from protomq_broker.delays import Delays
 from protomq_broker.log_time import LogTime
 from protomq_broker.send_backs import SendBacks
+from protomq_broker.state_changes import StateChanges
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
@@ -151,6 +152,7 @@ class RetryWorld:
         self.send_backs = SendBacks(
             self.store, self.config, self.writer, self.waiting, delays, self.log_time
         )
+        self.changes = StateChanges(self.store, self.writer, self.waiting, self.config, lambda: None)
         self.mover = TimerMover(self.store, self.writer, self.log_time)
         if self.store.topics.find(TOPIC) is None:
             self.store.topics.create(TopicConfig(TOPIC, 2, 2))

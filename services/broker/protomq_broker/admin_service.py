@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from .config import BrokerConfig
     from .group_members import GroupMembers
     from .offset_commits import OffsetCommits
+    from .state_changes import Outcome, StateChanges
     from .store.store import Store
     from .write_permit import WritePermit
 
@@ -118,6 +120,7 @@ class AdminService:
         members: GroupMembers,
         a_member: Callable[[str], str],
         permit: WritePermit,
+        changes: StateChanges,
     ) -> None:
         self._store = store
         self._config = config
@@ -130,6 +133,7 @@ class AdminService:
         self._members = members
         self._a_member = a_member
         self._permit = permit
+        self._changes = changes
         self._start_time_ms = clock.now_ms()
 
     @drained
@@ -137,37 +141,57 @@ class AdminService:
         """Creates or changes topics. Creating a topic again with the same configuration is no error; another configuration needs `update`.
 
         The service makes one change of all calls that have arrived, since each change rewrites the table of topics and registers all topics
-        again.
+        again. The answer comes when the change is stored, and the name servers know it.
         """
         self._permit.when_given(calls, self._create_topics)
 
     def _create_topics(self, calls: list[Call]) -> None:
-        wanted: dict[str, TopicConfig] = {}
-        taken: list[tuple[Call, TopicConfig]] = []
+        asked: list[tuple[CreateTopicRequest, TopicConfig]] = []
+        taken: list[Call] = []
         for call in calls:
             try:
-                topic = self._read_create(call, wanted)
+                request = CreateTopicRequest.FromString(bytes(call.payload))
+                asked.append((request, topic_from_message(request.topic, self._config.default_queues)))
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.CreateTopicRequest"))
             except ServiceError as error:
                 call.fail(error)
-                continue
-            wanted[topic.name] = topic
-            taken.append((call, topic))
-        if not taken:
-            return  # nothing to announce either
-        queues_before = {name: known.read_queues for name in wanted if (known := self._store.topics.find(name)) is not None}
-        try:
-            made = {topic.name: topic for topic in self._store.topics.put(list(wanted.values()))}
-        except Exception as error:
-            failure = to_service_error(error)
-            for call, _ in taken:
-                call.fail(failure)
-            return
-        self._announce()
-        for call, topic in taken:
-            answer = CreateTopicResponse(topic=topic_to_message(made[topic.name]))
-            for group, count in self._made_unreadable(made[topic.name], queues_before.get(topic.name, 0)).items():
-                answer.unread.add(consumer_group=group, message_count=count)
-            call.answer(answer.SerializeToString())
+            else:
+                taken.append(call)
+        if taken:
+            self._changes.make(taken, partial(self._put_topics, asked))
+
+    def _put_topics(self, asked: Sequence[tuple[CreateTopicRequest, TopicConfig]]) -> Sequence[Outcome]:
+        """Changes the topics, all together. The send lane: no topic changes between the look at it and its change."""
+        wanted: dict[str, TopicConfig] = {}
+        found: list[TopicConfig | ServiceError] = []
+        for request, asked_topic in asked:
+            try:
+                topic = self._checked(request, asked_topic, wanted)
+            except ServiceError as error:
+                found.append(error)
+            else:
+                wanted[topic.name] = topic
+                found.append(topic)
+        if not wanted:
+            return [each for each in found if isinstance(each, ServiceError)]
+        topics = self._store.topics
+        queues_before = {name: known.read_queues for name in wanted if (known := topics.find(name)) is not None}
+        made = {topic.name: topic for topic in topics.put(list(wanted.values()))}
+        announce = cache(self._announce)  # once for all of them
+        return [
+            each
+            if isinstance(each, ServiceError)
+            else partial(self._told_created, made[each.name], queues_before.get(each.name, 0), announce)
+            for each in found
+        ]
+
+    def _told_created(self, topic: TopicConfig, queues_before: int, announce: Callable[[], None]) -> bytes:
+        announce()
+        answer = CreateTopicResponse(topic=topic_to_message(topic))
+        for group, count in self._made_unreadable(topic, queues_before).items():
+            answer.unread.add(consumer_group=group, message_count=count)
+        return answer.SerializeToString()
 
     def _made_unreadable(self, topic: TopicConfig, queues_before: int) -> Mapping[str, int]:
         """What groups have not consumed in queues that can be read no more; the log says it, too. `queues_before`: how many could be."""
@@ -204,22 +228,26 @@ class AdminService:
 
     @raw
     def delete_topic(self, call: Call) -> None:
-        """Deletes a topic with its queues and committed offsets."""
+        """Deletes a topic with its queues and committed offsets. The answer comes when the deletion is stored."""
         self._permit.when_given([call], self._delete_topics)
 
     def _delete_topics(self, calls: list[Call]) -> None:
         for call in calls:
             try:
                 request = DeleteTopicRequest.FromString(bytes(call.payload))
-                topic = existing_topic(self._store, request.topic)
-                self._store.delete_topic(topic.name)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.DeleteTopicRequest"))
-            except Exception as error:
-                call.fail(to_service_error(error))
             else:
-                self._announce()
-                call.answer(DeleteTopicResponse().SerializeToString())
+                self._changes.make([call], partial(self._delete, request.topic, call.lane.post))
+
+    def _delete(self, name: str, later: Callable[[Callable[[], None]], None]) -> Sequence[Outcome]:
+        topic = existing_topic(self._store, name)
+        self._store.delete_topic(topic.name, later)
+        return [self._told_deleted]
+
+    def _told_deleted(self) -> bytes:
+        self._announce()
+        return DeleteTopicResponse().SerializeToString()
 
     @tells_store_errors
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
@@ -441,15 +469,10 @@ class AdminService:
             raise of_corrupt_log(error, found_count=len(found)) from error
         return found
 
-    def _read_create(self, call: Call, wanted: Mapping[str, TopicConfig]) -> TopicConfig:
-        """Returns the topic that a call asks for. `wanted` has the topics of earlier calls of the same change. Raises ServiceError if it is
-        refused.
+    def _checked(self, request: CreateTopicRequest, topic: TopicConfig, wanted: Mapping[str, TopicConfig]) -> TopicConfig:
+        """Returns the topic that a request asks for. `wanted` has the topics of earlier ones of the same change. Raises ServiceError if it
+        is refused.
         """
-        try:
-            request = CreateTopicRequest.FromString(bytes(call.payload))
-        except DecodeError as error:
-            raise unparsable("protomq.v1.CreateTopicRequest") from error
-        topic = topic_from_message(request.topic, self._config.default_queues)
         existing = wanted.get(topic.name) or self._store.topics.find(topic.name)
         if existing is not None and not request.topic.type:
             topic = replace(topic, type=existing.type)

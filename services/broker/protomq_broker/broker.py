@@ -84,6 +84,7 @@ from .reply_service import ReplyService
 from .send_backs import SendBacks
 from .send_service import SendService
 from .slave_gate import not_master, refuse_changes
+from .state_changes import StateChanges
 from .store.files.disk import Disk
 from .store.state.topics import topic_to_message
 from .store.store import Store
@@ -284,15 +285,18 @@ class Broker:
         self._send_backs = SendBacks(
             self.store, config, self._writer, self._waiting, delays, self._log_time
         )
+        # A change that a fail-over would take back must not be taken where a send is not.
+        changes = StateChanges(self.store, self._writer, self._waiting, config, lambda: self._send.shortage)
         self._groups = GroupService(
             self.store,
             self._permit,
+            changes,
             config.delay_levels_ms,
             self._signal_group,
             self._send_backs,
             self._came_beside,
         )
-        self._dead_letters = DeadLetterService(self.store, self._writer, self._permit, clock)
+        self._dead_letters = DeadLetterService(self.store, self._writer, self._permit, changes, clock)
         first_reply_id = secrets.randbits(62) | 1
         self._replies = ReplyService(
             clock, config.hold_max_ms, lambda: self._permit.refusal, first_reply_id
@@ -310,6 +314,7 @@ class Broker:
             members=self._pull.members,
             a_member=self._memberships.a_member,
             permit=self._permit,
+            changes=changes,
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()

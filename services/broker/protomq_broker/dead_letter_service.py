@@ -1,11 +1,12 @@
 """DeadLetterService: which groups have dead letters, and their replay in slices. On the admin lane.
 
-    admin lane   reads a slice of %DLQ%group < makes the copies                      < waits until it is stored
-    send lane                                                    appends them with the record that they were replayed
+    admin lane   reads a slice of %DLQ%group < makes the copies
+    send lane                                                    appends them with the record that they were replayed (`state_changes.py`)
 
 Rules:
 - The copies and the record are one append. So each request replays a dead letter once, also when the broker crashes in between.
 - If something was replayed or deleted between the reading and the append, the service reads the slice again.
+- The answer comes when a send would be answered, also if all were replayed before: that record may not be stored yet.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
 """
 
@@ -42,7 +43,6 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .admin_service import check_page_token, page_size_of
 from .request_times import time_ms_of
-from .store.errors import StoreFailedError
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
     from protomq_runtime.clock import Clock
 
+    from .state_changes import Outcome, StateChanges
     from .store.state.topics import TopicConfig
     from .store.store import Store
     from .system_writer import SystemWriter
@@ -80,13 +81,14 @@ class _Letter(NamedTuple):
 class DeadLetterService:
     """Implements protomq.v1.DeadLetterService."""
 
-    def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, clock: Clock) -> None:
+    def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, changes: StateChanges, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._writer = writer
         self._permit = permit
+        self._changes = changes
         self.replayed_count = 0
-        """Dead letters that were replayed since the start."""
+        """Dead letters that were replayed since the start. The send lane."""
 
     @tells_store_errors
     def list_dead_letters(
@@ -130,45 +132,44 @@ class DeadLetterService:
         for call in calls:
             try:
                 request = ReplayDeadLettersRequest.FromString(bytes(call.payload))
-                response = self._replay_slice(request)
+                replay = self._prepare(request)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.ReplayDeadLettersRequest"))
             except Exception as error:
                 call.fail(to_service_error(error))
             else:
-                call.answer(response.SerializeToString())
+                self._changes.make([call], partial(self._append, replay, call))
 
-    def _replay_slice(self, request: ReplayDeadLettersRequest) -> ReplayDeadLettersResponse:
+    def _append(self, replay: _Replay, call: Call) -> Sequence[Outcome]:
+        """The send lane."""
+        if not replay.append(self._writer):
+            call.lane.post(partial(self._replay, [call]))
+            return [None]
+        self.replayed_count += replay.response.replayed_count
+        return [replay.response.SerializeToString]
+
+    def _prepare(self, request: ReplayDeadLettersRequest) -> _Replay:
+        """Reads a slice and makes its copies. Raises ServiceError, StoreError."""
         check_group_name(request.consumer_group)
         if len(request.message_ids) > IDS_MAX:
             raise invalid_argument("message_ids", f"at most {IDS_MAX}")
         for name in ("begin_offset", "end_offset"):
             if getattr(request, name) < 0:
                 raise invalid_argument(name, "must be 0 or above")
-        while True:
-            name = dead_letter_topic(request.consumer_group)
-            topic = self._store.topics.find(name)
-            if topic is None:
-                raise ServiceError(
-                    Code.NOT_FOUND,
-                    "TOPIC_NOT_FOUND",
-                    f"group {request.consumer_group!r} has no dead letters here; ListDeadLetters tells which groups have",
-                    metadata={"topic": name},
-                )
-            response = ReplayDeadLettersResponse()
-            letters = self._find(request, topic, response)
-            replay = _Replay(self._store, request, topic, response)
-            replay.prepare(letters)
-            if not replay.copies:
-                return response
-            self._writer.run(partial(replay.append, self._writer))
-            if not replay.end_position:
-                continue  # something has changed meanwhile
-            store = self._store
-            if replay.end_position > store.readable_position and store.flush() < replay.end_position:
-                raise StoreFailedError(store.log_failure)
-            self.replayed_count += response.replayed_count
-            return response
+        name = dead_letter_topic(request.consumer_group)
+        topic = self._store.topics.find(name)
+        if topic is None:
+            raise ServiceError(
+                Code.NOT_FOUND,
+                "TOPIC_NOT_FOUND",
+                f"group {request.consumer_group!r} has no dead letters here; ListDeadLetters tells which groups have",
+                metadata={"topic": name},
+            )
+        response = ReplayDeadLettersResponse()
+        letters = self._find(request, topic, response)
+        replay = _Replay(self._store, request, topic, response)
+        replay.prepare(letters)
+        return replay
 
     def _find(
         self,
@@ -239,17 +240,15 @@ class _Replay:
         self._store = store
         self._request = request
         self._topic = topic
-        self._response = response
+        self.response = response
         self._deleted = store.topics.deleted
         self._known = store.groups.replayed(request.consumer_group, topic.incarnation)
         self._offsets: list[int] = []
-        self.copies: list[AppendRequest] = []
-        self.end_position = 0
-        """Log position behind the appended copies; 0 before the append."""
+        self._copies: list[AppendRequest] = []
 
     def prepare(self, letters: Sequence[_Letter]) -> None:
         """Copies the dead letters that can be replayed, and counts the others."""
-        response, request = self._response, self._request
+        response, request = self.response, self._request
         by_queue: dict[tuple[str, int], list[_Letter]] = {}
         for letter in letters:
             if letter.offset in self._known and not request.again:
@@ -270,28 +269,33 @@ class _Replay:
                 name,
                 replayed_group=request.consumer_group,
             )
-            self.copies.append(AppendRequest(region, queue_id))
+            self._copies.append(AppendRequest(region, queue_id))
             self._offsets += [letter.offset for letter in part]
         response.replayed_count = len(self._offsets)
 
-    def append(self, writer: SystemWriter) -> None:
-        """Called on the send lane. Appends the copies; does nothing if a topic or a dead letter has changed since they were made."""
+    def append(self, writer: SystemWriter) -> bool:
+        """Called on the send lane. Appends the copies, if there are some. Returns False, and does nothing, if a topic or a dead letter has
+        changed since they were made.
+        """
+        if not self._copies:
+            return True
         store, request = self._store, self._request
         known = store.groups.replayed(request.consumer_group, self._topic.incarnation)
         if known is not self._known and not (
             request.again or all(offset not in known for offset in self._offsets)
         ):
-            return
+            return False
         if store.topics.deleted is not self._deleted:
-            return
+            return False
         told = ReplayedDeadLetters(
             consumer_group=request.consumer_group,
             topic_incarnation=self._topic.incarnation,
             runs=[number for offset in sorted(self._offsets) for number in (offset, offset + 1)],
         )
         record = GroupsRecord(replayed=[told]).SerializeToString()
-        keep_to_queues(store, self.copies)
-        self.end_position = writer.append_moved(self.copies, [(GROUPS_TOPIC, [record])])
+        keep_to_queues(store, self._copies)
+        writer.append_moved(self._copies, [(GROUPS_TOPIC, [record])])
+        return True
 
 
 def _letter(field: bytes) -> _Letter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext, CallLane
 
     from .send_backs import SendBacks
+    from .state_changes import Outcome, StateChanges
+    from .store.state.group_settings import GroupSettings
+    from .store.state.topics import TopicConfig
     from .store.store import Store
     from .write_permit import WritePermit
 
@@ -51,12 +55,15 @@ WITHOUT_LIMIT: Final = -1
 
 
 class GroupService:
-    """Implements protomq.v1.GroupService on the consumer lane. `changed` is called with the name of a group whose settings have changed."""
+    """Implements protomq.v1.GroupService on the consumer lane. `changed` is called with the name of a group whose settings have changed, on
+    the send lane.
+    """
 
     def __init__(
         self,
         store: Store,
         permit: WritePermit,
+        changes: StateChanges,
         levels_ms: Sequence[int],
         changed: Callable[[str], None],
         send_backs: SendBacks,
@@ -65,6 +72,7 @@ class GroupService:
         """`came_beside` is called with a group and the address of a consumer in broadcast mode; it returns the name of a member, or ""."""
         self._store = store
         self._permit = permit
+        self._changes = changes
         self._levels_ms = levels_ms
         self._changed = changed
         self._send_backs = send_backs
@@ -81,16 +89,17 @@ class GroupService:
             try:
                 request = PutGroupRequest.FromString(bytes(call.payload))
                 settings = group_from_message(request.settings)
-                held = self._store.groups.put(settings)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.PutGroupRequest"))
             except GroupSettingsError as error:
                 call.fail(invalid_argument(f"settings.{error.field}", str(error)))
-            except Exception as error:
-                call.fail(to_service_error(error))
             else:
-                self._changed(held.group)
-                call.answer(PutGroupResponse(settings=group_to_message(held)).SerializeToString())
+                self._changes.make([call], partial(self._put, settings))
+
+    def _put(self, settings: GroupSettings) -> Sequence[Outcome]:
+        held = self._store.groups.put(settings)
+        self._changed(held.group)
+        return [PutGroupResponse(settings=group_to_message(held)).SerializeToString]
 
     @tells_store_errors
     def get_group(self, request: GetGroupRequest, context: CallContext) -> GetGroupResponse:
@@ -137,12 +146,24 @@ class GroupService:
             try:
                 request = CreateRetryTopicRequest.FromString(bytes(call.payload))
                 check_group_name(request.consumer_group)
-                wanted = topic_of_broker(retry_topic(request.consumer_group))
-                topic = self._store.topics.create(wanted)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.CreateRetryTopicRequest"))
+                continue
             except Exception as error:
                 call.fail(to_service_error(error))
+                continue
+            name = retry_topic(request.consumer_group)
+            topics = self._store.topics
+            known = topics.find(name)
+            # Members that start where sends are refused must get the retries that are there.
+            if known is not None and topics.record_position(name) < self._store.readable_position:
+                call.answer(_told_retry_topic(known))
             else:
-                response = CreateRetryTopicResponse(topic=topic_to_message(topic))
-                call.answer(response.SerializeToString())
+                self._changes.make([call], partial(self._create_retry_topic, name))
+
+    def _create_retry_topic(self, name: str) -> Sequence[Outcome]:
+        return [partial(_told_retry_topic, self._store.topics.create(topic_of_broker(name)))]
+
+
+def _told_retry_topic(topic: TopicConfig) -> bytes:
+    return CreateRetryTopicResponse(topic=topic_to_message(topic)).SerializeToString()

@@ -41,6 +41,7 @@ from protomq_broker.recalls import Recalls
 from protomq_broker.reply_service import ReplyService
 from protomq_broker.send_backs import SendBacks
 from protomq_broker.send_service import SendService
+from protomq_broker.state_changes import StateChanges
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
@@ -183,9 +184,11 @@ class FakeBroker:
 
         self.commits.listen_for_resets(signal_reset)
         self.store.on_topic_deleted = signal_deleted
+        self.changes = StateChanges(self.store, writer, self.waiting, config, lambda: self.send.shortage)
         groups = GroupService(
             self.store,
             self.permit,
+            self.changes,
             config.delay_levels_ms,
             signal_group,
             self.send_backs,
@@ -269,6 +272,7 @@ class FakeBroker:
             members=self.pull.members,
             a_member=lambda group: min((name for of_group, name, _ in self.members if of_group == group), default=""),
             permit=self.permit,
+            changes=self.changes,
         )
 
 

@@ -31,6 +31,7 @@ from protomq_broker.group_members import GroupMembers
 from protomq_broker.member_commits import MemberCommits
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.queue_locks import QueueLocks
+from protomq_broker.state_changes import StateChanges
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
@@ -50,6 +51,8 @@ from .store.store_helpers import SEGMENT, open_store
 def service_of(store: Store, clock: ManualClock) -> AdminService:
     permit = WritePermit()
     permit.give()
+    writer = SystemWriter(permit)
+    waiting = WaitingAnswers(store, clock)
     return AdminService(
         store,
         BrokerConfig(),
@@ -61,8 +64,8 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         write_refusal=lambda: "",
         commits=OffsetCommits(
             store,
-            SystemWriter(permit),
-            WaitingAnswers(store, clock),
+            writer,
+            waiting,
             BrokerConfig(),
             QueueLocks(store.locks, lambda *_: False, lambda: 1),
             MemberCommits(no_members()),
@@ -70,6 +73,7 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         members=GroupMembers(clock),
         a_member=lambda group: "",
         permit=permit,
+        changes=StateChanges(store, writer, waiting, BrokerConfig(), lambda: None),
     )
 
 
@@ -242,6 +246,7 @@ def test_topics_that_arrive_together_are_announced_together_and_each_is_told_its
     broker = FakeBroker()
     requests = [create("a"), create("b", write_queues=1_000_000), create("c")]
     first, second, third = broker.server.call_together(ADMIN + "CreateTopic", requests)
+    broker.server.run()
     assert (first.response().topic.name, third.response().topic.name) == ("a", "c")
     assert second.error is not None
     assert broker.announced_count == 1

@@ -28,7 +28,7 @@ class ReplayWorld(RetryWorld):
 
     def start(self) -> None:
         super().start()
-        self.service = DeadLetterService(self.store, self.writer, self.permit, self.clock)
+        self.service = DeadLetterService(self.store, self.writer, self.permit, self.changes, self.clock)
 
     def die(self, *bodies: bytes, topic: str = TOPIC, queue_id: int = 0) -> None:
         before = len(self.read(topic, queue_id))
@@ -40,6 +40,7 @@ class ReplayWorld(RetryWorld):
         request = ReplayDeadLettersRequest(**{"consumer_group": GROUP, **fields})
         call = Call(request.SerializeToString(), self.lane)
         self.service.replay_dead_letters(call)  # type: ignore[arg-type]
+        self.store.flush()
         if isinstance(call.outcome, Exception):
             raise call.outcome
         assert call.outcome is not None
@@ -212,17 +213,17 @@ def test_what_changes_meanwhile_is_looked_at_anew(monkeypatch: pytest.MonkeyPatc
     """Two calls replay the same, and a topic goes."""
     world = ReplayWorld()
     world.die(b"a", b"b")
-    run = world.writer.run
+    post = world.writer.post
     turns = 0
 
-    def run_late(function: Callable[[], None]) -> None:
+    def post_late(function: Callable[[], None]) -> None:
         nonlocal turns
         turns += 1
         if turns == 1:
             world.replay(end_offset=1)
-        run(function)
+        post(function)
 
-    monkeypatch.setattr(world.writer, "run", run_late)
+    monkeypatch.setattr(world.writer, "post", post_late)
     answer = world.replay()
     assert (answer.replayed_count, answer.known_count) == (1, 1)
     assert world.replayed() == [b"a", b"b"]
@@ -232,14 +233,14 @@ def test_a_topic_that_shrinks_meanwhile_strands_no_copy(monkeypatch: pytest.Monk
     world = ReplayWorld()
     world.store.topics.create(TopicConfig("shrunk", 8, 8))
     world.die(b"a", topic="shrunk", queue_id=7)
-    run = world.writer.run
+    post = world.writer.post
 
-    def run_late(function: Callable[[], None]) -> None:
+    def post_late(function: Callable[[], None]) -> None:
         for change in ((4, 8), (4, 4)):
             world.store.topics.put([TopicConfig("shrunk", *change)])
-        run(function)
+        post(function)
 
-    monkeypatch.setattr(world.writer, "run", run_late)
+    monkeypatch.setattr(world.writer, "post", post_late)
     assert world.replay().replayed_count == 1
     assert world.replayed("shrunk", 3) == [b"a"]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
 from protomq.v1 import send_service_pb2
+from protomq.v1.admin_service_pb2 import DeleteTopicRequest
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq.wire.hashing import crc32c
@@ -27,10 +26,10 @@ from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
-from protomq_runtime.testing import FakeServer
+from protomq_runtime.testing import FakeCall, FakeServer
 from tests.support.lost_files import lose
 
-from .fake_broker import SEND, FakeBroker, send_service, told
+from .fake_broker import ADMIN, SEND, FakeBroker, send_service, told
 from .store.log_helpers import ManualClock
 from .store.store_helpers import open_store, read_all
 
@@ -191,53 +190,33 @@ def test_a_deleted_topic_does_not_come_back_at_a_start():
 
 
 @pytest.mark.parametrize("auto_create", [False, True])
-def test_a_topic_is_deleted_between_two_appends(
-    auto_create: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_is_deleted_between_two_appends(auto_create: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A send that has found it is answered while it is there; no later one gets into what is left of it, nor is one lost with it."""
-    broker = make_broker(auto_create_topics=auto_create)
-    store, posted = broker.store, queue.SimpleQueue[Any]()
-    store.topics.create(TopicConfig("topic", 1, 1))
-
-    def on_writer(function: Callable[[], None]) -> None:
-        done = threading.Event()
-
-        def call() -> None:
-            function()
-            done.set()
-
-        posted.put(call)
-        assert done.wait(60)
-
-    def delete() -> None:
-        store.delete_topic("topic")
-        posted.put(lambda: None)
-
-    deletion = threading.Thread(target=delete)
-    real = store.append
+    broker = FakeBroker(auto_create_topics=auto_create)
+    store, real = broker.store, broker.store.append
+    deletions: list[FakeCall] = []
 
     def append(requests: Sequence[AppendRequest]) -> int:
-        deletion.start()  # now, that the topic was looked up
-        posted.put(posted.get(timeout=60))  # the deletion is as far as it gets
+        # Now, that the topic was looked up.
+        deletions.append(broker.server.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic")))
+        broker.server.lanes["admin"].run()
         return real(requests)
 
-    monkeypatch.setattr(store, "_on_writer", on_writer)
     with monkeypatch.context() as patch:
         patch.setattr(store, "append", append)
-        stored = broker.send(request(queue_id=0))[0]
+        stored = broker.server.call(SEND, request(queue_id=0)).response()
     assert (stored.status, stored.queue_offset) == (SendStatus.SEND_STATUS_SEND_OK, 0)
     assert store.topics.find("topic") is not None, "the send was stored in a topic that is gone"
-
-    posted.get(timeout=60)()  # the lane's next turn, and then the next send in it
-    after = broker.send(request(body=b"new", queue_id=0))[0]
-    deletion.join()
+    broker.server.run()
+    deletions[0].response()
+    after = broker.call(SEND, request(body=b"new", queue_id=0))
     if auto_create:
-        assert (after.status, after.queue_offset) == (SendStatus.SEND_STATUS_SEND_OK, 0)
+        assert after.response().queue_offset == 0
     else:
-        assert reason(after) == "TOPIC_NOT_FOUND"
-        assert after.metadata["definite"] == "true"
+        assert after.error is not None
+        assert told(after.error)[:2] == ("NOT_FOUND", "TOPIC_NOT_FOUND")
     left = [(0, b"new")] if auto_create else []
-    for found in (store, open_store(broker.disk.killed(), segment=1 << 16)):
+    for found in (store, open_store(broker.disk.killed(), segment=1 << 20)):
         assert (found.topics.find("topic") is not None) == auto_create
         assert read_all(found) == left
 

@@ -92,7 +92,7 @@ class AdminServiceServicer(object):
     """
 
     def CreateTopic(self, request, context):
-        """CreateTopic creates a topic or, with `update`, changes it.
+        """CreateTopic creates a topic or, with `update`, changes it. It is answered when a send would be answered SEND_OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTopic(self, request, context):
-        """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments.
+        """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments. It is answered when a
+        send would be answered SEND_OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

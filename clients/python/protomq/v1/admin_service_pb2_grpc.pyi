@@ -34,11 +34,13 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTopicRequest, _admin_service_pb2.CreateTopicResponse]
-    """CreateTopic creates a topic or, with `update`, changes it."""
+    """CreateTopic creates a topic or, with `update`, changes it. It is answered when a send would be answered SEND_OK."""
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DescribeTopicRequest, _admin_service_pb2.DescribeTopicResponse]
     """DescribeTopic answers configuration and queues of a topic."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteTopicRequest, _admin_service_pb2.DeleteTopicResponse]
-    """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments."""
+    """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments. It is answered when a
+    send would be answered SEND_OK.
+    """
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListTopicsRequest, _admin_service_pb2.ListTopicsResponse]
     """ListTopics lists the topics of this broker."""
     GetBrokerStatus: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetBrokerStatusRequest, _admin_service_pb2.GetBrokerStatusResponse]
@@ -62,11 +64,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTopic: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTopicRequest, _admin_service_pb2.CreateTopicResponse]  # type: ignore[assignment]
-    """CreateTopic creates a topic or, with `update`, changes it."""
+    """CreateTopic creates a topic or, with `update`, changes it. It is answered when a send would be answered SEND_OK."""
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DescribeTopicRequest, _admin_service_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """DescribeTopic answers configuration and queues of a topic."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteTopicRequest, _admin_service_pb2.DeleteTopicResponse]  # type: ignore[assignment]
-    """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments."""
+    """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments. It is answered when a
+    send would be answered SEND_OK.
+    """
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListTopicsRequest, _admin_service_pb2.ListTopicsResponse]  # type: ignore[assignment]
     """ListTopics lists the topics of this broker."""
     GetBrokerStatus: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetBrokerStatusRequest, _admin_service_pb2.GetBrokerStatusResponse]  # type: ignore[assignment]
@@ -93,7 +97,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.CreateTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.CreateTopicResponse, _abc.Awaitable[_admin_service_pb2.CreateTopicResponse]]:
-        """CreateTopic creates a topic or, with `update`, changes it."""
+        """CreateTopic creates a topic or, with `update`, changes it. It is answered when a send would be answered SEND_OK."""
 
     @_abc_1.abstractmethod
     def DescribeTopic(
@@ -109,7 +113,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DeleteTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DeleteTopicResponse, _abc.Awaitable[_admin_service_pb2.DeleteTopicResponse]]:
-        """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments."""
+        """DeleteTopic deletes a topic, its queues and the offsets committed for it. Its records leave the log with their segments. It is answered when a
+        send would be answered SEND_OK.
+        """
 
     @_abc_1.abstractmethod
     def ListTopics(

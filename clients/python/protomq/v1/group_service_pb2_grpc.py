@@ -98,7 +98,8 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateRetryTopic(self, request, context):
-        """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails.
+        """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails. It is
+        answered when a send would be answered SEND_OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,9 @@ class GroupServiceStub:
     It needs no permission to read their topics, which may have fewer queues by now.
     """
     CreateRetryTopic: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]
-    """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails."""
+    """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails. It is
+    answered when a send would be answered SEND_OK.
+    """
 
 @_typing.type_check_only
 class GroupServiceAsyncStub(GroupServiceStub):
@@ -68,7 +70,9 @@ class GroupServiceAsyncStub(GroupServiceStub):
     It needs no permission to read their topics, which may have fewer queues by now.
     """
     CreateRetryTopic: _aio.UnaryUnaryMultiCallable[_group_service_pb2.CreateRetryTopicRequest, _group_service_pb2.CreateRetryTopicResponse]  # type: ignore[assignment]
-    """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails."""
+    """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails. It is
+    answered when a send would be answered SEND_OK.
+    """
 
 class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
     """GroupService keeps the settings of consumer groups, and takes back messages that they could not process."""
@@ -116,6 +120,8 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _group_service_pb2.CreateRetryTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.CreateRetryTopicResponse, _abc.Awaitable[_group_service_pb2.CreateRetryTopicResponse]]:
-        """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails."""
+        """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails. It is
+        answered when a send would be answered SEND_OK.
+        """
 
 def add_GroupServiceServicer_to_server(servicer: GroupServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

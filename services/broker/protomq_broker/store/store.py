@@ -72,7 +72,7 @@ from .state.half_copies import HalfCopies, half_copies
 from .state.half_messages import TransactionState
 from .state.locks import LockTable
 from .state.log_front import LogFront
-from .state.machine import StateMachine, StateWriter, replay_states
+from .state.machine import StateAppend, StateMachine, replay_states
 from .state.new_queues import Growth, begin_at_first
 from .state.offsets import ConsumerOffsets
 from .state.pop import PopState
@@ -392,9 +392,9 @@ class Store:
         self.drop_claims = self._repeated.drop_claims
         # Any thread.
         self.append_durations = appender.durations
-        self.topics.writer = self._writer_of(self.topics)
+        self.topics.append = self._append_of(self.topics)
         self.topics.before_growth = self._begin_new_queues
-        self.groups.writer = self._writer_of(self.groups)
+        self.groups.append = self._append_of(self.groups)
         pop_carrier = PopCarrier(
             self.popped,
             self._queues,
@@ -656,17 +656,20 @@ class Store:
         """Used part of the disk of the store, from 0.0 to 1.0."""
         return self._disk.usage(self.root).used_ratio
 
-    # Administration: any thread.
+    # Administration.
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(self, topic: str, later: Callable[[Callable[[], None]], None] = _call) -> None:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go.
 
-        The deletion happens between two appends: a send that found the topic is appended before it, and is deleted too. Not on the writer
-        thread, unless `on_writer` allows it. Raises what `append` raises, and NoWriterError.
+        The deletion happens between two appends: a send that found the topic is appended before it, and is deleted too. The writer thread.
+        `later` has a function called on another thread, or here: it looks at all offsets. Raises what `append` raises.
         """
         if self.topics.delete(topic):
-            self._keep_offsets()  # and those of the next topic of this name, if there is one already
-            self._tell_deleted(topic)
+            later(partial(self._forget_deleted, topic))
+
+    def _forget_deleted(self, topic: str) -> None:
+        self._keep_offsets()  # and those of the next topic of this name, if there is one already
+        self._tell_deleted(topic)
 
     def _forget_topic(self, topic: str) -> None:
         """A follower has applied the deletion of a topic, and nothing behind it."""
@@ -707,26 +710,9 @@ class Store:
             self._files.rebuild_queues(recovered)
             replay_states(self._machines, self._queues, self._reader)
 
-    def _writer_of(self, machine: StateMachine) -> StateWriter:
+    def _append_of(self, machine: StateMachine) -> StateAppend:
         """Returns how a machine's changes get into the log."""
-
-        def append(body: bytes) -> int:
-            return self.append_state(machine.topic, [body])
-
-        def change(make: Callable[[], bytes]) -> None:
-            end_position = 0
-
-            def change_here() -> None:
-                nonlocal end_position
-                body = make()
-                if body:
-                    end_position = append(body)
-
-            self._on_writer(change_here)
-            if end_position > self.positions.readable and self.flush() < end_position:
-                raise StoreFailedError(self._log.failure)
-
-        return StateWriter(append, change)
+        return lambda body: self.append_state(machine.topic, [body])
 
     def _begin_new_queues(self, growths: Sequence[Growth]) -> None:
         """Topics are about to get queues: their groups begin there with the first message. The writer thread."""

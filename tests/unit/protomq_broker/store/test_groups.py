@@ -166,6 +166,7 @@ def test_settings_that_were_answered_are_there_after_any_crash(ends: str) -> Non
         try:
             for turn in range(6):
                 settings = store.groups.put(GroupSettings("ab"[turn % 2], retry_count_max=turn))
+                store.flush()
                 answered[settings.group] = settings
                 if turn == 3:
                     store.checkpoint()

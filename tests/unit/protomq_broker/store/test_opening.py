@@ -308,7 +308,7 @@ def test_a_deleted_topic_stays_deleted_whatever_happens_next(
         store.topics.create(TopicConfig("topic"))
     if made_anew == "used":
         store.append([make_request([b"new"])])
-        store.flush()
+    store.flush()
     expected = {queue_id: read_all(store, queue_id=queue_id) for queue_id in (0, 1)}
     assert expected[1] == []
     for _ in range(2):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.state import topics as topics_module
-from protomq_broker.store.state.machine import StateWriter
 from protomq_broker.store.state.topics import (
     IncarnationGivenError,
     InvalidNameError,
@@ -58,12 +57,7 @@ class Log:
             table.apply(body, position)
             return position + 10
 
-        def change(make: Callable[[], bytes]) -> None:
-            body = make()
-            if body:
-                append(body)
-
-        table.writer = StateWriter(append, change)
+        table.append = append
         return table
 
 
@@ -79,10 +73,10 @@ def save(table: TopicTable, position: int) -> None:
 
 def tell(table: TopicTable, cut: int) -> int:
     """Carries forward what stands in front of `cut`; how many records that takes."""
-    assert table.writer is not None
+    assert table.append is not None
     bodies = list(filter(None, (carry() for carry in table.carry(cut))))
     for body in bodies:
-        table.writer.append(body)
+        table.append(body)
     return len(bodies)
 
 
@@ -321,8 +315,8 @@ def test_an_earlier_file_that_was_told_in_part_is_told_in_whole_by_the_next_star
     earlier_file(disk)
     table = log.open(disk)
     first, *_ = table.carry(0)
-    assert table.writer is not None
-    table.writer.append(first())
+    assert table.append is not None
+    table.append(first())
     table.delete("c")
     again = log.open(disk)
     assert [topic.name for topic in again.all()] == ["a", "b"]

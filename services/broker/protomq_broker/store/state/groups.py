@@ -29,7 +29,7 @@ from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
 
 from .group_settings import GroupSettings, GroupSettingsError, group_from_message, group_to_message
-from .machine import Carrier, Snapshot, StateWriter
+from .machine import Carrier, Snapshot, StateAppend
 from .replayed import OffsetRuns, ReplayedLetters
 from .sent_back import SentBackRequests, dump
 from .snapshots import SnapshotFiles
@@ -54,10 +54,10 @@ class TooManySettingsError(StoreError):
 
 
 class GroupTable:
-    """The groups that were set up. Questions: any thread; `put`: any but the writer; `apply`, `has_sent_back`: the writer.
+    """The groups that were set up. Questions: any thread; `put`, `apply`, `has_sent_back`: the writer.
 
     Attributes:
-        writer: how changes get into the log; set before the first one.
+        append: how changes get into the log; set before the first one.
         disabled: groups that may not consume; replaced, never changed.
         replay_from: after the construction: the records before this position are in it already.
     """
@@ -66,7 +66,7 @@ class GroupTable:
 
     def __init__(self, disk: Disk, path: str, log_start: int, end_position: int) -> None:
         """Reads the cache of a log that goes from `log_start` to `end_position`."""
-        self.writer: StateWriter | None = None
+        self.append: StateAppend | None = None
         self.disabled: frozenset[str] = frozenset()
         self._files = SnapshotFiles(disk, path)
         self._lock = threading.Lock()  # of what is below: held while it changes and is copied
@@ -108,22 +108,17 @@ class GroupTable:
         """Gives a group settings; with version 0 they get the next one. The result are those that hold now: others, if the version of
         these is no higher.
 
-        Raises TooManySettingsError, and what `StateWriter.change` raises.
+        Nobody waits for the disk here. Raises TooManySettingsError, and what `StateAppend` raises.
         """
-        assert self.writer is not None
-
-        def change() -> bytes:
-            known = self._settings.get(settings.group)
-            if known is None and len(self._settings) >= GROUPS_SET_UP_MAX:
-                raise TooManySettingsError
-            version = 0 if known is None else known.version
-            if settings.version and settings.version <= version:
-                return b""
+        assert self.append is not None
+        known = self._settings.get(settings.group)
+        if known is None and len(self._settings) >= GROUPS_SET_UP_MAX:
+            raise TooManySettingsError
+        version = 0 if known is None else known.version
+        if not settings.version or settings.version > version:
             message = group_to_message(settings)
             message.version = settings.version or version + 1
-            return GroupsRecord(settings=[message]).SerializeToString()
-
-        self.writer.change(change)
+            self.append(GroupsRecord(settings=[message]).SerializeToString())
         return self.find(settings.group)
 
     # The machine.

@@ -70,17 +70,8 @@ class StateMachine(Protocol):
         """What is to be saved; None if that is saved already. Any thread."""
 
 
-class StateWriter(NamedTuple):
-    """How changes of a state get into the log. Both raise what `Store.append` raises.
-
-    Attributes:
-        append: on the writer thread: appends a record with this body and applies it; where it ends.
-        change: on any other thread: has the function called on the writer thread and appends what it gives, nothing if that is b"";
-            returns when it is stored as a send is when it is answered. Raises what the function raises, and NoWriterError.
-    """
-
-    append: Callable[[bytes], int]
-    change: Callable[[Callable[[], bytes]], None]
+StateAppend = Callable[[bytes], int]
+"""Called on the writer thread: appends a record with this body and applies it; where it ends. Raises what `Store.append` raises."""
 
 
 def state_region(topic: str, bodies: Sequence[bytes], now_ms: int) -> RecordRegion:

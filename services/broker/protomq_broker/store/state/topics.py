@@ -6,8 +6,8 @@
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A topic's `position` is where its newest record stands.
-- All changes are made on the writer thread, in the turn that appends their record. The caller waits until the change is stored, as for a
-  send.
+- All changes are made on the writer thread, in the turn that appends their record. Nobody waits for the disk here: whoever answers a caller
+  waits until the record is stored, as for a send.
 - A topic that is made by its first message gets its record in the same turn (`add`). Where the log takes no record, its messages report
   it, and the next start appends the record.
 - A topic has an incarnation: a number that it gets when it is created and keeps until it is deleted. The number is random; if its first
@@ -49,7 +49,7 @@ from protomq.wire.topics import (
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
 
-from .machine import Carrier, Snapshot, StateWriter
+from .machine import Carrier, Snapshot, StateAppend
 from .new_queues import Growth
 from .snapshots import SnapshotFiles
 
@@ -170,12 +170,12 @@ class TopicsSnapshot:
 
 
 class TopicTable:
-    """The clients' topics. Questions: any thread; `create`, `put`, `delete`: any but the writer; `add`, `apply`: the writer.
+    """The clients' topics. Questions: any thread; changes and `apply`: the writer.
 
     Attributes:
-        writer: how changes get into the log; set before the first one.
+        append: how changes get into the log; set before the first one.
         before_growth: called on the writer before a record gives topics more queues to read. What it appends stands before that record.
-        on_change: called after each change, on the thread that asked for it.
+        on_change: called after each change, on the writer.
         on_applied: called after each record, on the writer: of a slave, where nobody asks for changes.
         replay_from: after the construction: the records before this position are in it already.
     """
@@ -195,7 +195,7 @@ class TopicTable:
 
         `draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them.
         """
-        self.writer: StateWriter | None = None
+        self.append: StateAppend | None = None
         self.before_growth: Callable[[Sequence[Growth]], None] = _ignore
         self.on_change: Callable[[], None] = _nothing
         self.on_applied: Callable[[], None] = _nothing
@@ -245,6 +245,10 @@ class TopicTable:
         """All topics, by name."""
         return self.snapshot().topics
 
+    def record_position(self, name: str) -> int:
+        """Where the newest record of a topic stands; NOWHERE if it has none yet."""
+        return self._positions.get(name, NOWHERE)
+
     @property
     def deleted(self) -> Mapping[str, int]:
         """Names of topics that were deleted, and up to where what the log has of them is gone."""
@@ -255,44 +259,35 @@ class TopicTable:
     def create(self, topic: TopicConfig) -> TopicConfig:
         """Adds a topic, a user's or a group's; if there is one of that name already, that one stays and is the result. Raises as `put`."""
         require_known_name(topic.name)
-        made = topic
-
-        def change() -> bytes:
-            nonlocal made
-            existing = self._by_name.get(topic.name)
-            made = existing or self._with_incarnation(topic)
-            return b"" if existing is not None else self._record([made])
-
-        self._change(change)
+        existing = self._by_name.get(topic.name)
+        if existing is not None:
+            return existing
+        made = self._with_incarnation(topic)
+        self._change(self._record([made]))
         return made
 
     def put(self, topics: Sequence[TopicConfig]) -> list[TopicConfig]:
         """Adds topics or gives them another configuration, all or none; one record, however many. The result is what they are now.
 
-        Raises InvalidNameError, IncarnationGivenError, and what `StateWriter.change` raises.
+        Raises InvalidNameError, IncarnationGivenError, and what `StateAppend` raises.
         """
         for topic in topics:
             require_topic_name(topic.name)
-        wanted: list[TopicConfig] = []
-
-        def change() -> bytes:
-            wanted[:] = [self._with_incarnation(topic) for topic in topics]
-            changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
-            growths = list(filter(None, map(self._growth_to, changed)))
-            if growths:
-                self.before_growth(growths)
-            return self._record(changed) if changed else b""
-
-        self._change(change)
+        wanted = [self._with_incarnation(topic) for topic in topics]
+        changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
+        growths = list(filter(None, map(self._growth_to, changed)))
+        if growths:
+            self.before_growth(growths)
+        if changed:
+            self._change(self._record(changed))
         return wanted
 
     def delete(self, name: str) -> bool:
-        """Removes a topic, and with it what the log has of it; whether there was one. Raises what `StateWriter.change` raises."""
-
-        def change() -> bytes:
-            return self._record((), [name]) if name in self._by_name else b""
-
-        return self._change(change)
+        """Removes a topic, and with it what the log has of it; whether there was one. Raises what `StateAppend` raises."""
+        if name not in self._by_name:
+            return False
+        self._change(self._record((), [name]))
+        return True
 
     def add(self, topics: Iterable[TopicConfig]) -> int:
         """Adds topics that their first messages make, unless there are some of these names; where the record ends, 0 for none.
@@ -304,10 +299,10 @@ class TopicTable:
         if not new:
             return 0
         made = list(map(self._with_incarnation, new.values()))
-        assert self.writer is not None
+        assert self.append is not None
         end_position = 0
         try:
-            end_position = self.writer.append(self._record(made))
+            end_position = self.append(self._record(made))
         except StoreError as error:
             log.warning("topics %s have no record yet: %s", sorted(new), error)
             self._enter(made, NOWHERE, self._next_version())
@@ -401,19 +396,10 @@ class TopicTable:
 
     # Parts.
 
-    def _change(self, change: Callable[[], bytes]) -> bool:
-        """Has the change made by the writer; whether there was one."""
-        assert self.writer is not None
-        bodies: list[bytes] = []
-
-        def make() -> bytes:
-            bodies.append(change())
-            return bodies[-1]
-
-        self.writer.change(make)
-        if bodies[-1]:
-            self.on_change()
-        return bool(bodies[-1])
+    def _change(self, body: bytes) -> None:
+        assert self.append is not None
+        self.append(body)
+        self.on_change()
 
     def _record(self, topics: Iterable[TopicConfig], deleted: Iterable[str] = ()) -> bytes:
         """The body of a record of a change. The writer."""
