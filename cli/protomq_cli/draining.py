@@ -49,10 +49,13 @@ _COLUMNS: Final = (
 class Rest:
     """What still keeps a broker from being removed.
 
-    Attributes: behind: messages that each group has not consumed there; open_transactions: half messages that wait for their end;
-    delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery;
-    replica_lag_bytes: of its log, that its slowest slave has not; unread: messages there, by topic, that no group has read, without
-    replayed dead letters; silent_slaves: its slaves, as `name/id`, that are registered and do not answer. What they lack is not known.
+    Attributes:
+        behind: messages that each group has not consumed there.
+        open_transactions: half messages that wait for their end.
+        delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery.
+        replica_lag_bytes: of its log, that its slowest slave has not.
+        unread: messages there, by topic, that no group has read, without replayed dead letters.
+        silent_slaves: those registered that do not answer, as `name/id`. What they lack is not known.
     """
 
     behind: dict[str, int] = field(default_factory=dict)
