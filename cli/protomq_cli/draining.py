@@ -5,8 +5,9 @@
               no group reads, no transaction is open, no message waits for its time, and its slaves have its whole log
     remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
 
-While it waits, the broker may be away, and another member may lead. Interrupted, it is run again: what is closed stays closed. Each topic
-notes the permission that it had, and `--undo` gives it that back. A topic that was closed by somebody else stays closed.
+From its start on the broker may be away, as long as a name server knows it, and another member may lead. Interrupted, it is run again: what
+is closed stays closed. Each topic notes the permission that it had, and `--undo` gives it that back. A topic that was closed by somebody
+else stays closed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _COLUMNS: Final = (
     "open_transactions",
     "delayed_messages",
     "replica_lag_bytes",
+    "silent_slaves",
     "may_be_removed",
 )
 
@@ -47,10 +49,13 @@ _COLUMNS: Final = (
 class Rest:
     """What still keeps a broker from being removed.
 
-    Attributes: behind: messages that each group has not consumed there; open_transactions: half messages that wait for their end;
-    delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery;
-    replica_lag_bytes: of its log, that its slowest slave has not; unread: messages there, by topic, that no group has read, without
-    replayed dead letters.
+    Attributes:
+        behind: messages that each group has not consumed there.
+        open_transactions: half messages that wait for their end.
+        delayed_messages: that wait for their time, delayed ones and failed ones until their next delivery.
+        replica_lag_bytes: of its log, that its slowest slave has not.
+        unread: messages there, by topic, that no group has read, without replayed dead letters.
+        silent_slaves: those registered that do not answer, as `name/id`. What they lack is not known.
     """
 
     behind: dict[str, int] = field(default_factory=dict)
@@ -58,6 +63,7 @@ class Rest:
     delayed_messages: int = 0
     replica_lag_bytes: int = 0
     unread: dict[str, int] = field(default_factory=dict)
+    silent_slaves: tuple[str, ...] = ()
 
     @property
     def is_nothing(self) -> bool:
@@ -73,6 +79,7 @@ class Rest:
             parts.append(f"{self.delayed_messages} messages wait for their time")
         if self.replica_lag_bytes:
             parts.append(f"its slave lacks {self.replica_lag_bytes} bytes")
+        parts += [f"its slave {slave} does not answer" for slave in self.silent_slaves]
         return ", ".join(parts)
 
 
@@ -124,14 +131,16 @@ def drain(
             # Each time: topics that are created meanwhile are open.
             closed = close(admin_now, broker)
             rest = rest_of(admin_now, broker, missing)
-            asked = admin
+            if not rest.silent_slaves:
+                asked = admin
             return rest
 
         def look_again(rest: Rest) -> Rest:
             # They may be back.
             return rest_of(fresh, broker, missing) if missing.reasons() else rest
 
-        rest = wait_until_drained(look, wait, lambda text: _say(broker, text), look_again=look_again)
+        is_known = any(one.broker_name == broker for one in admin.cluster_info())
+        rest = wait_until_drained(look, wait, lambda text: _say(broker, text), look_again=look_again, is_known=is_known)
     print_rows([_row(broker, closed, rest)], _COLUMNS, output)
     for name, why in missing.reasons().items():
         sys.stderr.write(f"protomq: {name} was not asked which groups it knows: {why}; a group that only it knows may lack messages here\n")
@@ -197,8 +206,22 @@ def rest_of(admin: Admin, broker: str, missing: Missing) -> Rest:
             behind[group.name] = lag
     unread = _unread_messages(admin, broker, here - read)
     delayed = max(delayed, _delayed_messages(admin, broker))
-    lags = [state.lag_bytes for state in admin.ha_status(broker) if not state.broker_id]
-    return Rest(behind, transactions, delayed, max(lags, default=0), unread)
+    lag_bytes, silent_slaves = _replication(admin, broker)
+    return Rest(behind, transactions, delayed, lag_bytes, unread, silent_slaves)
+
+
+def _replication(admin: Admin, broker: str) -> tuple[int, tuple[str, ...]]:
+    """What the slowest slave lacks, as the master says, and the slaves that do not answer."""
+    from protomq.errors import PartialResultError
+
+    try:
+        states, failures = admin.ha_status(broker), {}
+    except PartialResultError as error:
+        states, failures = error.result, error.failures
+        if broker in failures:
+            raise failures[broker] from error
+    lags = [state.lag_bytes for state in states if not state.broker_id]
+    return max(lags, default=0), tuple(sorted(failures))
 
 
 def _groups(admin: Admin, broker: str, missing: Missing) -> list[ConsumerGroup]:
@@ -241,20 +264,22 @@ def wait_until_drained(
     monotonic_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
     look_again: Callable[[Rest], Rest] = lambda rest: rest,
+    *,
+    is_known: bool = False,
 ) -> Rest:
     """Looks until nothing is left, or the time is over; what was left then. Says what is left whenever that changes.
 
-    `look_again`: what is really left, where it would end. A broker that has answered may be away for a while: another member may lead soon.
+    `look_again`: what is really left, where it would end. `is_known`: a name server knows the broker. Such a one, or one that has answered,
+    may be away for a while: another member may lead soon.
     """
     from protomq.errors import ProtomqError
 
     ends_s = math.inf if wait_s is None else monotonic_s() + wait_s
     said = ""
-    has_answered = False
     while True:
         try:
             rest = look()
-            has_answered = True
+            is_known = True
             is_over = monotonic_s() >= ends_s
             if rest.is_nothing or is_over:
                 rest = look_again(rest)
@@ -262,8 +287,8 @@ def wait_until_drained(
                     return rest
             text = str(rest)
         except ProtomqError as error:
-            # Who has never answered may have a mistyped name.
-            if not has_answered or not error.retriable or monotonic_s() >= ends_s:
+            # Whom nobody knows may have a mistyped name.
+            if not is_known or not error.retriable or monotonic_s() >= ends_s:
                 raise
             text = f"asked again, since it did not answer: {error}"
         if text != said:
@@ -300,5 +325,6 @@ def _row(broker: str, closed: int, rest: Rest) -> dict[str, Any]:
         "open_transactions": rest.open_transactions,
         "delayed_messages": rest.delayed_messages,
         "replica_lag_bytes": rest.replica_lag_bytes,
+        "silent_slaves": list(rest.silent_slaves),
         "may_be_removed": rest.is_nothing,
     }

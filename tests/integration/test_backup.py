@@ -39,6 +39,13 @@ def done(*arguments: object) -> dict[str, Any]:
     return json.loads(out) if out.strip() else {}
 
 
+def refused(*arguments: object) -> tuple[int, str]:
+    """Runs a command that fails: its exit code, and the reason."""
+    process = protomq(*arguments, "-o", "json")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, json.loads(err)["error"]["reason"]
+
+
 def bodies(broker: HaBroker) -> list[bytes]:
     found: list[bytes] = []
     with grpc.insecure_channel(broker.address.grpc_address) as channel:
@@ -195,12 +202,21 @@ def test_a_backup_of_links_outlives_a_log_that_is_cut(tmp_path: Path) -> None:
             kept = done("backup", tmp_path / "kept", "--broker", master.address.remoting_address, "--store", master.folder)
             assert (kept["end_position"], kept["linked_bytes"]) == (end, 2 << 20)
             log = master.log_bytes(end)
+            # A slave that has only the beginning may catch up. It may be stopped, or run.
+            behind = (6, "LOG_BEHIND")
+            assert refused("backup", tmp_path / "kept", "--store", slave.folder) == behind
+            slave.configure(ha=slave._config["ha"] | {"master": "127.0.0.1:1"})
+            slave.start()
+            assert refused("backup", tmp_path / "kept", "--broker", slave.address.remoting_address) == behind
         finally:
             master.kill()
             slave.kill()
         new = HaBroker(tmp_path / "slave", "ASYNC_MASTER", 0, ha=slave._config["ha"], store=store)
         old = HaBroker(tmp_path / "master", "SLAVE", 1, ha=slave._config["ha"], store=store)
         with running(new):
+            # One that leads has lost what it lacks.
+            lost = refused("backup", tmp_path / "kept", "--broker", new.address.remoting_address)
+            assert lost == (1, "LOG_DIVERGED")
             for batch in range(8):
                 new.send_ok(*[b"new %d" % number + bytes(2_000) for number in range(batch * 100, batch * 100 + 100)])
             try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
-from tests.support.cli import run, run_process
+from tests.support.cli import PROTOMQ, environment_with, run, run_process
 from tests.support.elected_brokers import CountingProducer, elected_cluster, read_all
 from tests.support.ha_brokers import NAME, HaBroker, running
 from tests.support.load import Load
@@ -51,6 +53,34 @@ def test_a_drain_goes_on_at_the_next_master(tmp_path: Path) -> None:
                 load.wait_until_consumed()
             load.check()
             assert load.failures == []
+
+
+@pytest.mark.parametrize("silent", ["slave", "master", "dead master"])
+def test_a_drain_begins_while_a_member_does_not_answer(silent: str, tmp_path: Path) -> None:
+    """A silent slave is named; a silent master is asked until another one leads."""
+    with elected_cluster(tmp_path, election=ELECTION) as cluster:
+        master = cluster.wait_leading(3)
+        run("group", "commit", "g", "flights", "-O", "end", namesrv=cluster.namesrv)
+        victim = next(each for each in cluster.brokers if each is not master) if silent == "slave" else master
+        if silent == "dead master":
+            victim.kill()
+        else:
+            victim.process.send_signal(signal.SIGSTOP)
+        command = [*PROTOMQ, "cluster", "drain", NAME, "--wait", "2m", "--timeout", "1s", "-o", "jsonl"]
+        told = tmp_path / "told"
+        with told.open("w") as err:
+            drain = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environment_with(cluster.namesrv))
+        try:
+            if silent == "slave":
+                wait_for(lambda: drain.poll() is not None or f"its slave {NAME}/" in told.read_text(), PATIENCE_S)
+                victim.process.send_signal(signal.SIGCONT)
+            out, _ = drain.communicate(timeout=3 * PATIENCE_S)
+        finally:
+            drain.kill()
+        assert drain.returncode == 0, told.read_text()
+        assert json.loads(out)["may_be_removed"] is True
+        # That a master has died may be known before the drain begins.
+        assert silent != "master" or "asked again, since it did not answer" in told.read_text()
 
 
 def test_backups_go_on_at_the_next_master(tmp_path: Path) -> None:

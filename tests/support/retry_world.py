@@ -134,6 +134,10 @@ class RetryWorld:
         self.store = Store.open(
             ROOT, self._store_config, clock=self.clock, disk=self.disk, background=False
         )
+        self.make_parts()
+
+    def make_parts(self) -> None:
+        """As a broker does that begins to lead with the store as it is."""
         self.permit = WritePermit()
         self.permit.give()
         self.lane = Lane()

@@ -23,6 +23,7 @@ from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
+from .slave_gate import replica_behind
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.log.move_alike import attempt_of_all, rows_of
@@ -105,9 +106,11 @@ def place_of(message: FailedMessage) -> Place:
 
 
 def find_messages(
-    store: Store, messages: Sequence[FailedMessage], places: Sequence[Place]
+    store: Store, messages: Sequence[FailedMessage], places: Sequence[Place], *, lacks_news: bool = False
 ) -> tuple[FoundMessages, list[tuple[str, int]]]:
     """Returns the messages, and their topics with the incarnations in which they were found. `places`: of each, no two the same.
+
+    `lacks_news`: this broker may be able to read further soon. Then an offset that is too high is no mistake.
 
     Raises ServiceError, StoreError.
     """
@@ -130,7 +133,7 @@ def find_messages(
             check_incarnation(topic, incarnation)
         done = 0
         while done < len(run):
-            result = _read(store, name, queue_id, first + done, len(run) - done, run[done])
+            result = _read(store, name, queue_id, first + done, len(run) - done, run[done], lacks_news=lacks_news)
             data = result.octets()
             spans = zip(run[done:], result.starts.tolist(), result.sizes.tolist(), strict=False)
             for number, start, size in spans:
@@ -374,12 +377,14 @@ def _runs(places: Sequence[Place]) -> list[list[int]]:
 
 
 def _read(
-    store: Store, topic: str, queue_id: int, queue_offset: int, count: int, number: int
+    store: Store, topic: str, queue_id: int, queue_offset: int, count: int, number: int, *, lacks_news: bool
 ) -> ReadResult:
     """Up to `count` records from an offset on, one at least. `number`: of the first in the request."""
     result = store.read(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
     if result.status is ReadStatus.FOUND and result.first_offset == queue_offset:
         return result
+    if lacks_news and queue_offset >= result.end_offset:
+        raise replica_behind(topic, queue_id, queue_offset, result.end_offset)
     raise ServiceError(
         Code.OUT_OF_RANGE,
         "OFFSET_OUT_OF_RANGE",

@@ -63,6 +63,8 @@ class LogClient:
             answer.segment_size_bytes,
             answer.first_position,
             answer.end_position,
+            epoch=answer.epoch,
+            epoch_position=answer.epoch_position,
         )
 
     def read(self, position: int, size_max_bytes: int) -> bytes:

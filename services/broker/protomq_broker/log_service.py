@@ -61,11 +61,14 @@ class LogService:
         # Read the start before the end: then the record that reports the log's start is before the end.
         first = store.min_position
         end = min(store.readable_position, store.flushed_position)
+        epoch_position, epoch = store.epochs.last[:2]
         header = ReadLogResponse(
             broker_name=self._broker_name,
             first_position=first,
             end_position=end,
             segment_size_bytes=store.config.segment_size_bytes,
+            epoch=epoch,
+            epoch_position=epoch_position,
         ).SerializeToString()
         size_bytes = min(request.size_max_bytes, self._transfer_size_bytes)
         if call.transport == "grpc":

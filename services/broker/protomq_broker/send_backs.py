@@ -8,7 +8,8 @@ Rules:
 - All requests of one group in a turn are looked up and copied together, which costs little more than one request. If one of them is known
   already or refused, each is prepared by itself. Requests with runs of messages that failed alike are prepared together, by arrays.
 - All messages of a request are copied, or none. The copies and the record that the request is done are one append, so the broker recognises
-  a repeated request, and does nothing.
+  a repeated request, and does nothing. It does so even if it cannot read the messages any more: who is refused asks with other requests.
+- A master before may have given out what this one may not serve yet. That is refused for now only.
 - The record says how often its message was handed out. A consumer that retried by itself may name a higher number, never a lower one.
 - Answered when a SEND_OK would be given, as a commit of offsets is.
 """
@@ -72,6 +73,8 @@ SIZE_MAX_BYTES: Final = 8 << 20
 APPEND_SIZE_BYTES: Final = 1 << 20
 """Most bytes of copies in one append. The limit keeps one append on the send lane short."""
 ATTEMPT_MAX: Final = (1 << 31) - 2
+_NOT_KNOWN: Final = RetryPlan(0, 0)
+"""Of a request that was done before, whose messages cannot be read any more."""
 _TAKES_ALIKE: Final = SendBackResponse(takes_alike=True).SerializeToString()
 
 
@@ -107,12 +110,16 @@ class _Asked(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """Requests of one group with their copies, and the answer to each. `sources`: topics of the messages with their incarnations."""
+    """Requests of one group with their copies, and the answer to each. `sources`: topics of the messages with their incarnations.
+
+    `refusal`: why a single request cannot be done. If it was done before, that does not matter.
+    """
 
     asked: Sequence[_Asked]
     sources: Sequence[tuple[str, int]]
     copies: Sequence[AppendRequest]
     outcomes: Sequence[_Outcome]
+    refusal: Exception | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -166,6 +173,8 @@ class SendBacks:
         log_time: LogTime,
     ) -> None:
         self._store = store
+        self._start_position = store.positions.appended
+        """An earlier master may have served the log up to here, even if this master does not know that it is confirmed."""
         self._levels_ms = config.delay_levels_ms
         self._wait_ms = config.sync_flush_timeout_ms
         self._writer = writer
@@ -232,6 +241,9 @@ class SendBacks:
         except Exception as error:
             if len(asked) > 1:
                 return [prepared for each in asked for prepared in self._prepare_all([each])]
+            if asked[0].key:
+                # Whether it was done before, the send lane knows.
+                return [_Prepared(asked, (), (), [_Outcome([(_NOT_KNOWN, asked[0].message_count)])], error)]
             asked[0].call.fail(to_service_error(error))
             return []
 
@@ -313,7 +325,8 @@ class SendBacks:
         group = asked[0].group
         messages = [message for each in asked for message in each.messages]
         places = [place for each in asked for place in each.places]
-        found, incarnations = find_messages(self._store, messages, places)
+        lacks_news = self._store.positions.readable < self._start_position
+        found, incarnations = find_messages(self._store, messages, places, lacks_news=lacks_news)
         size_bytes = found.size_bytes
         if size_bytes > (SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES) and len(messages) > 1:
             raise ServiceError(
@@ -485,6 +498,8 @@ class _Together:
             outcome.is_repeat = True
             self.taken.append(prepared)
             return
+        if prepared.refusal is not None:
+            raise prepared.refusal
         for name, incarnation in prepared.sources:
             check_incarnation(existing_topic(self._store, name), incarnation)
         for copy in prepared.copies:

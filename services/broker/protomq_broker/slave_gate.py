@@ -88,9 +88,13 @@ def master_is_elected(broker_name: str, broker_id: int) -> ServiceError:
 def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> None:
     """Raises ServiceError for an offset that this slave, or a master that has just begun, may not serve yet. Such an offset is not illegal.
     """
-    if queue_offset <= end_offset:
-        return
-    raise ServiceError(
+    if queue_offset > end_offset:
+        raise replica_behind(topic, queue_id, queue_offset, end_offset)
+
+
+def replica_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> ServiceError:
+    """UNAVAILABLE: the queue ends before that offset, as far as this broker may serve it yet."""
+    return ServiceError(
         Code.UNAVAILABLE,
         "REPLICA_BEHIND",
         f"this broker may give queue {queue_id} of {topic!r} up to offset {end_offset}, and {queue_offset} was asked for: ask again later, "

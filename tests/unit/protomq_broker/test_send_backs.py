@@ -593,6 +593,53 @@ def test_a_request_that_is_sent_again_is_done_once_over_restarts_too() -> None:
     assert len(world.retries()) == 2 + 2 + 1 + 2
 
 
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_a_request_that_was_done_is_known_though_its_messages_are_gone(count: int) -> None:
+    """Whoever was refused would give back those that are still there in other requests: they would come twice."""
+    world = RetryWorld(segment=4096)
+    world.send(*(b"%d" % number for number in range(count)))
+    messages = world.read(TOPIC)
+    assert not world.send_back(messages, request_id=3).repeated_request
+    for _ in range(10):
+        world.send(bytes(500))
+    world.store.checkpoint()
+    world.store.delete_segments_below(world.store.appended_position)
+    assert refusal(lambda: world.send_back(messages, request_id=4)).reason == "OFFSET_OUT_OF_RANGE"
+    answer = world.send_back(messages, request_id=3)
+    assert answer.repeated_request
+    assert [(each.attempt, each.due_time_ms, each.dead_letter) for each in answer.results] == [(0, 0, False)] * count
+    world.deliver(10**6)
+    assert len(world.retries()) == count
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_what_a_master_before_has_given_out_is_no_mistake_at_one_that_has_just_begun(count: int) -> None:
+    """It does not know yet that it is confirmed. Who is refused for good takes them for done, or gives them back in other requests."""
+    world = RetryWorld()
+    world.send(*(b"%d" % number for number in range(count)))
+    messages = world.read(TOPIC)
+    world.restart()
+    positions = world.store.positions
+    positions.replicated = positions.readable = 0
+    positions.wait_for_replicas(True)
+    world.make_parts()
+    assert world.read(TOPIC) == []
+    behind = refusal(lambda: world.send_back(messages, request_id=3))
+    assert behind.reason == "REPLICA_BEHIND"
+    assert behind.retry_delay_ms
+    positions.note_replicated(world.store.appended_position)
+    world.lane.waits = True
+    request = SendBackRequest(consumer_group=GROUP, messages=map(failed, messages), request_id=3)
+    calls = [world.call(request)]
+    world.lane.run()
+    positions.note_replicated(world.store.appended_position)
+    world.store.flush()
+    assert len(answer_of(calls[0]).results) == count
+    # From here on an offset that is too high is a mistake.
+    wrong = FailedMessage(topic=TOPIC, queue_offset=count)
+    assert refusal(lambda: world.send_back([wrong], request_id=4)).reason == "OFFSET_OUT_OF_RANGE"
+
+
 def test_two_of_the_same_that_arrive_together_are_done_once() -> None:
     world = RetryWorld()
     world.send(b"a")

@@ -20,6 +20,7 @@ from protomq.errors import (
     NotMasterError,
     PartialResultError,
     ProtomqError,
+    RequestTimeoutError,
     TopicNotFoundError,
 )
 from protomq_cli import draining
@@ -44,6 +45,10 @@ class FakeAdmin:
         self.letters: dict[str, tuple[int, int]] = {}
         self.meanwhile: list[Callable[[], None]] = []
         self.away: list[str] = []
+        self.silent: list[str] = []
+
+    def cluster_info(self) -> list[Any]:
+        return [SimpleNamespace(broker_name=name, broker_id=0) for name in self.permissions]
 
     def list_topics(
         self, broker: str | None = None, *, group_topics: bool = False
@@ -122,10 +127,12 @@ class FakeAdmin:
         return [SimpleNamespace(delayed_messages=count)]
 
     def ha_status(self, broker: str) -> list[Any]:
-        return [
-            SimpleNamespace(broker_id=0, lag_bytes=self.replica_lag_bytes),
-            SimpleNamespace(broker_id=1, lag_bytes=99),
-        ]
+        found = [SimpleNamespace(broker_id=1, lag_bytes=99)]
+        if broker not in self.silent:
+            found.insert(0, SimpleNamespace(broker_id=0, lag_bytes=self.replica_lag_bytes))
+        if self.silent:
+            raise PartialResultError("not all", found, {name: RequestTimeoutError(f"{name} is silent") for name in self.silent})
+        return found
 
 
 R, W, RW, NONE = Permission.READ, Permission.WRITE, Permission.READ_WRITE, Permission.NONE
@@ -200,7 +207,7 @@ def test_a_message_that_waits_for_its_time_keeps_the_broker(counts: list[int]) -
 
 
 def test_the_table_says_what_is_left_each_in_its_column() -> None:
-    rest = Rest(behind={"b": 3, "a": 4}, open_transactions=5, delayed_messages=6, replica_lag_bytes=7, unread={"t": 11})
+    rest = Rest({"b": 3, "a": 4}, 5, 6, replica_lag_bytes=7, unread={"t": 11}, silent_slaves=("x/1",))
     assert draining._row("x", 2, rest) == {
         "broker": "x",
         "closed_topics": 2,
@@ -210,6 +217,7 @@ def test_the_table_says_what_is_left_each_in_its_column() -> None:
         "open_transactions": 5,
         "delayed_messages": 6,
         "replica_lag_bytes": 7,
+        "silent_slaves": ["x/1"],
         "may_be_removed": False,
     }
     assert draining._row("x", 2, rest).keys() == set(draining._COLUMNS)
@@ -256,7 +264,7 @@ def test_it_looks_until_nothing_is_left_or_the_time_is_over(
     assert len(said) == len(set(said)), "said once"
 
 
-def drained_by(*looks: Rest | ProtomqError, wait_s: float | None = None) -> tuple[Rest, list[str]]:
+def drained_by(*looks: Rest | ProtomqError, wait_s: float | None = None, is_known: bool = False) -> tuple[Rest, list[str]]:
     """What is left behind these looks, one after the other, and what was said."""
     left, now = list(looks), 0.0
     said: list[str] = []
@@ -271,7 +279,7 @@ def drained_by(*looks: Rest | ProtomqError, wait_s: float | None = None) -> tupl
         nonlocal now
         now += seconds
 
-    return wait_until_drained(look, wait_s, said.append, lambda: now, pause), said
+    return wait_until_drained(look, wait_s, said.append, lambda: now, pause, is_known=is_known), said
 
 
 AWAY = ConnectFailedError("connection refused")
@@ -286,11 +294,58 @@ def test_a_broker_that_is_away_while_it_is_drained_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("looks", "wait_s"),
     [([AWAY], None), ([Rest({"g": 5}), AWAY, AWAY, AWAY], 2.0), ([Rest({"g": 5}), InvalidArgumentError("no such call")], None)],
-    ids=["it has never answered", "the time is over", "it would answer the same again"],
+    ids=["nobody knows the name", "the time is over", "it would answer the same again"],
 )
 def test_a_broker_that_does_not_answer_is_an_error_in_the_end(looks: list[Rest | ProtomqError], wait_s: float | None) -> None:
     with pytest.raises((ConnectFailedError, InvalidArgumentError)):
         drained_by(*looks, wait_s=wait_s)
+
+
+def test_a_broker_that_is_away_when_it_begins_is_asked_again_if_a_name_server_knows_it() -> None:
+    rest, said = drained_by(AWAY, NotMasterError("a slave"), Rest(), is_known=True)
+    assert rest.is_nothing
+    assert [text.split(":")[0] for text in said] == ["asked again, since it did not answer"] * 2
+    with pytest.raises(ConnectFailedError):
+        drained_by(AWAY, AWAY, AWAY, is_known=True, wait_s=2.0)
+
+
+@pytest.mark.parametrize("name", ["a", "typo"])
+def test_who_knows_the_name_is_asked_when_it_begins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remembering, asking = FakeAdmin(a={"t": RW}), FakeAdmin(a={"t": R})
+    admins(monkeypatch, remembering, asking)
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+
+    def fail(broker: str) -> Any:
+        raise AWAY
+
+    monkeypatch.setattr(remembering, "list_topics", fail)
+    with nullcontext() if name == "a" else pytest.raises(ConnectFailedError):
+        draining.drain(name, output=OutputFormat.JSONL)
+
+
+def test_a_slave_that_is_silent_is_waited_for_and_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it lacks is not known. The master says the rest: so the looks begin and go on."""
+    remembering, asking = FakeAdmin(a={"t": RW}), FakeAdmin(a={"t": R})
+    remembering.silent, asking.silent = ["a/2"], ["a/2"]
+    admins(monkeypatch, remembering, asking)
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+    with pytest.raises(CliError, match="a is not empty: its slave a/2 does not answer; run it again") as caught:
+        draining.drain("a", wait=0.0, output=OutputFormat.JSONL)
+    assert caught.value.reason == "NOT_DRAINED"
+    assert json.loads(capsys.readouterr().out)["silent_slaves"] == ["a/2"]
+    # It answers again: who remembers that it was silent is not asked.
+    asking.meanwhile = [lambda: None, asking.silent.clear]
+    draining.drain("a", output=OutputFormat.JSONL)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["may_be_removed"] is True
+    assert told.err.splitlines()[0] == "a: its slave a/2 does not answer"
+
+
+def test_a_master_that_is_silent_tells_no_lag() -> None:
+    admin: Any = FakeAdmin(a={"t": R})
+    admin.silent = ["a", "a/2"]
+    with pytest.raises(RequestTimeoutError, match="a is silent"):
+        rest_of(admin, "a", Missing())
 
 
 def test_behind_a_failure_those_are_asked_again_that_were_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,4 +410,4 @@ def test_the_broker_itself_must_say_which_groups_it_knows(monkeypatch: pytest.Mo
     admin.away = ["c", "a"]
     monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
     with pytest.raises(BrokerMissingError, match="a is gone"):
-        draining.drain("a", output=OutputFormat.JSONL)
+        draining.drain("a", wait=0.0, output=OutputFormat.JSONL)

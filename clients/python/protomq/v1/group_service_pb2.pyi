@@ -386,7 +386,9 @@ class SendBackResponse(_message.Message):
     """This broker takes SendBackRequest.alike."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentBack]:
-        """In the order of the request. Due times are 0 if `repeated_request`: they were told the first time."""
+        """In the order of the request. Due times are 0 if `repeated_request`: they were told the first time. Then all of a result is 0 if the
+        messages cannot be read any more.
+        """
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotomq/v1/log_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"O\n\x0eReadLogRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x16\n\x0esize_max_bytes\x18\x03 \x01(\x03\"}\n\x0fReadLogResponse\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x03 \x01(\x03\x12\x1a\n\x12segment_size_bytes\x18\x04 \x01(\x03\x12\x0b\n\x03log\x18\x0f \x01(\x0c\x32_\n\nLogService\x12K\n\x07ReadLog\x12\x1a.protomq.v1.ReadLogRequest\x1a\x1b.protomq.v1.ReadLogResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x1e\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotomq/v1/log_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"O\n\x0eReadLogRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x16\n\x0esize_max_bytes\x18\x03 \x01(\x03\"\xa4\x01\n\x0fReadLogResponse\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x03 \x01(\x03\x12\x1a\n\x12segment_size_bytes\x18\x04 \x01(\x03\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x16\n\x0e\x65poch_position\x18\x06 \x01(\x03\x12\x0b\n\x03log\x18\x0f \x01(\x0c\x32_\n\nLogService\x12K\n\x07ReadLog\x12\x1a.protomq.v1.ReadLogRequest\x1a\x1b.protomq.v1.ReadLogResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x1e\x1a\x04\x88\xe7\x18\x05\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGSERVICE'].methods_by_name['ReadLog']._serialized_options = b'\212\347\030\003\010\201\036'
   _globals['_READLOGREQUEST']._serialized_start=70
   _globals['_READLOGREQUEST']._serialized_end=149
-  _globals['_READLOGRESPONSE']._serialized_start=151
-  _globals['_READLOGRESPONSE']._serialized_end=276
-  _globals['_LOGSERVICE']._serialized_start=278
-  _globals['_LOGSERVICE']._serialized_end=373
+  _globals['_READLOGRESPONSE']._serialized_start=152
+  _globals['_READLOGRESPONSE']._serialized_end=316
+  _globals['_LOGSERVICE']._serialized_start=318
+  _globals['_LOGSERVICE']._serialized_end=413
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,8 @@ class ReadLogResponse(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     END_POSITION_FIELD_NUMBER: _builtins.int
     SEGMENT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    EPOCH_POSITION_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     broker_name: _builtins.str
     """Name of the broker."""
@@ -65,6 +67,10 @@ class ReadLogResponse(_message.Message):
     """Up to here the log is on stable storage and confirmed; an append ends there. Nothing behind it is given."""
     segment_size_bytes: _builtins.int
     """Size of its segments."""
+    epoch: _builtins.int
+    """The last epoch of the log, even if nothing is written in it yet. Absent from brokers of earlier versions."""
+    epoch_position: _builtins.int
+    """Where that epoch begins."""
     log: _builtins.bytes
     """The log from the position on. It may end within an append. Empty where there is nothing. The last field of an answer."""
     def __init__(
@@ -74,11 +80,13 @@ class ReadLogResponse(_message.Message):
         first_position: _builtins.int = ...,
         end_position: _builtins.int = ...,
         segment_size_bytes: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        epoch_position: _builtins.int = ...,
         log: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "end_position", b"end_position", "first_position", b"first_position", "log", b"log", "segment_size_bytes", b"segment_size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "end_position", b"end_position", "epoch", b"epoch", "epoch_position", b"epoch_position", "first_position", b"first_position", "log", b"log", "segment_size_bytes", b"segment_size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

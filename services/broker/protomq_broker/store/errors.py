@@ -19,6 +19,8 @@ StoreError
   CorruptLogError           bytes of the log that were stored safely do not hold any more
   BackupError               a backup or a restore cannot go on
     CutError                a restore is to end where the backup does not reach
+    LogBehindError          the log to be copied lacks the end of what the backup has
+    LogDivergedError        it has another past than the backup
     NoBackupError           there is none where one is to be read
     WrongFolderError        the folder that is to be written has something else
   HealingRefusedError       the bytes of a replica are not those that a damaged range had
@@ -54,6 +56,14 @@ class StoreLockedError(StoreError):
 
 class BackupError(StoreError):
     """A backup or a restore cannot go on. The parts that were copied stay valid."""
+
+
+class LogBehindError(BackupError):
+    """The log to be copied is the beginning of what the backup has. Run it again when the log has caught up."""
+
+
+class LogDivergedError(BackupError):
+    """The log to be copied has lost a part of what the backup has, or is another one. It never goes on with this backup."""
 
 
 class NoBackupError(BackupError):

@@ -475,8 +475,7 @@ class Store:
     @property
     def last_epoch(self) -> int:
         """The epoch at the log's end; 0: not known. Any thread."""
-        rows = self.epochs.rows
-        return rows[-1].epoch if rows else 0
+        return self.epochs.last.epoch
 
     def lead(self, epoch: int | None = None, *, waits_for_replicas: bool = False) -> int:
         """Makes the follower lead from the end of its log on, in a new epoch. Returns the epoch, which is durable then. The writer thread.

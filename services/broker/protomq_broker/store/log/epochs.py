@@ -48,6 +48,9 @@ class EpochRow(NamedTuple):
     is_led: bool
 
 
+NO_ROW: Final = EpochRow(0, 0, is_led=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Epochs:
     """What is known of the epochs of a log. Never changed: a change makes another one.
@@ -63,6 +66,11 @@ class Epochs:
     highest_epoch: int = 0
     synced_position: int = 0
     is_known: bool = True
+
+    @property
+    def last(self) -> EpochRow:
+        """The last row; all 0 if there is none."""
+        return self.rows[-1] if self.rows else NO_ROW
 
     def row_at(self, position: int) -> EpochRow | None:
         """The row in which a position lies; None before the first."""

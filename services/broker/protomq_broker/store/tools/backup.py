@@ -13,6 +13,8 @@ Rules:
 - A segment is linked before it is proved. From then on its store changes it in a file of its own (`SegmentFolder.unshared`).
 - A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
 - Runs may be of a broker, of its slaves, or of a store whose broker is stopped. The chain of seals proves that it is one log.
+- A log that lacks the end of the copy is behind, or has lost it. One that is behind is the beginning of the copy. Its last append stands
+  there, too, and it has begun no epoch that the copy lacks. Whoever lost something leads on in an epoch of its own.
 - Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
 - A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
   So a backup is complete from the end that the log had when its first run began (`complete_from`). It refuses a cut before that.
@@ -38,6 +40,8 @@ from protomq_broker.store.errors import (
     BackupError,
     CutError,
     ForeignBytesError,
+    LogBehindError,
+    LogDivergedError,
     NoBackupError,
     WrongFolderError,
 )
@@ -55,7 +59,7 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
 )
 from protomq_broker.store.log.agreement import START, LogPoint
-from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, write_epochs
+from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs, write_epochs
 from protomq_broker.store.log.positions import LogTail
 from protomq_broker.store.log.seals import LogWalker, seal_before
 from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
@@ -83,6 +87,8 @@ class SourceLook(NamedTuple):
         first_position: where it begins.
         end_position: where it ends, as far as it may be copied.
         problem: what is wrong with what is written there; "" if nothing is.
+        epoch: the last one that its store has begun, even if nothing is written in it yet; 0: not known.
+        epoch_position: where that epoch begins.
     """
 
     broker_name: str
@@ -90,6 +96,8 @@ class SourceLook(NamedTuple):
     first_position: int
     end_position: int
     problem: str = ""
+    epoch: int = 0
+    epoch_position: int = 0
 
 
 class LogSource(Protocol):
@@ -180,27 +188,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     f"{root} has segments of {manifest.segment_size_bytes} bytes, the broker has {look.segment_size_bytes}: begin another "
                     "backup in another folder"
                 )
-            if look.end_position < manifest.end.position and look.problem:
-                raise BackupError(
-                    f"the log is damaged from position {look.end_position} on: {look.problem} (`protomq log verify` where its files are). "
-                    f"{root} has it up to {manifest.end.position}, and may have all of the log: keep it"
-                )
-            if look.end_position < manifest.end.position:
-                of_another = "" if look.broker_name else ", or it is that of another broker"
-                raise BackupError(
-                    f"{root} has the log up to {manifest.end.position}, and the broker's ends at {look.end_position}: it has lost a "
-                    f"part of it{of_another}. Begin another backup in another folder, and keep this one"
-                )
-            if look.end_position == manifest.end.position and not _ends_alike(source, manifest.end):
-                if not _ends_sound(source, look):
-                    raise BackupError(
-                        f"the last append of the log, which ends at {look.end_position}, is damaged (`protomq log verify` where its files "
-                        f"are). {root} may have all of the log: keep it"
-                    )
-                raise BackupError(
-                    f"{root} and the broker's log end at {look.end_position}, each with another append. The log has another past than the "
-                    "copy, or is that of another broker: copy it into another folder"
-                )
+            _check_continues(source, look, disk, root, manifest)
             copy = _Copy(disk, root, manifest, look.end_position)
             try:
                 copy.run(source, Cut())
@@ -322,6 +310,7 @@ class FolderSource:
         if self._manifest is None and is_locked(disk, self._root):
             raise BackupError(f"a broker is running on {self._root}: name it with --broker")
         self._store = open_offline(self._root, disk)
+        self._epochs = read_epochs(disk, f"{self._root}/{EPOCHS_NAME}")
         self._end: int | None = self._manifest.end.position if self._manifest is not None else None
         self._problem = ""
 
@@ -335,7 +324,10 @@ class FolderSource:
                 pass
             self._end = walker.position
             self._problem = "" if walker.ended_cleanly else walker.problem
-        return SourceLook(self._broker_name, folder.segment_size_bytes, folder.first_position, self._end, self._problem)
+        epoch_position, epoch, _ = self._epochs.last
+        return SourceLook(
+            self._broker_name, folder.segment_size_bytes, folder.first_position, self._end, self._problem, epoch, epoch_position
+        )
 
     def read(self, position: int, size_max_bytes: int) -> bytes:
         """See LogSource."""
@@ -410,13 +402,54 @@ def _begun(look: SourceLook) -> Manifest:
     return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
 
 
-def _ends_alike(source: LogSource, end: LogPoint) -> bool:
-    """Whether a log that ends where the copy ends has the same last append: what is copied proves that, but here is nothing to copy."""
-    if end == START:
+def _check_continues(source: LogSource, look: SourceLook, disk: Disk, root: str, manifest: Manifest) -> None:
+    """Raises BackupError for a log that is not seen to go on where the copy ends. What is copied proves the rest."""
+    end, copied_end = look.end_position, manifest.end.position
+    if end < copied_end and look.problem:
+        raise BackupError(
+            f"the log is damaged from position {end} on: {look.problem} (`protomq log verify` where its files are). "
+            f"{root} has it up to {copied_end}, and may have all of the log: keep it"
+        )
+    # Epochs never fall. So the copy would have that epoch, too.
+    if look.epoch > manifest.end.epoch and look.epoch_position < copied_end:
+        of_another = "" if look.broker_name else ", or it is that of another broker"
+        raise LogDivergedError(
+            f"{root} has the log up to {copied_end}, and the broker began epoch {look.epoch} at {look.epoch_position}: it has lost a part "
+            f"of it{of_another}. Begin another backup in another folder, and keep this one"
+        )
+    if end > copied_end:
+        return
+    if not _ends_alike(source, end, disk, root, manifest):
+        if not _ends_sound(source, look):
+            raise BackupError(
+                f"the last append of the log, which ends at {end}, is damaged (`protomq log verify` where its files are). {root} may have "
+                "all of the log: keep it"
+            )
+        raise LogDivergedError(
+            f"the broker's log ends at {end}, and {root}, which has it up to {copied_end}, has another append there. The log has another "
+            "past than the copy, or is that of another broker: copy it into another folder, and keep this one"
+        )
+    if end < copied_end:
+        raise LogBehindError(
+            f"{root} has the log up to {copied_end}, and this log ends at {end}: so far they are the same, and it lacks {copied_end - end} "
+            "bytes. Nothing was changed. Run it again when this broker has caught up (`protomq ha status`), or back up another member of "
+            "its name. A master that does not catch up has lost them: begin another backup in another folder, and keep this one"
+        )
+
+
+def _ends_alike(source: LogSource, end: int, disk: Disk, root: str, manifest: Manifest) -> bool:
+    """Whether a log that is not longer than the copy ends with an append that the copy has, as far as both have that place."""
+    if not end:
         return True
-    seal = source.read(end.position - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
-    # Retention may have deleted it.
-    return len(seal) < SEAL_SIZE_BYTES or int.from_bytes(seal[-4:], "little") == end.crc32c
+    seal = source.read(end - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
+    if len(seal) < SEAL_SIZE_BYTES:
+        return True  # Retention has deleted it.
+    if end == manifest.end.position:
+        return int.from_bytes(seal[-CRC_SIZE_BYTES:], "little") == manifest.end.crc32c
+    if end <= manifest.first_position:
+        return True
+    _check_copied(disk, root, manifest)
+    return seal == FolderSource(root, disk=disk).read(end - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
 
 
 def _ends_sound(source: LogSource, look: SourceLook) -> bool:
