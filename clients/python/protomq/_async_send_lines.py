@@ -158,6 +158,7 @@ class AsyncLineSender(OfOneProcess):
                     room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting_for_room.append(room)
                     await room
+                    line = self._line(topic, queue, when)  # Nothing waited in it, so it may have been dropped.
                 entry = self._enqueue(line, record, deadline_s)
                 return await entry.future
         except TimeoutError as timeout:
@@ -240,7 +241,7 @@ class AsyncLineSender(OfOneProcess):
             warn_of_loss(lost, why)
 
     def _give_back(self, line: AsyncLine, size_bytes: int) -> None:
-        """There is room again. Also of a line that `_line` has dropped: what waited for room with it is counted."""
+        """There is room again, unless the loop of the line was left."""
         if line.is_forgotten:
             return
         self._pending_size -= size_bytes

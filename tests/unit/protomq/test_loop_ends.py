@@ -387,13 +387,14 @@ def test_a_forked_child_begins_without_what_its_parent_has_in_line(caplog: pytes
     loop.close()
 
 
-async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that() -> None:
+@pytest.mark.parametrize("turn_count", [1, 2])
+async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that(turn_count: int) -> None:
     producer = AsyncProducer(transport=FakeAsyncTransport(FakeCluster()))
     inbox = ReplyInbox("T", "a")
     inbox.begin(asyncio.get_running_loop().create_future())
     producer._requests._follow(inbox)
     producer._requests._tasks["a"].cancel()
-    await turns(2)
+    await turns(turn_count)
     producer._requests._follow(inbox)
     assert not producer._requests._tasks["a"].done()
     await producer.close()
