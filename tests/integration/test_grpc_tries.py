@@ -368,3 +368,28 @@ async def test_a_coroutine_that_waits_when_its_channel_is_closed_hears_so() -> N
         with pytest.raises(ClosedError) as caught:
             await waiting
         assert not caught.value.definite, "the server may have done it"
+
+
+def one_way_numbers(caplog: pytest.LogCaptureFixture) -> int:
+    """How many one-way calls have failed, by the log."""
+    texts = [record.getMessage() for record in caplog.records]
+    numbers = [text.partition(" one-way call")[0] for text in texts if " one-way call" in text]
+    return sum(1 if number == "a" else int(number) for number in numbers)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_way_calls_that_a_close_cuts_off_are_all_counted(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with held_server() as (held, address):
+        if is_async:
+            aio_link = AioGrpcLink(address)
+            for _ in range(5):
+                await aio_link.call(_methods.SEND, [b""], PATIENCE_S, True)
+            assert await asyncio.to_thread(held.began.wait, PATIENCE_S)
+            await aio_link.close()
+        else:
+            link = GrpcLink(address)
+            for _ in range(5):
+                link.call(_methods.SEND, [b""], PATIENCE_S, True)
+            assert held.began.wait(PATIENCE_S)
+            link.close()
+        assert one_way_numbers(caplog) == 5

@@ -466,7 +466,5 @@ class AsyncProducer(AsyncLineSender):
             timeout_s = self.options.send_timeout_s
         else:
             check_seconds("timeout_s", timeout_s)
-        loop = self._loop
-        if loop is None or threading.get_ident() != self._loop_thread or loop.is_closed():
-            self._bind_to_loop()
+        self._ensure_bound()
         return time.monotonic() + timeout_s

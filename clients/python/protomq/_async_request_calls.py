@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from ._async_steps import AsyncDriver
 from ._outgoing import SendResult
@@ -76,17 +75,17 @@ class AsyncRequestCalls:
             raise ClosedError("the producer is closed")
         inbox = self._inboxes.setdefault(broker_name, ReplyInbox(topic, broker_name))
         inbox.topic = topic
-        return inbox, broker_name in self._tasks
+        return inbox, self._is_followed(broker_name)
 
     def _follow(self, inbox: ReplyInbox) -> None:
-        if inbox.broker_name not in self._tasks and not self._closed:
+        if not self._is_followed(inbox.broker_name) and not self._closed:
             task = asyncio.get_running_loop().create_task(self._run(inbox))
             self._tasks[inbox.broker_name] = task
-            task.add_done_callback(partial(self._ended, inbox.broker_name))
 
-    def _ended(self, broker_name: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(broker_name) is task:  # Somebody has cancelled it: the next request begins another one.
-            del self._tasks[broker_name]
+    def _is_followed(self, broker_name: str) -> bool:
+        """Not by a task that has failed, or that somebody has cancelled: the next request begins another one."""
+        task = self._tasks.get(broker_name)
+        return task is not None and not task.done()
 
     async def _run(self, inbox: ReplyInbox) -> None:
         try:

@@ -60,7 +60,7 @@ _size_of: Final[Callable[[_Entry], int]] = attrgetter("size_bytes")
 class AsyncLine:
     """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
 
-    __slots__ = ("create_future", "in_flight", "pending", "queue", "target", "task", "topic")
+    __slots__ = ("create_future", "in_flight", "is_forgotten", "pending", "queue", "target", "task", "topic")
 
     def __init__(
         self, topic: str, queue: MessageQueue | None, delay_field: bytes | None
@@ -71,6 +71,7 @@ class AsyncLine:
         self.pending: deque[_Entry] = deque()
         self.in_flight: list[_Entry] = []
         """The messages of the request that is under way."""
+        self.is_forgotten = False
         self.task: asyncio.Task[None] | None = None
         """Serves the line while anything waits in it, one request in flight at a time."""
         self.create_future: Callable[[], asyncio.Future[SendResult]]
@@ -83,6 +84,7 @@ class AsyncLine:
 
     def forget(self) -> None:
         """Its task goes on no more, or in another process: what it has left is not this line's."""
+        self.is_forgotten = True
         self.in_flight = []
         self.pending.clear()
 
@@ -104,6 +106,12 @@ class AsyncLineSender(OfOneProcess):
     """Where the loop runs: to ask for the thread costs less than to ask for the loop."""
     _binding: threading.Lock
     _calls: TaskCalls
+
+    def _ensure_bound(self) -> None:
+        """As `_bind_to_loop`, which most calls do without."""
+        loop = self._loop
+        if loop is None or threading.get_ident() != self._loop_thread or loop.is_closed():
+            self._bind_to_loop()
 
     def _bind_to_loop(self) -> None:
         """Before anything is queued: raises ConfigurationError in another loop than that of the first send, unless that one is closed."""
@@ -150,6 +158,7 @@ class AsyncLineSender(OfOneProcess):
                     room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting_for_room.append(room)
                     await room
+                    line = self._line(topic, queue, when)  # Nothing waited in it, so it may have been dropped.
                 entry = self._enqueue(line, record, deadline_s)
                 return await entry.future
         except TimeoutError as timeout:
@@ -232,9 +241,9 @@ class AsyncLineSender(OfOneProcess):
             warn_of_loss(lost, why)
 
     def _give_back(self, line: AsyncLine, size_bytes: int) -> None:
-        """There is room again."""
-        if self._lines.get((line.topic, *line.target)) is not line:
-            return  # Its loop was left.
+        """There is room again, unless the loop of the line was left."""
+        if line.is_forgotten:
+            return
         self._pending_size -= size_bytes
         if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
             # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.

@@ -219,6 +219,7 @@ class AsyncTransactionProducer(OfOneProcess):
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open, as Ctrl-C does."""
         self._execute_checks.check(execute)
         check_flag("wait_for_end", wait_for_end)
+        self._producer._ensure_bound()  # First: in another loop, its topics are followed again.
         if self._topics:
             self._follow()
         producer, timeout_s = self._producer, settings.get("timeout_s")
@@ -262,6 +263,7 @@ class AsyncTransactionProducer(OfOneProcess):
         **settings: Unpack[SendSettings],
     ) -> AsyncTransaction:
         """See TransactionProducer.begin."""
+        self._producer._ensure_bound()
         self._follow()
         try:
             half = await self._producer.send(topic, body, **settings)
@@ -280,7 +282,7 @@ class AsyncTransactionProducer(OfOneProcess):
         timeout_s: float | None = None,
     ) -> bool:
         """See TransactionProducer.end."""
-        self._producer._bind_to_loop()
+        self._producer._ensure_bound()
         end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
         return await self._told(end, timeout_s)
 

@@ -54,9 +54,13 @@ def when_of(delay: object, deliver_at: object) -> When | None:
     return When(b"\x50" + encode_varint(math.ceil(delay_s * 1000)), 0)
 
 
-def check_unanswered(delay: object, deliver_at: datetime | None, now_s: float) -> None:
-    """Raises ConfigurationError for more than 40 days, where nobody would hear that the broker refuses it. `now_s`: since 1970."""
-    if deliver_at is not None and deliver_at.timestamp() > now_s + BROKER_MAX_S:
+def check_unanswered(delay: object, deliver_at: object, now_s: float) -> None:
+    """Raises what `when_of` does, and ConfigurationError for more than 40 days: nobody would hear that the broker refuses it.
+
+    `now_s`: since 1970.
+    """
+    when = when_of(delay, deliver_at)
+    if when is not None and when.due_time_ms > (now_s + BROKER_MAX_S) * 1000:
         raise ConfigurationError(f"deliver_at is 40 days ahead at most, not {deliver_at}")
     if delay is not None and not isinstance(delay, DelayLevel):
         checked_delay_s(delay, BROKER_MAX_S, "40 days", "; a time is given as deliver_at")

@@ -347,18 +347,23 @@ class AioGrpcLink:
 
     async def wait_for_one_way(self) -> None:
         """See GrpcLink.wait_for_one_way."""
-        tasks = [call for channel in (self._current, *self._left) for call in channel.calls if isinstance(call, asyncio.Task)]
-        if tasks:
+        if tasks := self._one_way_calls():
             await asyncio.wait(tasks)
+
+    def _one_way_calls(self) -> list[asyncio.Task[bytes]]:
+        return [call for channel in (self._current, *self._left) for call in channel.calls if isinstance(call, asyncio.Task)]
 
     async def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""
         self._closed = True
+        one_way = self._one_way_calls()
         left, self._left = self._left, set()
         for channel in (self._current, *left):
             await channel.channel.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # Lets calls end that were cut off.
+        if one_way:
+            await asyncio.wait(one_way, timeout=CLOSE_S)  # They are cut off, and end with that some turns of the loop later.
+            await asyncio.sleep(0)  # What is called at their ends counts them.
         self._one_way_failures.close()
 
 

@@ -13,6 +13,7 @@ from . import _methods
 from ._late_imports import fork_waits
 from .errors import (
     BrokerNotFoundError,
+    InvalidArgumentError,
     ProtomqError,
     RequestTimeoutError,
     TransportError,
@@ -235,7 +236,7 @@ def _ask_any(admin: AdminCalls, broker_name: str, method: MethodInfo, request: A
     for broker in sorted(admin._brokers_named(broker_name), key=lambda each: each.broker_id):
         try:
             return admin._call(broker.address, method, request, answer_class)
-        except TransportError as error:
+        except (TransportError, InvalidArgumentError) as error:  # One of an earlier version does not know all that is asked.
             failure = error
     raise failure
 

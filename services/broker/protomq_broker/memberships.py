@@ -176,6 +176,8 @@ class Memberships:
 
     def note_left(self, name: str, said: LeaveGroupRequest, now_ms: int) -> None:
         """Takes that a member has said that it goes, known or not: its first call may still be on its way."""
+        if not said.nonce or not 0 < len(said.client_id.encode()) <= TEXT_MAX_BYTES:
+            return  # It can be no member, and what is known of those that leave is bounded.
         key = (name, (said.client_id, said.nonce))
         last_epoch = max(math.inf if said.is_final else said.member_epoch, self._left.pop(key, (0, 0))[0])
         if last_epoch:

@@ -196,7 +196,7 @@ class QueueLockService:
         changes = all_changes[:SLICE_COUNT]
         if not changes or not self._append_or_log(changes):
             return
-        self._locks.on_freed(len(changes))
+        self._locks.on_gone(changes)
         _tell(f"{client_id} is gone", changes)
         if len(changes) < len(all_changes):
             self._writer.post(partial(self._free, group, client_id, nonce, may_return))

@@ -85,7 +85,8 @@ class QueueLocks:
         self._awaited_until_ms = 0
         self._loose: dict[LockKey, tuple[int, int]] = {}
         """Token of each lock whose owner's connection broke, and until when it may come back. Whoever asks for the queue gets it. The
-        earliest stands first. Those of owners that are back stay until somebody looks.
+        earliest stands first. Those of owners that are back stay until somebody looks. Also of who has left: until that is appended. Where
+        that fails, they may stand behind later ones, and end with those at the latest.
         """
         self._granted = self._expired = self._freed = 0
         self.refused_commit_count = 0
@@ -210,6 +211,12 @@ class QueueLocks:
             self._awaited.pop(key, None)
             self._loose.pop(key, None)
         self._expired += len(changes)
+
+    def on_gone(self, changes: Changes) -> None:
+        """Notes that changes that `gone` returned are appended: these queues have no lock any more that could be loose."""
+        for key, _ in changes:
+            self._loose.pop(key, None)
+        self.on_freed(len(changes))
 
     def on_freed(self, count: int) -> None:
         """Counts freed locks of members that are gone, once their record is appended."""

@@ -317,6 +317,20 @@ async def test_more_than_may_be_on_its_way_waits_for_room(
     assert producer._pending_size == 0
 
 
+async def test_the_room_of_a_message_whose_line_was_dropped_while_it_waited_is_given_back(
+    transport: FakeAsyncTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of delays that nothing waits in make room for others."""
+    monkeypatch.setattr("protomq._async_send_lines.LINES_MAX", 3)
+    gate = Gate(transport)
+    async with AsyncProducer(transport=transport, pending_size_max_bytes=1000, compression="none") as producer:
+        tasks = [asyncio.create_task(producer.send("T", bytes(1100), delay=delay_s)) for delay_s in range(1, 7)]
+        await turns()
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert producer._pending_size == 0
+
+
 async def test_one_way_asks_for_no_answer(cluster: FakeCluster, producer: AsyncProducer) -> None:
     await producer.send_one_way("T", b"x", key="k")
     assert cluster.calls[0].one_way

@@ -375,6 +375,25 @@ def test_a_one_way_message_is_refused_here_as_far_as_that_is_known_here(
     assert [call.one_way for call in cluster.calls] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"deliver_at": "noon"}, WrongTypeError),
+        ({"deliver_at": datetime(1, 1, 1)}, ConfigurationError),  # noqa: DTZ001
+        ({"deliver_at": NOON, "delay": 1}, ConfigurationError),
+    ],
+)  # fmt: skip
+def test_what_is_no_time_of_a_one_way_message_is_refused_as_that_of_any_other(
+    cluster: FakeCluster, producer: Producer, settings: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as one_way:
+        producer.send_one_way("T", b"x", **settings)
+    with pytest.raises(error) as awaited:
+        producer.send("T", b"x", **settings)
+    assert str(one_way.value) == str(awaited.value)
+    assert not cluster.calls
+
+
 def test_refused_one_way_calls_are_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     times_s = [0.0, 1.0, 2.0, 60.0, 61.0, 62.0]
     failures = OneWayFailures("a:1", lambda: times_s.pop(0))

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from protomq import Admin, KnownMember, _ha_admin, _methods
-from protomq.errors import BrokerNotFoundError, ConnectFailedError, RequestTimeoutError
+from protomq.errors import (
+    BrokerNotFoundError,
+    ConnectFailedError,
+    InvalidArgumentError,
+    RequestTimeoutError,
+)
 from protomq.v1 import ha_service_pb2 as pb
 
 
@@ -154,3 +159,20 @@ def test_any_broker_of_the_name_withdraws_an_order() -> None:
     assert Admin.withdraw_order(name, "n") == "told by a"  # type: ignore[arg-type]
     name.silent = {"a"}
     assert Admin.withdraw_order(name, "n") == "told by c"  # type: ignore[arg-type]
+
+
+def test_an_order_is_withdrawn_by_a_broker_that_knows_how_while_others_are_of_an_earlier_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, answer = NameWithOneAway(), NameWithOneAway._call
+    name.silent = set()
+    older = {"a"}
+
+    def call(self: Any, address: str, method: Any, request: Any, response: Any) -> Any:
+        if address in older:
+            raise InvalidArgumentError("kind is needed: a switch or an unclean promotion")
+        return answer(self, address, method, request, response)
+
+    monkeypatch.setattr(NameWithOneAway, "_call", call)
+    assert Admin.withdraw_order(name, "n") == "told by c"  # type: ignore[arg-type]
+    older.add("c")
+    with pytest.raises(InvalidArgumentError):
+        Admin.withdraw_order(name, "n")  # type: ignore[arg-type]

@@ -224,6 +224,29 @@ def test_brokers_of_its_topics_ask_a_producer_in_the_next_loop_too(run: Run) -> 
     asyncio.run(in_time(producer.close()))
 
 
+@every_end
+@pytest.mark.parametrize("begins", [False, True])
+def test_the_first_message_in_the_next_loop_tells_brokers_of_its_topics_that_the_producer_is_there(run: Run, begins: bool) -> None:
+    """Those of its other topics, too: as the first message of all does."""
+    broker = AskingBroker({"T": {"a": 1}, "other": {"b": 1}})
+    producer = AsyncTransactionProducer("g", lambda _: COMMIT, topics=["other"], transport=FakeAsyncTransport(broker))
+
+    async def send() -> None:
+        if begins:
+            await (await producer.begin("T", b"x")).commit()
+        else:
+            await producer.send("T", b"x", execute=lambda _: COMMIT)
+
+    async def send_again() -> None:
+        before = broker.tries("b", _methods.WAIT_FOR_CHECKS)
+        await send()
+        await async_wait_for(lambda: broker.tries("b", _methods.WAIT_FOR_CHECKS) > before, PATIENCE_S)
+
+    run(in_time(send()))
+    asyncio.run(in_time(send_again()))
+    asyncio.run(in_time(producer.close()))
+
+
 async def cancels_all_others(begun: Callable[[], asyncio.Future[Any]], turn_count: int) -> BaseException | None:
     """What a task gets that waits, where all others are cancelled: as a program does before its loop ends."""
     waiting = begun()
@@ -364,13 +387,14 @@ def test_a_forked_child_begins_without_what_its_parent_has_in_line(caplog: pytes
     loop.close()
 
 
-async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that() -> None:
+@pytest.mark.parametrize("turn_count", [1, 2])
+async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that(turn_count: int) -> None:
     producer = AsyncProducer(transport=FakeAsyncTransport(FakeCluster()))
     inbox = ReplyInbox("T", "a")
     inbox.begin(asyncio.get_running_loop().create_future())
     producer._requests._follow(inbox)
     producer._requests._tasks["a"].cancel()
-    await turns(2)
+    await turns(turn_count)
     producer._requests._follow(inbox)
     assert not producer._requests._tasks["a"].done()
     await producer.close()

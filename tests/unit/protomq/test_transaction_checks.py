@@ -46,8 +46,8 @@ Listener = Callable[[TransactionCheck], Any]
 class AskingBroker(FakeCluster):
     """Takes half messages, asks about those that a test names, and keeps what it is told of each handle."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, topics: dict[str, dict[str, int]] | None = None) -> None:
+        super().__init__(topics)
         self.questions: deque[bytes] = deque()
         self.told: list[tuple[str, int]] = []
 

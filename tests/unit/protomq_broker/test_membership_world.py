@@ -1363,3 +1363,12 @@ def test_that_a_member_has_left_is_known_for_as_long_as_a_call_may_be_on_its_way
         leave(nonce, is_final=True)
     assert len(known._left) == 3
     assert [has_left(nonce) for nonce in (16, 17, 18, 19)] == [False, True, True, True]
+
+
+def test_of_who_can_be_no_member_it_is_not_noted_that_he_has_left() -> None:
+    """Anybody may say so, of names of any length."""
+    broker = BrokerNode("a", 4)
+    for client_id, nonce in (("m" * 256, 1), ("", 1), ("m", 0)):
+        request = LeaveGroupRequest(consumer_group="g", client_id=client_id, nonce=nonce, is_final=True)
+        assert broker.server.call(LEAVE, request.SerializeToString()).error is None
+    assert not broker.service._memberships._left

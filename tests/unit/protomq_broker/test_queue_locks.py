@@ -558,6 +558,18 @@ def test_what_ends_together_is_appended_in_slices(monkeypatch: pytest.MonkeyPatc
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (501, 501)
 
 
+def test_locks_that_others_hold_are_counted_when_a_member_is_gone() -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0)
+    lock(broker, "b", Q1)
+    broker.locks.gone("g", "a", 1, False)
+    broker.server.run()
+    assert (broker.queue_locks.counts().held, broker.queue_locks.counts().freed) == (1, 1)
+    lock(broker, "b", Q0)
+    assert broker.queue_locks.counts().held == 2
+
+
 @pytest.mark.parametrize("count", [1, SLICE_COUNT + 2])
 def test_what_a_member_had_that_is_gone_is_anybodys_before_all_of_it_is_appended(count: int) -> None:
     """A group that does not lock any more takes over from one that did: a commit that is refused costs it the queue."""
