@@ -22,6 +22,8 @@ LEVEL_MAX: Final = (1 << 31) - 1
 _DELAY_MAX_S: Final = 1e10
 """300 years. The broker says what it takes: 40 days."""
 BROKER_MAX_S: Final = 40 * 86_400
+_LEVELS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's messageDelayLevel."""
 
 
 class When(NamedTuple):
@@ -52,6 +54,11 @@ def when_of(delay: object, deliver_at: object) -> When | None:
         return When(b"\x48" + encode_varint(level), 0)
     delay_s = checked_delay_s(delay, _DELAY_MAX_S, "40 days", "; a time is given as deliver_at")
     return When(b"\x50" + encode_varint(math.ceil(delay_s * 1000)), 0)
+
+
+def delay_of_level_s(level: int) -> float:
+    """How long a level lasts where no broker is asked; one beyond the last as long as that."""
+    return float(_LEVELS_S[min(level, len(_LEVELS_S)) - 1])
 
 
 def check_unanswered(delay: object, deliver_at: object, now_s: float) -> None:

@@ -36,6 +36,7 @@ from ._pop_steps import (
     PopWish,
 )
 from ._pull_logic import DELETED_AFTER_S
+from ._delays import delay_of_level_s
 from ._push_results import Failure, Said, failure_of, judge
 from ._retry import CALL
 from ._seldom import SaidSeldom
@@ -63,11 +64,8 @@ AHEAD_SIZE_MAX_BYTES: Final = 4 << 20
 RENEW_AT: Final = 0.5
 """Of the invisible time: three more tries fit in before it is over, at 65, 80 and 95 percent."""
 RENEW_AGAIN_AT: Final = 0.15
-LEVELS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's messageDelayLevel, for brokers of earlier versions; others know theirs, and the group's settings. The first failure waits for
-level 3.
-"""
 FIRST_RETRY_LEVEL: Final = 3
+"""Of the first failure, at brokers of earlier versions; others know their levels, and the group's settings."""
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux: CLOCK_MONOTONIC stands still there while the machine sleeps."""
 
@@ -537,4 +535,4 @@ def delay_s_of(message: Message, failure: Failure) -> float:
         return float(failure.fields["delay_ms"]) / 1000
     assert isinstance(message.queue, PoppedQueue)
     level = failure.fields.get("delay_level", FIRST_RETRY_LEVEL - 1 + max(message.queue.attempt, 1))
-    return float(LEVELS_S[min(int(level), len(LEVELS_S)) - 1])
+    return delay_of_level_s(int(level))

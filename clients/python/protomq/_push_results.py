@@ -21,9 +21,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, cast
 
 from ._checks import check_count, is_coroutine_function, is_generator_function, never_run_text
+from ._delays import delay_of_level_s
 from ._send_back import delay_fields, error_text, said_by
-from ._typed_listeners import typed_call
-from ._types import Delay
+from ._typed_listeners import OfAll, typed_call
+from ._types import Delay, DelayLevel
 from .errors import SchemaError, WrongTypeError
 
 BATCH_SIZE_MAX: Final = 1024
@@ -167,7 +168,8 @@ BEHIND: Final = Failure({"error": "behind a message that failed"})
 def judge(result: object, count: int, *, is_batch: bool = False, in_order: bool = False) -> Judgement:
     """The meaning of what a listener returned for `count` messages. `is_batch`: it is one of batches, of which one may be alone.
 
-    `in_order`: of a list, all behind the first failure are BEHIND. A body that does not decode is none: the others went to the listener.
+    `in_order`: of a list of the listener's, all behind the first failure are BEHIND. A body that does not decode is none: the others went
+    to the listener.
     """
     if isinstance(result, list | tuple):
         # Without a batch, a list is a value like any other, unless it says something of messages.
@@ -178,7 +180,7 @@ def judge(result: object, count: int, *, is_batch: bool = False, in_order: bool 
         if len(result) == count:
             parts = [_judge_one(one) for one in result]
             failures = [failure for failure, _ in parts]
-            if in_order:
+            if in_order and not isinstance(result, OfAll):
                 is_stop = (failure and not isinstance(said, SchemaError) for said, failure in zip(result, failures, strict=True))
                 first = next((index for index, stops in enumerate(is_stop) if stops), count)
                 failures[first + 1 :] = [BEHIND] * (count - first - 1)
@@ -200,7 +202,7 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
     match result:
         case Retry(delay, error):
             fields = delay_fields(delay, dead_letter=False)
-            delay_ms = fields.get("delay_ms")
+            delay_ms = round(delay_of_level_s(delay.level) * 1000) if isinstance(delay, DelayLevel) else fields.get("delay_ms")
             return Failure({"error": error_text(error), **fields}, delay_ms), ""
         case Reject(error):
             return Failure({"error": error_text(error), "dead_letter": True}), ""

@@ -29,6 +29,10 @@ _MESSAGE_TEXT: Final = re.compile(r"(?:(?:\w+\.)*(?:list|List|Sequence|Iterable|
 """A hint that is a text, and whose names are there for type checkers only."""
 
 
+class OfAll(list[object]):
+    """What a listener of a batch said of all that it was given, with the errors of what it was not: one for each message."""
+
+
 class Taken(NamedTuple):
     """What a listener takes. `type_`: of the values; None: it takes messages. `with_messages`: these, too, as a second argument."""
 
@@ -210,15 +214,14 @@ class _Batch:
         return (self.values, self.messages) if self._with_messages else (self.values,)
 
     def outcomes(self, result: object) -> list[object]:
-        """One for each message, of what the listener said of those that it got."""
+        """One for each message, of what the listener said of those that it got; OfAll if it said one thing of all of them."""
         count = len(self.values)
         if isinstance(result, list | tuple) and len(result) == count:
             said = iter(result)
-        else:
-            if isinstance(result, list | tuple):
-                result = ValueError(f"the listener returned {len(result)} results for {count} messages")
-            said = iter([result] * count)
-        return [next(said) if error is None else error for error in self.errors]
+            return [next(said) if error is None else error for error in self.errors]
+        if isinstance(result, list | tuple):
+            result = ValueError(f"the listener returned {len(result)} results for {count} messages")
+        return OfAll(result if error is None else error for error in self.errors)
 
 
 def _text(hint: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry, Suspend
+from protomq import AsyncPushConsumer, DelayLevel, Message, PushConsumer, Reject, Retry, Suspend
 from protomq._push_results import BEHIND, Failure, judge
 from protomq.errors import SchemaError
 from protomq.testing import FakeGroup
@@ -100,3 +100,41 @@ def test_what_is_said_of_all_counts_for_all() -> None:
     """Raised, or one result for the batch: each is tried, as RocketMQ's checkReconsumeTimes counts."""
     group = outcome(PushConsumer, lambda _: Reject("all"), 4, 2)
     assert [letter.error for letter in group.dead_letters] == ["all"] * 4
+
+
+@pytest.mark.parametrize("how", ["raises", "one result", "wrong length"])
+@pytest.mark.parametrize("bad", [(), (0,), (2,), (1, 3), (0, 4)])
+def test_it_counts_for_all_where_a_body_does_not_decode(how: str, bad: Sequence[int]) -> None:
+    calls: list[list[dict[str, int]]] = []
+
+    def listen(values: list[dict[str, int]]) -> object:
+        calls.append(values)
+        if how == "raises":
+            raise LookupError("none")
+        return Retry() if how == "one result" else [None] * 9
+
+    consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
+    consumer.subscribe("t", listen, batch_size=5)
+    group = FakeGroup(consumer, queue_count=1)
+    for number in range(5):
+        group.send("t", b"no JSON" if number in bad else b'{"n": %d}' % number, queue_id=0)
+    for _ in range(3):
+        assert group.deliver()
+        group.advance(0.1)
+    assert not group.waiting
+    assert calls == [[{"n": number} for number in range(5) if number not in bad]] * 3
+    assert len(group.dead_letters) == 5
+
+
+@pytest.mark.parametrize(
+    ("delay", "waits_s"), [(DelayLevel(2), 5.0), (DelayLevel(18), 7200.0), (DelayLevel(99), 7200.0), (5, 5.0), (None, 0.1)]
+)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_an_orderly_queue_waits_for_the_delay(delay: Any, waits_s: float, batch_size: int | None) -> None:
+    consumer = PushConsumer("g", orderly=True, suspend_ms=100)
+    said = Retry(delay)
+    consumer.subscribe("t", lambda _: [said] if batch_size else said, batch_size=batch_size)
+    group = FakeGroup(consumer)
+    group.send("t", b"")
+    group.deliver()
+    assert group.next_due_in_s == waits_s
