@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ._checks import check_count, check_seconds
+from ._delays import delay_of_level_s
 from ._message import Message
 from ._pop_steps import (
     COUNT_MAX,
@@ -36,7 +37,6 @@ from ._pop_steps import (
     PopWish,
 )
 from ._pull_logic import DELETED_AFTER_S
-from ._delays import delay_of_level_s
 from ._push_results import Failure, Said, failure_of, judge
 from ._retry import CALL
 from ._seldom import SaidSeldom

@@ -27,7 +27,7 @@ from tests.unit.protomq.test_pop_handling import Brokers
         (Retry, Failure({"error": ""})),
         (Retry(delay=0.5, error="e"), Failure({"error": "e", "delay_ms": 500}, 500)),
         (Retry(delay=timedelta(minutes=1)), Failure({"error": "", "delay_ms": 60_000}, 60_000)),
-        (Retry(delay=DelayLevel(3)), Failure({"error": "", "delay_level": 3})),
+        (Retry(delay=DelayLevel(3)), Failure({"error": "", "delay_level": 3}, 10_000)),
         (Reject("bad"), Failure({"error": "bad", "dead_letter": True})),
         (Reject, Failure({"error": "", "dead_letter": True})),
         (Suspend(20), Failure({"error": "", "delay_ms": 20}, 20)),
