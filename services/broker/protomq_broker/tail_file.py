@@ -1,6 +1,7 @@
 """Records whether the end of a store's log may be lost. The machine had not written it to the disk, or a start has cut it.
 
-    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false, "was_cut": false}
+    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true, "syncs": false, "was_cut": false,
+                         "start_number": 7}
 
 A killed process loses nothing that it has written; a crashed machine may, under ASYNC_FLUSH. So the end may be lost if three things are
 true. The machine was restarted, the store was not closed cleanly, and the last run did not sync (`syncs`; absent: it did not). This stays
@@ -9,6 +10,8 @@ lost if the log ends with a damaged range. If a full disk does not take the file
 
 A start cuts what looks like a torn write, and damage of the last appends looks alike (`was_cut`). The start notes that here before it cuts
 (`store.start.cut_note`), and it stays true until the store has caught up with its master, or leads.
+
+Etcd has the number of the store's start, too. A folder with a lower one is an older copy of itself (`protomq_ha.leadership`).
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class TailFile:
         self._boot_id = boot_id
         self._syncs = False
         self.may_be_lost = self.was_cut = False
+        self.start_number = 0
 
     def open(self, *, syncs: bool, is_lost: bool, was_cut: bool = False) -> bool:
         """Called when the store is open. Returns whether the end of its log may be lost. `syncs`: this run acknowledges only synced bytes.
@@ -51,6 +55,8 @@ class TailFile:
         self.may_be_lost = known.get("may_be_lost") is not False or not was_kept or is_lost
         self.was_cut = was_cut or known.get("was_cut") is True
         self._syncs = syncs
+        number = known.get("start_number")
+        self.start_number = number if type(number) is int else 0
         if known != self._content(is_clean=False):  # a full disk could not take it
             try:
                 self._write(is_clean=False)
@@ -60,6 +66,16 @@ class TailFile:
                 # What it says of the run before must not count for this one.
                 remove_file(self._disk, self._path)
         return self.may_be_lost
+
+    def note_start(self, number: int, *, is_older_copy: bool) -> None:
+        """Called before this process stands for its store. Raises OSError; then the file has the number that it had."""
+        self.may_be_lost = self.may_be_lost or is_older_copy
+        before, self.start_number = self.start_number, number
+        try:
+            self._write(is_clean=False)
+        except OSError:
+            self.start_number = before
+            raise
 
     def doubt(self) -> None:
         """Called when the log has failed: its end may be lost. Raises OSError."""
@@ -95,6 +111,7 @@ class TailFile:
             "boot_id": self._boot_id,
             "is_clean": is_clean,
             "may_be_lost": self.may_be_lost,
+            "start_number": self.start_number,
             "syncs": self._syncs,
             "was_cut": self.was_cut,
         }

@@ -151,3 +151,31 @@ def test_a_broken_disk_does_keep_it_from_opening() -> None:
     disk.plan = lambda _: Fault.EIO
     with pytest.raises(OSError, match="Input/output"):
         opened(disk, "two")
+
+
+def test_the_number_of_a_start_stays_from_start_to_start() -> None:
+    disk = begun()
+    file = opened(disk, "one")
+    assert file.start_number == 0
+    file.note_start(7, is_older_copy=False)
+    file.settle_cut()
+    assert opened(disk, "one").start_number == 7
+    assert not opened(disk, "one").may_be_lost
+
+
+def test_an_older_copy_is_noted_with_its_number_in_one_write() -> None:
+    """A crash behind it leaves a store that still has to leave the set, and is no older copy any more."""
+    disk = begun()
+    opened(disk, "one").note_start(8, is_older_copy=True)
+    again = opened(disk, "one")
+    assert (again.start_number, again.may_be_lost) == (8, True)
+
+
+def test_a_full_disk_leaves_the_number_as_it_was() -> None:
+    disk = begun()
+    file = opened(disk, "one")
+    file.note_start(3, is_older_copy=False)
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        file.note_start(4, is_older_copy=False)
+    assert file.start_number == 3
