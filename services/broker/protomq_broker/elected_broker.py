@@ -393,7 +393,7 @@ class ElectedBroker:
     async def _note_start(self, item: NoteStart) -> None:
         if item.is_older_copy:
             log.error(
-                "etcd knows start %d of this store, and the folder %s start %d: it is an older copy, or config/tail.json was removed. The"
+                "etcd knows start %d of this store, and the folder %s start %d: it is an older copy, or config/start.json was removed. The"
                 " store leaves the in-sync set first, and joins again when it has what the others have",
                 item.number - 1, self._config.data_dir, self._tail.start_number,
             )  # fmt: skip

@@ -176,6 +176,8 @@ class Leadership:
         """What takes this member out of the set."""
         # The promises of an earlier process of this store bind this one.
         self._heard_ms = now_ms
+        self._spoke_ms = NEVER_MS
+        """When this process answered a master last."""
         self._pending: dict[int, Pending] = {}
         self._next_number = 1
         self._lease = 0
@@ -373,7 +375,7 @@ class Leadership:
 
     def heard(self, now_ms: int) -> None:
         """Notes that the master has said something and this slave is about to answer. From now on its promise binds it."""
-        self._heard_ms = now_ms
+        self._heard_ms = self._spoke_ms = now_ms
 
     def followed(self, own_epoch: int, log_is_empty: bool, end: LogEnd) -> None:
         """Notes the state of the log after bytes of the master were stored. `end`: with the epoch of the last append."""
@@ -858,9 +860,12 @@ class Leadership:
             return False
         if self._cut_end is not None and not self._has_most_of_cut_logs(in_sync, self._cut_end):
             return False
-        if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
-            return True
         ttl_ms = self.settings.lease_ttl_ms
+        if self._is_own(view) or in_sync.successor == own:
+            return True
+        if in_sync.members == {own}:
+            # A copy of the master's folder may have left the set, and the master, which is cut off from etcd, trusts this promise.
+            return now_ms >= self._spoke_ms + ttl_ms
         if in_sync.successor and now_ms < self._absent_since_ms + ttl_ms:
             return False
         others = in_sync.members - {own}

@@ -1482,3 +1482,21 @@ def test_an_election_compares_who_stands_for_the_store(etcd: SimEtcd) -> None:
     (election,) = (ask for ask in member.asks if isinstance(ask.request, Transaction))
     etcd.commit(Transaction((), (Put("start/a", b'{"number": 9, "process": "another"}'),)))
     assert etcd.do(election.request, 0) == Committed(False, etcd.revision)
+
+
+def test_the_last_member_of_the_set_keeps_its_promise_to_a_master_whose_copy_has_left_the_set(etcd: SimEtcd) -> None:
+    """That master is cut off from etcd, and acknowledges while its slave answers."""
+    leader = Member(etcd, "m", broker_id=1, place="disk 1")
+    leader.lead(0)
+    leader.report(0, {"s": MemberReport(0, True, 0)}, 0)
+    assert leader.members() == {"m", "s"}
+    slave = Member(etcd, "s", 1_000, broker_id=2)
+    slave.tick(1_000)
+    etcd.expire(9_000)
+    copy = Member(etcd, "m", 9_000, epoch=1, empty=False, start_number=0, broker_id=4, place="disk 2")
+    slave.machine.heard(9_000)
+    copy.tick(9_000)
+    assert slave.members() == {"s"}
+    for now_ms in range(9_000, 12_000, 100):
+        assert slave.tick(now_ms) == []
+    assert slave.lead(12_000) == 2
