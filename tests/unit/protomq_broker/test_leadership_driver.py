@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ from protomq_ha.leadership_values import (
 from tests.support.fake_etcd import FakeEtcd
 
 PREFIX = "/protomq/c/n"
-QUICK = {"renew_interval_ms": 20, "read_interval_ms": 20, "member_timeout_ms": 300}
+QUICK: dict[str, Any] = {"renew_interval_ms": 20, "read_interval_ms": 20, "member_timeout_ms": 300}
 
 
 class Broker:
