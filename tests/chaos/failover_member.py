@@ -76,6 +76,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    NoteStart,
     Result,
     Role,
     Settings,
@@ -551,13 +552,14 @@ class Member:
             Settings(
                 self.member, self.address, lease_ttl_ms=LEASE_MS, renew_interval_ms=270, read_interval_ms=120, member_timeout_ms=LEASE_MS,
                 member_lost_timeout_ms=200, hand_over_timeout_ms=1_000, new_name_wait_ms=1_000,
-                broker_id=self.broker_id,
+                broker_id=self.broker_id, process=f"{self.name} {self.life}", place=self.name,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
             tail_may_be_lost=may_be_lost,
             is_damaged=bool(store.skipped_ranges),
             cut_end=_cut_end_of(store) if self.tail.was_cut else None,
+            start_number=self.tail.start_number,
         )  # fmt: skip
         rng = world.rng
         self.at(rng.uniform(0, TICK_MS), self._tick)
@@ -884,6 +886,13 @@ class Member:
             had_lost_its_end = was_healed and store.has_lost_its_end
             self._stop_services(keeps_store=not (store.log_failure or was_healed))
             self.at(rng.uniform(1, 60), self._lead, item.epoch, was_healed, skipped, had_lost_its_end)
+        elif isinstance(item, NoteStart):
+            self.world.fired["older copy found"] += item.is_older_copy
+            try:
+                self.tail.note_start(item.number, is_older_copy=item.is_older_copy)
+            except OSError:
+                self.world.fired["start not noted"] += 1
+            driver.start_noted(self.tail.start_number)
         elif isinstance(item, TailSettled) and leadership.may_forget_doubt(driver):
             self.tail.settle()
             self.is_doubtful = False
@@ -1028,6 +1037,13 @@ class Member:
         self.is_doubtful = self.is_damaged = self.is_damaged_at_end = self.is_cut = False
         self.kept_line = 0
         self.is_replaced = True
+
+
+    def go_back(self, older: SimDisk) -> None:
+        """Its folder is an older copy of itself."""
+        self.disk = older.killed()
+        self.disk.capacity_bytes = CAPACITY_BYTES
+        self.is_doubtful, self.kept_line = True, 0
 
 
 def _call(function: Callable[[], None]) -> None:

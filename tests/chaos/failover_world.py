@@ -44,7 +44,7 @@ from protomq_broker.store.errors import CorruptLogError, DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.timer.log_time import HEARD_FOR_MS, SLEW_RATIO
-from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimulatedCrash
+from protomq_broker.testing.simdisk import CAPACITY_BYTES, Fault, SimDisk, SimulatedCrash
 from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH, Transaction
 from protomq_ha.leadership_values import Role
 from protomq_ha.orders import OrderStandsError, to_leave
@@ -142,6 +142,11 @@ class FailoverWorld:
             disk_force_ratio=1.0,
             disk_refuse_ratio=1.0,
         )
+        # Of its own, so that all else of a seed is as it is without copies of folders.
+        self.copies = Random(f"copies {seed}")
+        self.copied = self.copies.choice((0.0, 0.0, 0.25))
+        self.snapshots: list[tuple[str, int, SimDisk]] = []
+        """Copies of folders: of which store, with which number of its start."""
         self.cut: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}
         self.etcd = SimEtcd(rng)
@@ -388,6 +393,10 @@ class FailoverWorld:
         if rng.random() < 0.55:
             member = next((each for each in self.members if each.is_up and each.driver.role is Role.LEADING), member)
         length_ms = rng.choice((150, 700, 1_500, 2_500)) * rng.uniform(0.6, 1.4)
+        if self.copied:
+            self._take_snapshot()
+            if self.copies.random() < self.copied:
+                kind = "older folder"
         if not self._do_fault(kind, member, length_ms):
             return
         self.fired[kind] += 1
@@ -429,6 +438,8 @@ class FailoverWorld:
         elif kind in ("etcd away", "etcd leader lost"):
             self.etcd.is_up = False
             self.at(length_ms if kind == "etcd away" else rng.uniform(50, 300), self._etcd_back)
+        elif kind == "older folder":
+            return self._go_back()
         elif kind == "empty slave":
             return self._replace(member, length_ms)
         elif kind == "flapping":
@@ -536,6 +547,29 @@ class FailoverWorld:
         disk.capacity_bytes = CAPACITY_BYTES
         store = Store.open(ROOT, self.store_config, clock=member.clock, disk=disk, background=False, follows=True)
         return store.appended_position
+
+    def _take_snapshot(self) -> None:
+        member = self.copies.choice(self.members)
+        is_sound = not (member.is_damaged or member.is_damaged_at_end or member.is_doubtful or member.is_replaced or member.is_cut)
+        if member.is_up and is_sound and not member.is_changing:
+            self.snapshots.append((member.member, member.tail.start_number, member.disk.killed()))
+
+    def _go_back(self) -> bool:
+        """A member's folder goes back to an older copy, of which etcd knows that it is one."""
+        if not self.snapshots:
+            return False
+        store, number, disk = self.copies.choice(self.snapshots)
+        member = next((each for each in self.members if each.is_up and each.member == store), None)
+        start = self.etcd.view.starts.get(store)
+        if member is None or start is None or start.number <= number or not self._may_lose(member, is_power=False):
+            return False
+        if self.copies.random() < 0.5:
+            for each in self.members:
+                self._down(each, "kill", 30.0 if each is member else self.copies.uniform(1_500, 3_000))
+        else:
+            self._down(member, "kill", 30.0)
+        member.go_back(disk)
+        return True
 
     def _replace(self, member: Member, length_ms: float) -> bool:
         """A slave, by one with an empty folder."""

@@ -16,12 +16,14 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    NoteStart,
     OwnLog,
     Result,
     Role,
     Settings,
     StopFollowing,
     StopLeading,
+    TailSettled,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +69,11 @@ class Disk:
     is_damaged: bool = False
     has_led: bool = False
     confirmed: int = 0
+    start_number: int = 0
+    is_older_copy: bool = False
+    """For the atlas of faults: until its store has left the set, its log may lack what it had."""
+    folder: int = 0
+    """Which folder it is: a copy is another one."""
 
     @property
     def own_epoch(self) -> int:
@@ -97,9 +104,10 @@ class SimBroker:
     has_own_head = True
     """Whether the head of a log is that of no other log; planted bugs make heads alike."""
 
-    def __init__(self, world: LeadershipWorld, number: int, disk: Disk) -> None:
+    def __init__(self, world: LeadershipWorld, number: int, disk: Disk, broker_id: int = 0) -> None:
+        """`broker_id`: 0: one of its own."""
         rng = world.rng
-        self.world, self.name, self.broker_id, self.disk = world, f"b{number}", number + 1, disk
+        self.world, self.name, self.broker_id, self.disk = world, f"b{number}", broker_id or number + 1, disk
         self.rate, self.boot_offset_ms = rng.uniform(0.97, 1.03), rng.uniform(0, 1e6)
         self.wall_offset_ms = self.asleep_ms = 0.0
         self.life = 0
@@ -124,14 +132,18 @@ class SimBroker:
         self.cut_log()
         disk = self.disk
         self.machine = Leadership(
-            Settings(self.disk.member, self.name, broker_id=self.broker_id, new_election=1_000 * self.broker_id + self.life),
+            Settings(
+                self.disk.member, self.name, broker_id=self.broker_id, new_election=1_000 * self.broker_id + self.life,
+                process=f"{self.name} {self.life}", place=f"folder {self.disk.folder}",
+            ),
             self.disk.own_epoch,
             self.clock_ms(),
             log_is_empty=not self.disk.log,
             end_position=len(self.disk.log),
             tail_may_be_lost=self.disk.may_lack_tail,
             cut_end=LogEnd(disk.log[-1].epoch, len(disk.log), is_cut=True) if disk.was_cut else None,
-        )
+            start_number=disk.start_number,
+        )  # fmt: skip
         self.asked: set[int] = set()
         self.refused = False
         self.is_full = False
@@ -184,7 +196,7 @@ class SimBroker:
         """What was not flushed may be gone, unless another disk has lost something already."""
         self.kill()
         disk = self.disk
-        if any(other.disk.is_damaged for other in self.world.brokers if other is not self):
+        if any(other.disk.is_damaged or other.disk.is_older_copy for other in self.world.brokers if other is not self):
             return
         if not self.world.counts_flushed:
             disk.may_lack_tail = True
@@ -267,8 +279,18 @@ class SimBroker:
                 self.reports.clear()
             elif isinstance(effect, CutSettled):
                 self.settle_cut_soon()
-            else:
+            elif isinstance(effect, NoteStart):
+                self.world.at(self.world.copies.uniform(0, 2 * STEP_MS), self.note_start, effect, life=(self, self.life))
+            elif isinstance(effect, TailSettled):
                 self.settle_tail_soon()
+
+    def note_start(self, effect: NoteStart) -> None:
+        """The folder has the number before etcd has it."""
+        disk = self.disk
+        disk.start_number = effect.number
+        disk.may_lack_tail = disk.may_lack_tail or effect.is_older_copy
+        self.world.fired["older copy found"] += effect.is_older_copy
+        self.run(self.machine.start_noted(effect.number, self.clock_ms()))
 
     def settle_tail_soon(self) -> None:
         """As the cut below, but its broker opens its store meanwhile, since its log has failed."""
@@ -284,7 +306,7 @@ class SimBroker:
     def settle_tail(self) -> None:
         """What the log may have lacked is forgotten, if it may be."""
         if leadership.may_forget_doubt(self.machine):
-            self.disk.may_lack_tail = False
+            self.disk.may_lack_tail = self.disk.is_older_copy = False
 
     def fail_log(self) -> None:
         """A slave's disk fails, just when it is in the set again. It may have lost what it has acknowledged last."""
@@ -445,7 +467,7 @@ class SimBroker:
         follow = self.follows
         if follow is None or not self.machine.may_speak:
             return
-        master = self.world.find(follow.member)
+        master = self.world.find(follow.member, follow.address)
         if master is not None:
             heard_ms = self.heard_master_ms if log is None else 0
             has = (self.end, len(self.disk.log))

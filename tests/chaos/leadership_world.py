@@ -2,7 +2,8 @@
 
 Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
 their time-out, wall clocks that jump, logs whose ends a start cuts (torn writes, or damage that looks like one), replaced stores, operators
-who order switches and unclean promotions, elected brokers whose disk does not take the new epoch, an etcd that loses its data.
+who order switches and unclean promotions, folders that go back to an older copy, copies of stores that start beside them, elected brokers
+whose disk does not take the new epoch, an etcd that loses its data.
 
 Rules (the letters are those of docs/reliability.md)
     L1  each epoch has one writer, and a later election has a higher epoch
@@ -23,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -67,7 +69,7 @@ class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
     full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
     over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up; fails: their logs
-    fail soon after they have left the set."""
+    fail soon after they have left the set; copied: share of faults by copies of folders."""
 
     kinds: tuple[str, ...]
     loss: float
@@ -77,6 +79,7 @@ class Mood(NamedTuple):
     deafens: bool = False
     reopens: bool = False
     fails: bool = False
+    copied: float = 0.0
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -98,9 +101,14 @@ class LeadershipWorld:
         # The same without logs that are cut.
         self.tears = Random(f"tears of {seed}")
         self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
-        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails = mood
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails, _ = mood
         self.failures = Random(f"failures of {seed}")
         self.operators = Random(f"operators of {seed}")
+        # The same without copies of folders.
+        self.copies = Random(f"copies of {seed}")
+        self.copied = self.copies.choice((0.0, 0.0, 0.3)) if has_faults else mood.copied
+        self.snapshots: list[Disk] = []
+        self.folders = 0
         self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
         self.fired = fired
         self.now_ms = 0.0
@@ -122,26 +130,39 @@ class LeadershipWorld:
         self.was_forgotten = False
         self.set_before: frozenset[str] | None = None
         self.order_before = ""
-        count = count or self.rng.choice((2, 3, 3))
-        self.brokers = [SimBroker(self, number, self.new_disk()) for number in range(count)]
+        self.count = count or self.rng.choice((2, 3, 3))
+        self.brokers: list[SimBroker] = []
+        for number in range(self.count):
+            self.brokers.append(SimBroker(self, number, self.new_disk()))
 
     def new_disk(self) -> Disk:
         self.members += 1
-        return Disk(f"m{self.members}")
+        self.folders += 1
+        return Disk(f"m{self.members}", folder=self.folders)
+
+    def copy_of(self, disk: Disk) -> Disk:
+        """Another folder with the same store."""
+        self.folders += 1
+        return replace(disk, log=list(disk.log), folder=self.folders)
+
+    def is_known_as_older(self, disk: Disk) -> bool:
+        """Whether etcd has a later start of this store. A copy of what the last start has is not told from the store itself."""
+        start = self.etcd.view.starts.get(disk.member)
+        return start is not None and start.number > disk.start_number
 
     def has_another_copy(self, broker: SimBroker) -> bool:
         """Whether another disk is in the set that has lost nothing, and no disk has lost anything."""
         others = [other.disk for other in self.brokers if other is not broker]
         in_sync = self.etcd.view.in_sync
-        if in_sync is None or any(disk.is_damaged or disk.may_lack_tail for disk in others):
+        if in_sync is None or any(disk.is_damaged or disk.may_lack_tail or disk.is_older_copy for disk in others):
             return False
         return any(disk.member in in_sync.members for disk in others)
 
     def say(self, rule: str, message: str) -> None:
         self.found.append(Violation(rule, f"{self.now_ms / 1000:.3f} s: {message}"))
 
-    def find(self, member: str) -> SimBroker | None:
-        return next((each for each in self.brokers if each.disk.member == member), None)
+    def find(self, member: str, name: str) -> SimBroker | None:
+        return next((each for each in self.brokers if (each.disk.member, each.name) == (member, name)), None)
 
     # Time and network.
 
@@ -307,6 +328,11 @@ class LeadershipWorld:
         if self.forgets and self.disks.random() < 0.15:
             kind = "forget"
         length_ms = rng.choice((400, 2_000, 4_000, 8_000)) * rng.uniform(0.5, 1.5)
+        if self.copied:
+            self.snapshots.append(self.copy_of(self.copies.choice(self.brokers).disk))
+            if self.copies.random() < self.copied:
+                self.copy_a_folder(length_ms)
+                return
         if kind in ("kill", "power", "replace", "all down"):
             victims = self.brokers if kind == "all down" else [broker]
             for victim in victims:
@@ -337,6 +363,35 @@ class LeadershipWorld:
             if self.operators.random() < 0.2:
                 self.at(self.operators.uniform(0, WITHDRAWN_MS), self.withdraw_order)
         self.fired[kind] += 1
+
+    def copy_a_folder(self, length_ms: float) -> None:
+        """A member's folder goes back to an older copy of itself, or a copy starts beside it, with an id of its own or with the same."""
+        snapshot = self.copies.choice(self.snapshots)
+        broker = next((each for each in self.brokers if each.disk.member == snapshot.member), None)
+        if broker is None or not self.is_known_as_older(snapshot) or snapshot.may_lack_tail or snapshot.was_cut:
+            return
+        disk = self.copy_of(snapshot)
+        disk.is_older_copy = True
+        if self.copies.random() < 0.5:
+            if not self.has_another_copy(broker):
+                return
+            self.fired["older folder"] += 1
+            broker.kill()
+            broker.disk = disk
+            if self.copies.random() < 0.5:
+                self.stop_all(broker, STEP_MS)
+            self.at(STEP_MS, self.revive, broker)
+        elif len(self.brokers) == self.count:
+            self.fired["copy beside its store"] += 1
+            copy = SimBroker(self, self.count, disk, broker.broker_id if self.copies.random() < 0.3 else 0)
+            self.brokers.append(copy)
+            self.at(length_ms, self.end_copy, copy)
+
+    def end_copy(self, copy: SimBroker) -> None:
+        """It is gone for good."""
+        if copy in self.brokers:
+            copy.kill()
+            self.brokers.remove(copy)
 
     def cut_for(self, length_ms: float, *links: tuple[str, str]) -> None:
         """No message takes these ways."""
@@ -369,7 +424,7 @@ class LeadershipWorld:
         self.at(STEP_MS, self.revive, broker)
 
     def revive(self, broker: SimBroker) -> None:
-        if not broker.is_up:
+        if not broker.is_up and broker in self.brokers:
             broker.start()
 
     def order(self, kind: str, broker: SimBroker) -> None:
@@ -473,6 +528,8 @@ class LeadershipWorld:
 
     def heal(self) -> None:
         """All faults end; then somebody must lead."""
+        for copy in self.brokers[self.count :]:
+            self.end_copy(copy)
         self.loss = self.slow = self.full = 0.0
         self.cut.clear()
         if not self.etcd.is_up:

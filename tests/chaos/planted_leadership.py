@@ -397,6 +397,21 @@ def members_write_their_own_numbers() -> Any:
     return mock.patch.object(Leadership, "_begin_election", begin)
 
 
+def trusts_an_older_copy() -> Any:
+    """Of a folder, if etcd knows a later start of its store."""
+    return mock.patch.object(Leadership, "tail_may_be_lost", return_value=None)
+
+
+def copies_live_beside_their_stores() -> Any:
+    """Nobody waits for a lease to run out."""
+    return mock.patch.object(ClusterView, "in_the_way", return_value=None)
+
+
+def copies_of_folders(seed: int) -> list[Violation]:
+    """Folders go back, and copies start, while little else happens."""
+    return _lives(seed, Mood(("kill", "all down", "pause", "switch"), 0.0, 0.02, copied=0.4))
+
+
 def stores_that_come_back_poorer(seed: int) -> list[Violation]:
     """Lives in which little else happens."""
     return _lives(seed, Mood(("replace", "replace", "kill", "cut"), 0.0, 0.1))
@@ -439,6 +454,8 @@ BUGS: Final[tuple[tuple[Any, ...], ...]] = (
     ("lets a switch stand in the way of an emergency", a_switch_stands_in_the_way, two_operators),
     ("replaces an order that its operator has not seen", orders_replace_what_nobody_has_seen, two_operators),
     ("takes an order that was replaced", lambda: _without_compares(ORDER), two_operators),
+    ("trusts an older copy of a folder", trusts_an_older_copy, copies_of_folders),
+    ("lets a copy live beside its store", copies_live_beside_their_stores, copies_of_folders),
     ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
 )
 """(name, what plants it, where it shows, within how many seeds where that is not the default)."""

@@ -123,6 +123,11 @@ LATE_LANES = (SEND_LANE,)
 """These lanes start last: a send waits until the name servers have said whether the broker's name is free."""
 
 
+def broker_name_of(config: BrokerConfig) -> str:
+    """The configured name; the default is the host's."""
+    return config.broker_name or socket.gethostname()
+
+
 class Election(NamedTuple):
     """The election that made this process. `epoch`: the epoch in which it leads; None: it follows."""
 
@@ -154,7 +159,7 @@ class Broker:
         self._election = election
         leadership = election.leadership if election is not None else None
         self.config = config
-        self.name = config.broker_name or socket.gethostname()
+        self.name = broker_name_of(config)
         self._clock = clock
         self._name_servers = tuple(name_servers)
         self._permit = WritePermit()

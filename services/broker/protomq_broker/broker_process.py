@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protomq_ha.roles import BrokerRole
 from protomq_runtime.addresses import Address, parse_listen_address
 from protomq_runtime.clock import Clock, SystemClock
 from protomq_runtime.dispatch import DispatchTable
@@ -14,9 +16,11 @@ from protomq_runtime.listening import check_can_listen
 from protomq_runtime.server import LaneConfig, Server
 
 from . import __version__
-from .broker import LATE_LANES, Broker, Election
+from .broker import LATE_LANES, Broker, Election, broker_name_of
 from .config import BrokerConfig
+from .name_check import check_name_is_not_elected
 from .name_server_connections import NameServer
+from .store.files.side_files import TAIL_NAME
 from .store.store import Store
 
 if TYPE_CHECKING:
@@ -44,12 +48,15 @@ class BrokerProcess:
         election: Election | None = None,
         store: Store | None = None,
     ) -> None:
-        """Opens the store, after a test that all ports are free. Raises OSError for a port that is not; then no store is created.
+        """Opens the store, after a test that all ports are free. Raises OSError for a port that is not; then no store is created. Raises
+        ServiceError NAME_TAKEN where a member of an election is to lead by a fixed role beside the others; then nothing has changed.
 
         `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`, `store`: see Broker.
         """
         if store is None:
             check_can_listen(_listen_addresses(config))
+            if election is None and config.role is not BrokerRole.SLAVE and _was_elected(config):
+                check_name_is_not_elected(config.name_server_addresses, broker_name_of(config))
         self.metrics_address = ""
         self._metrics_page: MetricsPage | None = None
         self._unregistering: asyncio.Task[None] | None = None
@@ -127,6 +134,11 @@ class BrokerProcess:
         page, self._metrics_page = self._metrics_page, None
         if page is not None:
             page.stop()
+
+
+def _was_elected(config: BrokerConfig) -> bool:
+    """Whether the store has taken part in an election: only then its log may be that of others, too."""
+    return (Path(config.data_dir) / TAIL_NAME).exists()
 
 
 def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:

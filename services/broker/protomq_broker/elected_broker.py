@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -41,6 +42,7 @@ from protomq_ha.leadership_values import (
     ElectionKnown,
     Follow,
     Lead,
+    NoteStart,
     Role,
     Settings,
     StopFollowing,
@@ -49,6 +51,7 @@ from protomq_ha.leadership_values import (
 )
 from protomq_ha.roles import BrokerRole
 from protomq_runtime.clock import boottime_ms
+from protomq_runtime.errors import Code, ServiceError
 
 from .broker import Election
 from .broker_process import BrokerProcess, with_ports_of
@@ -71,6 +74,10 @@ CHANGE_GRACE_S: Final = 0.3
 """Time to finish calls when the role changes. Calls that wait for other copies are answered "try again"."""
 HEARTBEATS_OF_A_LEASE: Final = 6
 """A slave sends at least this many heartbeats in the time of one lease. They allow a master that has lost etcd to go on."""
+LEASE_LATE_MS: Final = 1_500
+"""A lease may last so much longer than it says, since etcd looks now and then."""
+ID_LOOK_S: Final = 0.1
+"""Between two looks at whether another process has this broker's id."""
 FAILURE_LOOK_S: Final = 1.0
 """Between two looks at whether the log has failed, and between two tries to open the store again."""
 
@@ -145,7 +152,14 @@ class ElectedBroker:
         """Serves as a slave, and takes part in the election."""
         self._loop = asyncio.get_running_loop()
         new_election = secrets.randbits(63) or 1
-        await asyncio.to_thread(self.leadership.find_election, new_election)
+        member, process, place = str(self.process.broker.store.id), secrets.token_hex(8), _place_of(self.process.broker.store.root)
+        try:
+            await asyncio.to_thread(self.leadership.find_election, new_election)
+            await self._wait_for_id(member, process, place)
+        except BaseException:
+            await asyncio.to_thread(self.leadership.close)
+            await asyncio.to_thread(self.process.broker.close)
+            raise
         await self.process.start()
         self._config = with_ports_of(self.process, self._config)
         broker, etcd = self.process.broker, self._settings
@@ -155,7 +169,7 @@ class ElectedBroker:
         )
         self.leadership.begin(
             Settings(
-                str(store.id),
+                member,
                 str(broker.advertised_addresses(self.process.server).remoting),
                 lease_ttl_ms=etcd.lease_ttl_ms,
                 renew_interval_ms=etcd.renew_interval_ms,
@@ -166,15 +180,37 @@ class ElectedBroker:
                 new_name_wait_ms=new_name_wait_ms(etcd),
                 broker_id=self._config.broker_id,
                 new_election=new_election,
+                process=process,
+                place=place,
             ),
             store.epochs.highest_epoch,
             end_position=store.appended_position,
             tail_may_be_lost=tail_may_be_lost,
             is_damaged=_has_skipped(store),
             cut_end=_cut_end_of(store) if self._tail.was_cut else None,
+            start_number=self._tail.start_number,
         )
         self._worker = asyncio.create_task(self._work())
         self._watcher = asyncio.create_task(self._watch_log())
+
+    async def _wait_for_id(self, member: str, process: str, place: str) -> None:
+        """Waits until no other process lives with this store, or with this broker's id. One that has ended does so until its lease has run
+        out. Raises ServiceError NAME_TAKEN if it goes on for longer.
+        """
+        deadline_ms = boottime_ms() + self._settings.lease_ttl_ms + LEASE_LATE_MS
+        while (other := await asyncio.to_thread(self.leadership.in_the_way, member, process, place)) is not None:
+            if boottime_ms() >= deadline_ms:
+                config = self._config
+                is_copy = other.member == member
+                what = "a store of the same number (one is a copy of the other)" if is_copy else f"another store, {other.member}"
+                raise ServiceError(
+                    Code.FAILED_PRECONDITION,
+                    "NAME_TAKEN",
+                    f"a broker of {config.broker_name} at {other.address} is alive (etcd), which has {what}, and this one has broker_id"
+                    f" {config.broker_id}. Give each broker a broker_id and a data_dir of its own, or stop the other one",
+                    metadata={"broker_name": config.broker_name, "broker_id": str(config.broker_id), "grpc_address": other.address},
+                )
+            await asyncio.sleep(ID_LOOK_S)
 
     async def stop(self, grace_s: float) -> None:
         """Stops. A master hands over first, if a member is in sync; else the lease expires by itself."""
@@ -345,12 +381,25 @@ class ElectedBroker:
         elif isinstance(item, StopLeading):
             log.warning("this broker does not lead %s any more", self._config.broker_name)
             await self._open_again()
+        elif isinstance(item, NoteStart):
+            await self._note_start(item)
         elif isinstance(item, TailSettled) and may_forget_doubt(leadership):
             with suppress(OSError):  # then the next start leaves the set once more
                 await asyncio.to_thread(self._tail.settle)
         elif isinstance(item, CutSettled) and may_forget_cut(leadership):
             with suppress(OSError):  # then the next start waits for others once more
                 await asyncio.to_thread(self._tail.settle_cut)
+
+    async def _note_start(self, item: NoteStart) -> None:
+        if item.is_older_copy:
+            log.error(
+                "etcd knows start %d of this store, and the folder %s start %d: it is an older copy, or config/start.json was removed. The"
+                " store leaves the in-sync set first, and joins again when it has what the others have",
+                item.number - 1, self._config.data_dir, self._tail.start_number,
+            )  # fmt: skip
+        with suppress(OSError):  # then the folder has the number that it had
+            await asyncio.to_thread(self._tail.note_start, item.number, is_older_copy=item.is_older_copy)
+        self.leadership.start_noted(self._tail.start_number)
 
     async def _lead(self, epoch: int) -> bool:
         """The store that follows leads in this epoch, as it is. One that has failed, is to be truncated, or was healed since its start is
@@ -482,6 +531,12 @@ class ElectedBroker:
         if self._tail.was_cut:
             self.leadership.end_was_cut(_cut_end_of(self.process.broker.store))
         await self.process.start()
+
+
+def _place_of(root: str) -> str:
+    """Tells a folder from any other one, on this start of the machine."""
+    found = os.stat(root)
+    return f"{read_boot_id()} {found.st_dev} {found.st_ino}"
 
 
 def _cut_end_of(store: Store) -> LogEnd:

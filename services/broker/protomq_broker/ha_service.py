@@ -438,15 +438,15 @@ class HaService:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "NAME_TAKEN",
-                f"{error}; give each slave of a master a broker_id of its own",
+                f"{error}; give each slave of a master a broker_id and a data_dir of its own",
                 metadata={
                     "broker_name": self._broker_name,
                     "broker_id": str(request.broker_id),
                     "grpc_address": error.address,
                 },
             ) from None
-        if ended is not None:
-            self._end_feed(ended)
+        for each in ended:
+            self._end_feed(each)
         slave = request.broker_id, request.store_id
         feed = self._feeds[session] = _Feed(session, call, slave, position)
         log.info(

@@ -22,7 +22,9 @@ from protomq_ha.cluster_state import (
     ELECTION,
     IN_SYNC,
     NAME_PREFIX,
+    START_PREFIX,
     SWITCH,
+    Alive,
     ClusterView,
     Compare,
     LogEnd,
@@ -149,6 +151,12 @@ class LeadershipDriver:
         if isinstance(view, ClusterView):
             self._found_election = view.election
 
+    def in_the_way(self, member: str, process: str, place: str) -> Alive | None:
+        """Looks up which other process lives with this store or this broker's id, before the broker registers. None: there is none, or etcd
+        does not answer."""
+        view = self._etcd.ask(ReadCluster())
+        return view.in_the_way(member, self._broker_id, process, place) if isinstance(view, ClusterView) else None
+
     @property
     def election(self) -> int:
         """The number of the election; 0: etcd has none, as far as this broker knows."""
@@ -164,9 +172,10 @@ class LeadershipDriver:
         tail_may_be_lost: bool,
         is_damaged: bool = False,
         cut_end: LogEnd | None = None,
+        start_number: int = 0,
     ) -> None:
         """Starts the machine, once the store is open and follows. `end_position`: of its log. `is_damaged`: see `damaged`. `cut_end`: see
-        `end_was_cut`.
+        `end_was_cut`. `start_number`: the one that the folder has.
         """
         with self._lock:
             self._machine = Leadership(
@@ -177,6 +186,7 @@ class LeadershipDriver:
                 end_position=end_position,
                 tail_may_be_lost=tail_may_be_lost,
                 cut_end=cut_end,
+                start_number=start_number,
             )
             self._machine.is_damaged = is_damaged
         self._thread.start()
@@ -221,6 +231,11 @@ class LeadershipDriver:
         with self._lock:
             machine = self._begun
             self._pass_on(machine.following_stopped(own_epoch, self.now_ms()))
+
+    def start_noted(self, number: int) -> None:
+        """Notes which number of a start the folder has, after `NoteStart`."""
+        with self._lock:
+            self._pass_on(self._begun.start_noted(number, self.now_ms()))
 
     def tail_may_be_lost(self) -> None:
         """Notes that this slave's log has failed: it leaves the set before it may run, and joins again when it has caught up."""
@@ -423,7 +438,7 @@ class LeadershipDriver:
             there = ", ".join(map(str, sorted(known))) or "none"
             why = "it is in the in-sync set" if broker_id in known else f"etcd knows no such broker, only {there}"
             raise UnknownMemberError(f"broker_id {broker_id} cannot be forgotten: {why}")
-        keys = tuple(f"{NAME_PREFIX}{member}" for member in sorted(forgotten))
+        keys = tuple(f"{prefix}{member}" for member in sorted(forgotten) for prefix in (NAME_PREFIX, START_PREFIX))
         done = self._etcd.ask(Transaction((Compare(IN_SYNC, view.key_revision(IN_SYNC)),), (), keys))
         if not isinstance(done, Committed) or not done.is_made:
             raise OrderRefusedError("etcd has not said that it is forgotten: ask again")

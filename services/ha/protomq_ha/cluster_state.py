@@ -9,6 +9,10 @@
     <prefix>/full/<member>  the disk of a member is full; bound to the member's lease
     <prefix>/name/<member>  the broker of a store that is a member of the in-sync set, or was: its id, and where it runs. For people: bound
                             to nothing, so that it is there when the member is not
+    <prefix>/start/<member>  which process stands for a store: the number of its start, which its folder has too; bound to nothing. A folder
+                            with a lower number is an older copy
+    <prefix>/alive/<id>     which process has a broker_id; bound to its lease. So two stores that live have two ids, and of a store and its
+                            copy one process lives
 
 A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
 of a key; 0 means that there is no such key.
@@ -29,7 +33,9 @@ KEYS: Final = (MASTER, IN_SYNC, ORDER, ELECTION)
 END_PREFIX: Final = "end/"
 FULL_PREFIX: Final = "full/"
 NAME_PREFIX: Final = "name/"
-PREFIXES_OF_MEMBERS: Final = (END_PREFIX, FULL_PREFIX, NAME_PREFIX)
+START_PREFIX: Final = "start/"
+ALIVE_PREFIX: Final = "alive/"
+PREFIXES_OF_MEMBERS: Final = (END_PREFIX, FULL_PREFIX, NAME_PREFIX, START_PREFIX, ALIVE_PREFIX)
 """Of the keys that each member has of its own."""
 
 SWITCH: Final = "switch"
@@ -101,6 +107,22 @@ class MemberName(NamedTuple):
     address: str
 
 
+class MemberStart(NamedTuple):
+    """Which process stands for a store. Attributes: number: rises with each start, and now and then; process: a random text."""
+
+    number: int
+    process: str
+
+
+class Alive(NamedTuple):
+    """A process that has a broker_id while its lease lasts. Attributes: place: which folder of which machine it has locked."""
+
+    member: str
+    process: str
+    place: str
+    address: str
+
+
 class Compare(NamedTuple):
     """The transaction needs the key to be last written by this revision; 0: the key must not exist."""
 
@@ -148,6 +170,24 @@ class ClusterView:
             key.removeprefix(NAME_PREFIX): _name(row, key) for key, row in self.rows.items() if key.startswith(NAME_PREFIX)
         }
         self.names = {member: name for member, name in names.items() if name is not None}
+        starts = {
+            key.removeprefix(START_PREFIX): _start(row, key) for key, row in self.rows.items() if key.startswith(START_PREFIX)
+        }
+        self.starts = {member: start for member, start in starts.items() if start is not None}
+        alive = {key.removeprefix(ALIVE_PREFIX): _alive(row, key) for key, row in self.rows.items() if key.startswith(ALIVE_PREFIX)}
+        self.alive = {broker_id: each for broker_id, each in alive.items() if each is not None}
+        """By the text of the broker_id."""
+
+    def in_the_way(self, member: str, broker_id: int, process: str, place: str) -> Alive | None:
+        """Another process that lives with this store or this broker_id; None: there is none.
+
+        One of the same place is over: who asks has locked its folder.
+        """
+        for key, each in sorted(self.alive.items()):
+            is_other = each.process != process and each.place != place
+            if is_other and (key == str(broker_id) or each.member == member):
+                return each
+        return None
 
     def named_in_vain(self, broker_id: int) -> frozenset[str]:
         """Stores outside the in-sync set that are named as those of this broker."""
@@ -217,6 +257,16 @@ def encode_full() -> bytes:
 def encode_name(name: MemberName) -> bytes:
     """The value of a key below NAME_PREFIX."""
     return _encode(broker_id=name.broker_id, address=name.address)
+
+
+def encode_start(start: MemberStart) -> bytes:
+    """The value of a key below START_PREFIX."""
+    return _encode(number=start.number, process=start.process)
+
+
+def encode_alive(alive: Alive) -> bytes:
+    """The value of a key below ALIVE_PREFIX."""
+    return _encode(**alive._asdict())
 
 
 def encode_order(kind: str, target: str) -> bytes:
@@ -290,6 +340,24 @@ def _name(row: Row, key: str) -> MemberName | None:
     except ValueError:
         return None
     return MemberName(fields["broker_id"], fields["address"])
+
+
+def _start(row: Row, key: str) -> MemberStart | None:
+    """None for a value that nobody can read: the next start writes another one."""
+    try:
+        fields = _decode(row, key, number=int, process=str)
+    except ValueError:
+        return None
+    return MemberStart(fields["number"], fields["process"])
+
+
+def _alive(row: Row, key: str) -> Alive | None:
+    """None for a value that nobody can read: it must not keep a broker from its id."""
+    try:
+        fields = _decode(row, key, member=str, process=str, place=str, address=str)
+    except ValueError:
+        return None
+    return Alive(fields["member"], fields["process"], fields["place"], fields["address"])
 
 
 def _election(row: Row | None) -> int:

@@ -43,6 +43,12 @@ Rules
 - A member of the set writes its broker's id and address while somebody leads (`name`). That stays when it leaves the set, so others can
   say who is away. It takes away what other stores of the same broker wrote that are no more members: its folder was replaced. An operator
   may take it away, too. It is for people: nothing depends on it.
+- Before it follows or runs, a process stands for its store in etcd (`start`). The number there rises with each start, and every ten
+  seconds in which the log goes on. The folder has it first. So a folder with a lower number than etcd is an older copy: the store leaves
+  the set, as above. With a higher one etcd's data is older, or a crash came in between. An election compares with that key: only the
+  process that stands there wins.
+- One process lives with a store, and one with a broker_id, as far as etcd's leases tell (`alive`). Another one waits until the lease has
+  run out, unless both have the same folder: then its lock says that the other one is over.
 - The election has a number in etcd, drawn by whoever finds none. Name servers tell by it whose epochs are comparable. Nothing here depends
   on it, so no election waits for it.
 
@@ -55,6 +61,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from .cluster_state import (
+    ALIVE_PREFIX,
     ELECTION,
     END_PREFIX,
     FULL_PREFIX,
@@ -63,15 +70,19 @@ from .cluster_state import (
     NAME_PREFIX,
     ORDER,
     PROMOTE_UNCLEAN,
+    START_PREFIX,
     SWITCH,
+    Alive,
     ClusterView,
     Compare,
     InSync,
     LogEnd,
     MemberName,
+    MemberStart,
     Order,
     Put,
     Transaction,
+    encode_alive,
     encode_election,
     encode_end,
     encode_full,
@@ -79,6 +90,7 @@ from .cluster_state import (
     encode_master,
     encode_name,
     encode_order,
+    encode_start,
 )
 from .in_sync_set import InSyncSet, MemberReport
 from .leadership_values import (
@@ -91,6 +103,7 @@ from .leadership_values import (
     GrantLease,
     Lead,
     Lease,
+    NoteStart,
     ReadCluster,
     RenewLease,
     Request,
@@ -113,6 +126,8 @@ FULL_PAUSE_MS: Final = 60_000
 """How long a member counts as full after it has given the lead away for that. A disk may report room, and yet refuse messages (a quota)."""
 FULL_PAUSE_MAX_MS: Final = 960_000
 """The same if that happens again and again: each time it is twice as long."""
+START_INTERVAL_MS: Final = 10_000
+"""While its log goes on, the number of a member's start rises after this time: older copies of its folder have a lower one."""
 HURRIED_MAX_MS: Final = 60_000
 """From then on a member that hears nobody lead waits for an operator, or for a member that is to be started."""
 
@@ -141,8 +156,9 @@ class Leadership:
         tail_may_be_lost: bool,
         end_position: int = 0,
         cut_end: LogEnd | None = None,
+        start_number: int = 0,
     ) -> None:
-        """`cut_end`: see `end_was_cut`."""
+        """`cut_end`: see `end_was_cut`. `start_number`: the one that the folder has."""
         self.settings = settings
         self.role = Role.FOLLOWING
         self.own_epoch = own_epoch
@@ -160,6 +176,8 @@ class Leadership:
         """What takes this member out of the set."""
         # The promises of an earlier process of this store bind this one.
         self._heard_ms = now_ms
+        self._spoke_ms = NEVER_MS
+        """When this process answered a master last."""
         self._pending: dict[int, Pending] = {}
         self._next_number = 1
         self._lease = 0
@@ -202,6 +220,13 @@ class Leadership:
         told whose store this is."""
         self._told_election, self._next_election_ms = 0, now_ms
         """The number of the election that the broker was told last, and when etcd may next be given one."""
+        self._start_number = start_number
+        self._has_noted_start = self._is_noting_start = self._stands = self._has_stood = False
+        """`_stands`: as far as etcd was read, this process stands for its store."""
+        self._next_number_ms, self._numbered_end = now_ms, end_position
+        """When the number is to rise next, and where the log ended when it last did."""
+        self._next_note_ms = self._next_stand_ms = now_ms
+        """When the folder may next be given a number, and etcd be told."""
         self.is_leaving = False
         """It ends, so it leaves the set when it hands over: the next master waits for it no more."""
         self._absent_from_ms: int | None = None
@@ -255,6 +280,14 @@ class Leadership:
                 " torn write but damage, messages that were acknowledged last are lost"
             )
         view = self.view
+        other = self._in_the_way(view) if view is not None else None
+        if other is not None:
+            found.append(
+                f"another process lives with store {other.member} and broker_id {self.settings.broker_id}, at {other.address}"
+                if other.member != self.settings.member
+                else f"another process lives with a store of the same number (one folder is a copy of the other), at {other.address}"
+            )
+            found[-1] += ": this one neither follows nor leads until the other one has ended"
         if self._fullness and self.role is Role.LEADING:
             found.append("the disk here is full, and the lead stays here until a member in sync has room")
         elif self._fullness:
@@ -335,14 +368,14 @@ class Leadership:
     @property
     def may_speak(self) -> bool:
         """Whether this slave may tell its master which part of the log it has."""
-        if self.role is not Role.FOLLOWING or self._followed is None:
+        if self.role is not Role.FOLLOWING or self._followed is None or not self._stands:
             return False
         in_sync = self.view.in_sync if self.view is not None else None
         return in_sync is None or in_sync.revision != self._told_cut_revision
 
     def heard(self, now_ms: int) -> None:
         """Notes that the master has said something and this slave is about to answer. From now on its promise binds it."""
-        self._heard_ms = now_ms
+        self._heard_ms = self._spoke_ms = now_ms
 
     def followed(self, own_epoch: int, log_is_empty: bool, end: LogEnd) -> None:
         """Notes the state of the log after bytes of the master were stored. `end`: with the epoch of the last append."""
@@ -357,6 +390,11 @@ class Leadership:
     def end_was_cut(self, cut_end: LogEnd) -> None:
         """Notes that a start has cut the end of this slave's log, and where the log ends now, with the epoch of its last append."""
         self._cut_end = cut_end
+
+    def start_noted(self, number: int, now_ms: int) -> list[Effect]:
+        """Notes which number the store's folder has, after `NoteStart`. A full disk may have left it as it was."""
+        self._start_number, self._has_noted_start, self._is_noting_start = number, True, False
+        return self._advance(now_ms)
 
     def caught_up(self) -> list[Effect]:
         """Notes that this slave has all that its master had in its log when it was asked, since the start."""
@@ -536,7 +574,7 @@ class Leadership:
 
     def _is_deposed(self, view: ClusterView) -> bool:
         """Whether etcd says that the lead of this epoch is over, or is no more the etcd that knew of it."""
-        if self._was_replaced:
+        if self._was_replaced or self._is_succeeded(view):
             return True
         if view.in_sync is None or view.in_sync.epoch != self.epoch:
             return True
@@ -572,6 +610,13 @@ class Leadership:
             self._followed, self._was_replaced = None, False
             if not gives_back:  # else it does not lead
                 effects.append(StopLeading())
+        if self.role in (Role.FOLLOWING, Role.LEADING):
+            self._stand(effects, view, now_ms)
+        if self.role is Role.FOLLOWING and not self._stands:
+            if self._followed is not None:
+                self._followed = None
+                effects.append(StopFollowing())
+            return effects
         if self.role is Role.FOLLOWING:
             self._while_following(effects, view, now_ms)
         elif self.role is Role.RUNNING:
@@ -595,6 +640,52 @@ class Leadership:
         self._pending[self._next_number] = Pending(type(request), request, now_ms)
         effects.append(Ask(self._next_number, request))
         self._next_number += 1
+
+    def _is_succeeded(self, view: ClusterView) -> bool:
+        """Whether another process stands for this store since this one did."""
+        start = view.starts.get(self.settings.member)
+        return self._has_stood and start is not None and start.process != self.settings.process and start.number >= self._start_number
+
+    def _stands_in(self, view: ClusterView) -> bool:
+        """Whether this process stands for its store. Where etcd has lost that, nobody else does."""
+        start = view.starts.get(self.settings.member)
+        return self._has_stood if start is None else start.process == self.settings.process
+
+    def _in_the_way(self, view: ClusterView) -> Alive | None:
+        settings = self.settings
+        return view.in_the_way(settings.member, settings.broker_id, settings.process, settings.place)
+
+    def _stand(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Sees to it that this process stands for its store, and that the number of its start rises."""
+        settings = self.settings
+        start, alive = view.starts.get(settings.member), view.alive.get(str(settings.broker_id))
+        is_own = start is not None and start.process == settings.process
+        self._has_stood = self._has_stood or is_own
+        self._stands = self._stands_in(view)
+        known = start.number if start is not None else 0
+        is_due = is_own and now_ms >= self._next_number_ms and self._end_position != self._numbered_end
+        is_older = not is_own and (known > self._start_number or self._is_succeeded(view))
+        if self._in_the_way(view) is not None or self._is_noting_start:
+            return
+        if is_due or is_older or not self._has_noted_start:
+            if is_older:
+                self.tail_may_be_lost()
+            if now_ms >= self._next_note_ms:
+                self._next_number_ms, self._numbered_end = now_ms + START_INTERVAL_MS, self._end_position
+                self._next_note_ms, self._is_noting_start = now_ms + settings.lease_ttl_ms, True
+                effects.append(NoteStart(max(known, self._start_number) + 1, is_older))
+            return
+        holds_id = alive is not None and alive.process == settings.process
+        is_told = is_own and known == self._start_number and holds_id
+        may_ask = now_ms >= self._next_stand_ms and now_ms < self._lease_until_ms and self._is_fresh
+        if not is_told and may_ask and not self._is_pending(Transaction):
+            self._next_stand_ms = now_ms + settings.read_interval_ms
+            keys = f"{START_PREFIX}{settings.member}", f"{ALIVE_PREFIX}{settings.broker_id}"
+            puts = (
+                Put(keys[0], encode_start(MemberStart(self._start_number, settings.process))),
+                Put(keys[1], encode_alive(Alive(settings.member, settings.process, settings.place, settings.address)), self._lease),
+            )
+            self._ask(effects, Transaction(tuple(Compare(key, view.key_revision(key)) for key in keys), puts), now_ms)
 
     def _while_following(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         if self._tail_may_be_lost:
@@ -684,7 +775,8 @@ class Leadership:
             self._next_name_ms = now_ms + self.settings.lease_ttl_ms
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
             put = Put(f"{NAME_PREFIX}{own}", encode_name(name))
-            self._ask(effects, Transaction(compares, (put,), tuple(f"{NAME_PREFIX}{each}" for each in sorted(replaced))), now_ms)
+            deletes = tuple(f"{prefix}{each}" for each in sorted(replaced) for prefix in (NAME_PREFIX, START_PREFIX))
+            self._ask(effects, Transaction(compares, (put,), deletes), now_ms)
 
     def _begin_election(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Gives the election its number, where it has none. No election waits for that: somebody leads, or nobody could."""
@@ -768,9 +860,12 @@ class Leadership:
             return False
         if self._cut_end is not None and not self._has_most_of_cut_logs(in_sync, self._cut_end):
             return False
-        if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
-            return True
         ttl_ms = self.settings.lease_ttl_ms
+        if self._is_own(view) or in_sync.successor == own:
+            return True
+        if in_sync.members == {own}:
+            # A copy of the master's folder may have left the set, and the master, which is cut off from etcd, trusts this promise.
+            return now_ms >= self._spoke_ms + ttl_ms
         if in_sync.successor and now_ms < self._absent_since_ms + ttl_ms:
             return False
         others = in_sync.members - {own}
@@ -793,7 +888,7 @@ class Leadership:
                 self._settle_tail(effects)
             effects += self.caught_up()  # nobody has more
             effects.append(Lead(self.epoch))
-        elif self._may_run(view, now_ms):
+        elif self._stands_in(view) and self._may_run(view, now_ms):
             self._ask(effects, self._election(view), now_ms)
         else:
             self.role = Role.FOLLOWING
@@ -808,7 +903,7 @@ class Leadership:
             members = frozenset({own})
         else:
             members = in_sync.members - (set() if in_sync.is_given_back else {self._gone})
-        compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC)]
+        compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC, f"{START_PREFIX}{own}")]
         unclean_epoch = in_sync.unclean_epoch if in_sync is not None else 0
         if is_ordered:
             compares.append(Compare(ORDER, view.key_revision(ORDER)))

@@ -20,6 +20,7 @@ class Settings:
     hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
     new_name_wait_ms: how long an empty member waits for members with messages where etcd has no in-sync set.
     new_election: the random number that this member writes as that of the election, where etcd has none; 0: it writes none.
+    process: a random text of this process; place: which folder it has locked, on which start of which machine.
     """
 
     member: str
@@ -33,6 +34,8 @@ class Settings:
     new_name_wait_ms: int = 3_000
     broker_id: int = 0
     new_election: int = 0
+    process: str = ""
+    place: str = ""
 
     @property
     def trusted_ms(self) -> int:
@@ -152,7 +155,17 @@ class ElectionKnown(NamedTuple):
     number: int
 
 
-Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled | CutSettled | ElectionKnown
+class NoteStart(NamedTuple):
+    """Write this number of a start into the store's folder, durably, and call `start_noted` with the number that the folder has then.
+
+    `is_older_copy`: etcd knows a later start. What the folder lacks may have been acknowledged: note with it that the end may be lost.
+    """
+
+    number: int
+    is_older_copy: bool
+
+
+Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled | CutSettled | ElectionKnown | NoteStart
 
 
 class Role(Enum):

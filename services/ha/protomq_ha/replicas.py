@@ -2,6 +2,7 @@
 
 Rules
 - A slave is an id and the random number of its store. It has one session at a time; each begins at a point of the log that both have.
+  One store has one id at a time: of a store and its copy one follows, and only its acknowledgements count.
 - An acknowledgement counts only up to what its session has sent: a higher one is refused, and nothing changes. Positions never go back
   within a session.
 - A slave is in sync when it has all that was in the log `timeout_ms` ago, however little it gets at a time. It is out when it is later
@@ -33,13 +34,15 @@ class ImpossibleAckError(Exception):
 
 
 class ReplicaTakenError(Exception):
-    """Another store with this slave's id follows already. Attribute: address, the address of that store."""
+    """Another store with this slave's id follows already, or a slave with another id and this store's number. Attribute: address, of that
+    slave.
+    """
 
-    def __init__(self, replica_id: int, address: str) -> None:
-        super().__init__(
-            f"a slave with broker_id {replica_id} and another store follows already, from {address}"
-        )
-        self.address = address
+    def __init__(self, other: Replica, store_id: int) -> None:
+        is_copy = other.store_id == store_id
+        what = "a store of the same number (one folder is a copy of the other)" if is_copy else "another store"
+        super().__init__(f"a slave with broker_id {other.replica_id} and {what} follows already, from {other.address}")
+        self.address = other.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +150,25 @@ class ReplicaTable:
 
     def join(
         self, replica_id: int, store_id: int, session: int, address: str, position: int, now_ms: int
-    ) -> int | None:
-        """Begins a session at `position`, a point that both logs have. Returns the earlier session of this slave that it ends, if any.
+    ) -> list[int]:
+        """Begins a session at `position`, a point that both logs have. Raises ReplicaTakenError.
 
-        Raises ReplicaTakenError.
+        Returns the sessions that it ends: the earlier one of this slave, and those with its id or store that were silent for too long.
         """
-        earlier = next(
-            (each for each in self._by_session.values() if each.replica_id == replica_id), None
-        )
-        if earlier is not None:
-            silent_ms = now_ms - earlier.heard_ms
-            if earlier.store_id != store_id and silent_ms < self.limits.timeout_ms:
-                raise ReplicaTakenError(replica_id, earlier.address)
-            del self._by_session[earlier.session]
+        alike = [each for each in self._by_session.values() if each.replica_id == replica_id or each.store_id == store_id]
+        for other in alike:
+            is_same = (other.replica_id, other.store_id) == (replica_id, store_id)
+            if not is_same and now_ms - other.heard_ms < self.limits.timeout_ms:
+                raise ReplicaTakenError(other, store_id)
+        earlier = next((each for each in alike if (each.replica_id, each.store_id) == (replica_id, store_id)), None)
+        for other in alike:
+            del self._by_session[other.session]
         # The slave's first acknowledgement says what it has synced.
         replica = Replica(replica_id, store_id, session, address, position, position, 0, now_ms)
-        if earlier is not None and earlier.store_id == store_id:
+        if earlier is not None:
             replica.caught_up_ms = earlier.caught_up_ms
         self._by_session[session] = replica
-        return earlier.session if earlier is not None else None
+        return [other.session for other in alike]
 
     def leave(self, session: int) -> None:
         """Ends a session."""

@@ -6,6 +6,7 @@ Rules
 - A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
   its incarnation. Otherwise sends meant for one would be stored in the other. The same store may come back at once, as after a kill. Then
   no hold of it is open, since its connection has broken; or it has the address of before.
+- A store has one name and id at a time. While its broker is there, a copy at another address is refused with NAME_TAKEN.
 - A name belongs to one cluster. A broker that brings another one is refused with NAME_TAKEN, whatever its id and epoch. It may lead an
   election of its own by mistake. It is not refused if it had its name here before, or if only its own store is there.
 - A copy of a store has the store's number. So one that comes from another address, while a hold of that store is open, may be a copy. The
@@ -170,6 +171,7 @@ class RouteTable:
             if not is_returning and (known is None or known.broker.cluster != registration.broker.cluster):
                 self._check_cluster(registration.broker, now_ms)
             self._check_election(registration.broker, now_ms, doubts, is_returning=is_returning)
+            self._check_other_keys(registration, now_ms, doubts, is_returning=is_returning)
             liveness, known = self._liveness.get(key), self._registrations.get(key)
             is_other = liveness is not None and liveness.store_id != store_id
             may_be_copy = (
@@ -420,6 +422,24 @@ class RouteTable:
             },
             retry_delay_ms=left_ms,
         )
+
+    def _check_other_keys(
+        self, registration: Registration, now_ms: int, doubts: list[BrokerKey], *, is_returning: bool
+    ) -> None:
+        """Raises NAME_TAKEN while a broker with another name or id is there, or may be, that has the same store at another address."""
+        broker, own = registration.broker, self._liveness.get(registration.key)
+        if own is not None and (own.store_id, own.incarnation) == (broker.store_id, broker.incarnation):
+            return  # it has the name
+        for key, holder in list(self._liveness.items()):
+            # A member that begins to lead, or to follow, gets another id at the same address.
+            is_elsewhere = key != registration.key and _addresses(self._registrations[key]) != _addresses(registration)
+            if holder.store_id != broker.store_id or not broker.store_id or not is_elsewhere:
+                continue
+            if is_returning and now_ms < holder.newcomer_until_ms:
+                self._remove(key, holder.incarnation, now_ms)
+                doubts.append(key)
+            else:
+                self._check_copy(key, holder, broker.incarnation, now_ms, doubts)
 
     def _check_copy(
         self, key: BrokerKey, holder: _Liveness, incarnation: int, now_ms: int, doubts: list[BrokerKey]

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     Lead,
+    NoteStart,
     ReadCluster,
     Request,
     Result,
@@ -48,7 +50,7 @@ from protomq_ha.leadership_values import (
 from tests.support.fake_etcd import FakeEtcd
 
 PREFIX = "/protomq/c/n"
-QUICK = {"renew_interval_ms": 20, "read_interval_ms": 20, "member_timeout_ms": 300}
+QUICK: dict[str, Any] = {"renew_interval_ms": 20, "read_interval_ms": 20, "member_timeout_ms": 300}
 
 
 class Broker:
@@ -58,10 +60,20 @@ class Broker:
         self.effects: list[Effect] = []
         self.ahead_ms = 0
         gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
-        self.driver = LeadershipDriver(gateway, self.now_ms, self.effects.append)
+        self.driver = LeadershipDriver(gateway, self.now_ms, self.take, int(member))
         self.driver.begin(
-            Settings(member, f"{member}:10911", **QUICK), 0, end_position=0, tail_may_be_lost=False
+            Settings(member, f"{member}:10911", broker_id=int(member), process=f"of {member}", **QUICK),
+            0,
+            end_position=0,
+            tail_may_be_lost=False,
         )
+
+    def take(self, effect: Effect) -> None:
+        """Its folder has the number of its start at once; all other effects are a test's."""
+        if isinstance(effect, NoteStart):
+            threading.Thread(target=self.driver.start_noted, args=(effect.number,)).start()
+        else:
+            self.effects.append(effect)
 
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000 + self.ahead_ms
@@ -315,7 +327,7 @@ def test_who_is_out_of_the_set_is_known_until_it_is_forgotten(etcd: FakeEtcd, ma
     driver.forget(2)
     assert {"1", "3"} == etcd.model.view.names.keys()
     until(lambda: "2" not in dict(driver.view().known))
-    with pytest.raises(UnknownMemberError, match="etcd knows no such broker, only 0, 3"):
+    with pytest.raises(UnknownMemberError, match="etcd knows no such broker, only 1, 3"):
         driver.forget(2)
 
 
@@ -349,7 +361,9 @@ def test_ticks_go_on_behind_one_that_failed(etcd: FakeEtcd, caplog: pytest.LogCa
     gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
     driver = LeadershipDriver(gateway, now_ms, effects.append)
     try:
-        driver.begin(Settings("1", "1:10911", **QUICK), 0, end_position=0, tail_may_be_lost=False)
+        driver.begin(Settings("1", "1:10911", process="of 1", **QUICK), 0, end_position=0, tail_may_be_lost=False)
+        until(lambda: NoteStart(1, is_older_copy=False) in effects)
+        driver.start_noted(1)
         until(lambda: StopFollowing() in effects)
     finally:
         driver.close()

@@ -151,3 +151,46 @@ def test_a_broken_disk_does_keep_it_from_opening() -> None:
     disk.plan = lambda _: Fault.EIO
     with pytest.raises(OSError, match="Input/output"):
         opened(disk, "two")
+
+
+def test_the_number_of_a_start_stays_from_start_to_start() -> None:
+    disk = begun()
+    file = opened(disk, "one")
+    assert file.start_number == 0
+    file.note_start(7, is_older_copy=False)
+    file.settle_cut()
+    assert opened(disk, "one").start_number == 7
+    assert not opened(disk, "one").may_be_lost
+
+
+def test_an_older_copy_is_in_doubt_before_it_has_its_number() -> None:
+    """With that it is no older copy any more, and a crash may come in between."""
+    disk = begun()
+    file = opened(disk, "one")
+    disk.plan = lambda operation: Fault.EIO if "start.json" in operation.path else None
+    with pytest.raises(OSError, match="error"):
+        file.note_start(8, is_older_copy=True)
+    disk.plan = None
+    again = opened(disk, "one")
+    assert (again.start_number, again.may_be_lost) == (0, True)
+    again.note_start(8, is_older_copy=True)
+    again = opened(disk, "one")
+    assert (again.start_number, again.may_be_lost) == (8, True)
+
+
+def test_a_broker_of_an_earlier_version_that_ran_in_between_leaves_the_number() -> None:
+    disk = begun()
+    opened(disk, "one").note_start(3, is_older_copy=False)
+    tail = {"boot_id": "one", "is_clean": True, "may_be_lost": False, "syncs": False, "was_cut": False}
+    write_json_file(disk, f"{ROOT}/{TAIL_NAME}", tail)
+    assert opened(disk, "one").start_number == 3
+
+
+def test_a_full_disk_leaves_the_number_as_it_was() -> None:
+    disk = begun()
+    file = opened(disk, "one")
+    file.note_start(3, is_older_copy=False)
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        file.note_start(4, is_older_copy=False)
+    assert file.start_number == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from random import Random
 from unittest import mock
 
@@ -29,11 +30,13 @@ from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership import FULL_PAUSE_MS, LONGER_LOG_WAIT_MS, Leadership
 from protomq_ha.leadership_values import (
     Ask,
+    Committed,
     CutSettled,
     Effect,
     ElectionKnown,
     Follow,
     Lead,
+    NoteStart,
     ReadCluster,
     Role,
     Settings,
@@ -44,6 +47,7 @@ from protomq_ha.leadership_values import (
 from tests.chaos.leadership_etcd import SimEtcd
 
 TTL_MS = 3_000
+PROCESSES = count(1)
 
 
 class Member:
@@ -51,20 +55,33 @@ class Member:
 
     def __init__(
         self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False, wait_ms: int = 0,
-        cut_end: LogEnd | None = None, broker_id: int = 7, new_election: int = 0,
+        cut_end: LogEnd | None = None, broker_id: int = 7, new_election: int = 0, start_number: int | None = None, place: str = "",
     ) -> None:
+        """`start_number`: in its folder; None: that of etcd. `place`: of its folder; without it, those before are over."""
         self.etcd, self.answers = etcd, True
         self.readings = 0
         self.asks: list[Ask] = []
         self.wants: list[Effect] = []
+        self.notes: list[NoteStart] = []
+        self.folder_takes_numbers = True
+        known = etcd.view.starts.get(name)
+        self.start_number = (known.number if known is not None else 0) if start_number is None else start_number
+        settings = Settings(
+            name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id, new_election=new_election,
+            process=f"process {next(PROCESSES)}", place=place,
+        )  # fmt: skip
         self.machine = Leadership(
-            Settings(name, f"{name}:1", new_name_wait_ms=wait_ms, broker_id=broker_id, new_election=new_election), epoch, now_ms,
-            log_is_empty=empty, tail_may_be_lost=lost, cut_end=cut_end,
+            settings, epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost, cut_end=cut_end, start_number=self.start_number,
         )  # fmt: skip
 
     def run(self, effects: list[Effect], now_ms: int) -> None:
         for effect in effects:
-            if not isinstance(effect, Ask):
+            if isinstance(effect, NoteStart):
+                self.notes.append(effect)
+                if self.folder_takes_numbers:
+                    self.start_number = effect.number
+                self.run(self.machine.start_noted(self.start_number, now_ms), now_ms)
+            elif not isinstance(effect, Ask):
                 self.wants.append(effect)
             elif self.answers:
                 self.readings += isinstance(effect.request, ReadCluster)
@@ -1098,10 +1115,10 @@ def test_a_store_that_may_lack_its_end_stays_in_doubt_while_etcd_knows_no_member
 
 def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
     master_with(etcd)
-    revision = etcd.revision
+    revision = etcd.view.key_revision(IN_SYNC)
     slave = Member(etcd, "s", epoch=1, empty=False, lost=True)
     slave.tick(0)
-    assert etcd.view.key_revision(IN_SYNC) == revision + 1, "a set with it that is under way can no longer be made"
+    assert etcd.view.key_revision(IN_SYNC) > revision, "a set with it that is under way can no longer be made"
 
 
 def test_a_log_that_is_ahead_of_etcd_follows_nobody_and_says_so(etcd: SimEtcd) -> None:
@@ -1302,11 +1319,13 @@ def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None
             (Put(MASTER, encode_master("b", 1, "b:1")), Put(IN_SYNC, encode_in_sync(1, frozenset("b"), unclean_epoch=0))),
         )
     )
-    member.run(member.machine.answered(reading.number, None, 500), 500)
-    member.answers = True
+    for ask in member.asks:  # and the one that follows
+        member.run(member.machine.answered(ask.number, None, 500), 500)
+        member.answers = True
     member.tick(1_000)
     known = member.machine.view
     assert known is not None
+    assert known.revision == etcd.revision > old.revision  # type: ignore[union-attr]
     member.machine._note_view(old, 1_001, is_fresh=True)  # type: ignore[arg-type]
     assert member.machine.view is known
 
@@ -1362,3 +1381,122 @@ def test_a_number_that_nobody_can_read_stays_and_keeps_nobody_from_leading(etcd:
     assert etcd.view.election == 0
     etcd.commit(Transaction((), (Put(ELECTION, encode_election(5)),)))
     assert etcd.view.election == 5
+
+
+def test_a_process_says_in_its_folder_and_then_in_etcd_that_it_stands_for_its_store(etcd: SimEtcd) -> None:
+    member = Member(etcd, "a", start_number=4)
+    member.lead(0)
+    assert member.notes == [NoteStart(5, is_older_copy=False)]
+    assert etcd.view.starts["a"].number == 5
+    assert etcd.view.alive["7"].member == "a"
+
+
+def test_an_older_copy_of_a_folder_leaves_the_set_before_it_runs(etcd: SimEtcd) -> None:
+    """The log of the copy ends where it ended: it may lack what was acknowledged since."""
+    leader = master_with(etcd, "s")
+    slave = Member(etcd, "s", start_number=1)
+    slave.tick(0)
+    assert etcd.view.starts["s"].number == 2
+    copy = Member(etcd, "s", 10_000, epoch=1, empty=False, start_number=1)
+    wants = [want for now_ms in range(10_000, 20_000, 100) for want in copy.tick(now_ms)]
+    assert copy.notes == [NoteStart(3, is_older_copy=True)]
+    assert wants == [TailSettled()]
+    assert leader.members() == {"m"}
+    assert copy.machine.role is Role.FOLLOWING
+
+
+def test_a_crash_between_the_folder_and_etcd_makes_no_older_copy(etcd: SimEtcd) -> None:
+    Member(etcd, "a", start_number=1).lead(0)
+    assert etcd.view.starts["a"].number == 2
+    again = Member(etcd, "a", 10_000, epoch=1, empty=False, start_number=3)
+    assert again.lead(10_000) == 2
+    assert again.notes == [NoteStart(4, is_older_copy=False)]
+
+
+def test_a_full_disk_that_takes_no_number_keeps_nobody_from_the_lead(etcd: SimEtcd) -> None:
+    Member(etcd, "a").lead(0)
+    again = Member(etcd, "a", 10_000, epoch=1, empty=False, start_number=1)
+    again.folder_takes_numbers = False
+    assert again.lead(10_000) == 2
+    assert etcd.view.starts["a"].number == 1
+
+
+def test_the_number_rises_while_the_log_goes_on(etcd: SimEtcd) -> None:
+    """So that a copy of the folder of a process that ran on is older."""
+    leader = master_with(etcd)
+    for now_ms in range(0, 60_000, 100):
+        leader.tick(now_ms)
+    assert len(leader.notes) == 1, "nothing was appended"
+    for now_ms in range(60_000, 90_000, 100):
+        leader.report(now_ms, {}, now_ms)
+    assert 3 <= len(leader.notes) - 1 <= 4
+    assert etcd.view.starts["m"].number == leader.start_number == len(leader.notes)
+
+
+def test_a_copy_of_the_store_of_a_process_that_lives_waits_for_its_end(etcd: SimEtcd) -> None:
+    leader = master_with(etcd, "s")
+    slave = Member(etcd, "s", broker_id=2, place="disk 1")
+    slave.tick(0)
+    number = etcd.view.starts["s"].number
+    copy = Member(etcd, "s", epoch=1, empty=False, broker_id=4, place="disk 2", start_number=number)
+    for now_ms in range(0, 9_000, 100):
+        slave.machine.heard(now_ms)
+        leader.report(0, {"s": MemberReport(0, True, now_ms)}, now_ms)
+        slave.tick(now_ms)
+        assert copy.tick(now_ms) == []
+    assert copy.notes == []
+    assert "one folder is a copy of the other" in copy.machine.problems(9_000)[0]
+    assert slave.machine.may_speak
+    assert not copy.machine.may_speak
+
+
+def test_a_second_broker_with_the_id_of_one_that_lives_waits_for_its_end(etcd: SimEtcd) -> None:
+    leader = Member(etcd, "m", broker_id=3, place="disk 1")
+    leader.lead(0)
+    second = Member(etcd, "x", broker_id=3, place="disk 2")
+    for now_ms in range(0, 9_000, 100):
+        leader.report(0, {}, now_ms)
+        assert second.tick(now_ms) == []
+    assert "another process lives with store m and broker_id 3" in second.machine.problems(9_000)[0]
+
+
+def test_a_process_in_whose_place_a_copy_has_come_neither_leads_nor_runs(etcd: SimEtcd) -> None:
+    """It was stopped for longer than its lease."""
+    old = Member(etcd, "a", broker_id=1, place="disk 1")
+    old.lead(0)
+    copy = Member(etcd, "a", 20_000, epoch=1, empty=False, broker_id=4, place="disk 2")
+    assert copy.lead(20_000) == 2
+    wants = [want for now_ms in range(20_100, 30_000, 100) for want in (*old.tick(now_ms), *copy.tick(now_ms))]
+    assert wants == [StopLeading()]
+    assert old.machine.role is Role.FOLLOWING
+    assert not old.machine.may_speak
+    assert "one folder is a copy of the other" in old.machine.problems(30_000)[0]
+
+
+def test_an_election_compares_who_stands_for_the_store(etcd: SimEtcd) -> None:
+    """A copy may have come since the process that runs has read etcd."""
+    member = Member(etcd, "a")
+    member.tick(0)
+    member.answers = False
+    member.run(member.machine.following_stopped(0, 0), 0)
+    (election,) = (ask for ask in member.asks if isinstance(ask.request, Transaction))
+    etcd.commit(Transaction((), (Put("start/a", b'{"number": 9, "process": "another"}'),)))
+    assert etcd.do(election.request, 0) == Committed(False, etcd.revision)
+
+
+def test_the_last_member_of_the_set_keeps_its_promise_to_a_master_whose_copy_has_left_the_set(etcd: SimEtcd) -> None:
+    """That master is cut off from etcd, and acknowledges while its slave answers."""
+    leader = Member(etcd, "m", broker_id=1, place="disk 1")
+    leader.lead(0)
+    leader.report(0, {"s": MemberReport(0, True, 0)}, 0)
+    assert leader.members() == {"m", "s"}
+    slave = Member(etcd, "s", 1_000, broker_id=2)
+    slave.tick(1_000)
+    etcd.expire(9_000)
+    copy = Member(etcd, "m", 9_000, epoch=1, empty=False, start_number=0, broker_id=4, place="disk 2")
+    slave.machine.heard(9_000)
+    copy.tick(9_000)
+    assert slave.members() == {"s"}
+    for now_ms in range(9_000, 12_000, 100):
+        assert slave.tick(now_ms) == []
+    assert slave.lead(12_000) == 2

@@ -140,9 +140,18 @@ def test_an_id_belongs_to_one_store_while_its_session_lasts() -> None:
     with pytest.raises(ReplicaTakenError, match="broker_id 1 and another store follows already, from host1"):
         table.join(1, 7, 9, "", 0, TIMEOUT_MS - 1)
     assert table.find(9) is None
-    assert table.join(1, 101, 9, "", 0, 5) == 1  # its own store may come back at once
+    assert table.join(1, 101, 9, "", 0, 5) == [1]  # its own store may come back at once
     assert table.find(1) is None
-    assert table.join(1, 7, 11, "", 0, 5 + TIMEOUT_MS) == 9  # a silent one is no owner
+    assert table.join(1, 7, 11, "", 0, 5 + TIMEOUT_MS) == [9]  # a silent one is no owner
+
+
+def test_of_a_store_and_its_copy_under_another_id_one_follows() -> None:
+    table = joined(None, 1, 2)
+    with pytest.raises(ReplicaTakenError, match=r"broker_id 1 and a store of the same number .* follows already, from host1"):
+        table.join(4, 101, 9, "", 0, TIMEOUT_MS - 1)
+    assert table.find(9) is None
+    assert table.join(4, 101, 10, "", 0, TIMEOUT_MS) == [1], "a silent one is no owner"
+    assert [each.replica_id for each in table.views(0, TIMEOUT_MS)] == [2, 4]
 
 
 def test_the_log_is_kept_for_who_is_furthest_behind() -> None:
@@ -189,7 +198,8 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.session += 1
         position = int(self.log_end * part)
         ended = self.table.join(replica_id, replica_id, self.session, "", position, self.now_ms)
-        self.slaves.pop(ended or 0, None)
+        for each in ended:
+            del self.slaves[each]
         self.slaves[self.session] = Model(position, position)
 
     @precondition(lambda self: self.slaves)

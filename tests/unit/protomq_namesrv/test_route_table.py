@@ -364,6 +364,46 @@ def test_a_copy_of_a_running_store_does_not_get_the_name() -> None:
     assert not table.unregister(A, 99, 60_000, store_id=1)
 
 
+@pytest.mark.parametrize(("name", "broker_id"), [("a", 4), ("b", 0)])
+def test_a_copy_of_a_running_store_gets_no_other_id_or_name_either(name: str, broker_id: int) -> None:
+    table, holds = held()
+    asked: list[BrokerKey] = []
+    table.on_doubt = asked.append
+    copy = registration(name, broker_id, store_id=1, incarnation=200, port=9000)
+    assert taken(table, copy, 1_000) == LIVENESS.broken_grace_ms
+    assert asked == [A], "the first one is to call again"
+    table.end_hold(A, holds[0], 1_001, broken=False)
+    table.open_hold(A, 100, 1_002, store_id=1)
+    assert taken(table, copy, 1_003) is None
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_a_store_that_moves_to_another_id_has_it_as_soon_as_the_old_one_has_gone() -> None:
+    table, holds = held()
+    moved = registration(broker_id=4, store_id=1, incarnation=200, port=9000)
+    table.end_hold(A, holds[0], 1, broken=True)
+    table.register(moved, 2)
+
+
+def test_a_member_that_begins_to_lead_has_another_id_at_the_same_address() -> None:
+    table = RouteTable()
+    slave = registration(broker_id=3, store_id=1, port=8078)
+    table.register(slave, 0)
+    table.open_hold(BrokerKey("a", 3), 100, 0, store_id=1)
+    table.register(registration(store_id=1, incarnation=101, epoch=2, election_id=9), 1)
+
+
+def test_a_broker_that_returns_goes_before_its_copy_of_another_id() -> None:
+    table = RouteTable()
+    table.register(registration(broker_id=4, store_id=1, incarnation=200, port=9000), 0)
+    table.open_hold(BrokerKey("a", 4), 200, 0, store_id=1)
+    original = registration(store_id=1, incarnation=100, topics={"t": 1})
+    table.register(original, 1_000, is_returning=True)
+    assert BrokerKey("a", 4) not in table.snapshot.registrations
+    table.open_hold(A, 100, 1_000, store_id=1)
+    assert taken(table, registration(broker_id=4, store_id=1, incarnation=200, port=9000), 1_001) is not None
+
+
 def test_a_copy_does_not_get_the_name_between_two_holds() -> None:
     table, holds = held()
     table.end_hold(A, holds[0], 10_000, broken=False)
@@ -725,6 +765,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     NAMES = st.sampled_from(["a", "b"])
     INCARNATIONS = st.integers(1, 2)
     STORES = st.sampled_from([7, 7, 7, 8])
+    """Of each name; two names have no store in common."""
     TOPICS = st.dictionaries(st.sampled_from(["t", "u", "v"]), st.integers(1, 3))
 
     def __init__(self) -> None:
@@ -772,6 +813,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         topics: dict[str, int],
         returning: bool,
     ) -> None:
+        store += 10 if name == "b" else 0
         item = registration(
             name, incarnation=incarnation, store_id=store, counter=counter, topics=topics
         )
@@ -799,6 +841,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES)
     def unregister(self, name: str, incarnation: int, store: int) -> None:
+        store += 10 if name == "b" else 0
         done = self.table.unregister(BrokerKey(name, 0), incarnation, self.now_ms, store_id=store)
         known = self.alive.get(name)
         assert done == (
@@ -817,6 +860,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES, counter=st.integers(0, 3))
     def heartbeat(self, name: str, incarnation: int, store: int, counter: int) -> None:
+        store += 10 if name == "b" else 0
         key, version = BrokerKey(name, 0), Version(counter, 0)
         if self.is_refused(name, incarnation, store):
             with pytest.raises(ServiceError):
@@ -830,6 +874,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES)
     def open_stray_hold(self, name: str, incarnation: int, store: int) -> None:
+        store += 10 if name == "b" else 0
         known = self.alive.get(name)
         if known is None or (known.incarnation, known.store) != (incarnation, store):
             with pytest.raises(ServiceError):
@@ -949,7 +994,9 @@ def test_a_master_without_an_epoch_loses_its_name_to_no_epoch() -> None:
 
 
 def elected(store_id: int, election_id: int, *, broker_id: int = 0, epoch: int = 0, incarnation: int = 100) -> Registration:
-    return registration(store_id=store_id, election_id=election_id, broker_id=broker_id, epoch=epoch, incarnation=incarnation)
+    """At an address of its own, whatever its id."""
+    port = 8_080 + store_id - broker_id
+    return registration(store_id=store_id, election_id=election_id, broker_id=broker_id, epoch=epoch, incarnation=incarnation, port=port)
 
 
 def with_a_cluster() -> RouteTable:

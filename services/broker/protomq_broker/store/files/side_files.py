@@ -74,6 +74,7 @@ def why_not(disk: Disk, path: str, magic: bytes) -> str:
 
 
 TAIL_NAME: Final = "config/tail.json"
+START_NAME: Final = "config/start.json"
 """Whether the end of the log may be lost, as `protomq_broker.tail_file` has it. A repair removes it: then nothing is known."""
 
 
