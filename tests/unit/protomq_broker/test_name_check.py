@@ -68,6 +68,6 @@ def test_only_a_store_that_was_elected_is_looked_at(monkeypatch: pytest.MonkeyPa
     if was_elected:
         (tmp_path / TAIL_NAME).parent.mkdir()
         (tmp_path / TAIL_NAME).write_text("{}")
-    config = BrokerConfig(broker_name="n", data_dir=str(tmp_path))
+    config = BrokerConfig(broker_name="n", data_dir=tmp_path)
     with pytest.raises(ServiceError if was_elected else pytest.fail.Exception):
         BrokerProcess(config)
