@@ -556,6 +556,39 @@ def test_an_orderly_listener_that_hangs_keeps_its_queue_and_no_other(
     assert committed(protomq_server, group, protomq_topic) == 40
 
 
+def test_an_orderly_queue_goes_on_where_its_group_was_reset_when_its_listener_is_done(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    """However often it is reset, and to a message behind the one that a listener has, or to that one again."""
+    group = group_of(protomq_server, protomq_topic, 20)
+    for number in range(10):
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key="one")
+    gate, begun, running = Gate(push, b"0"), list[bytes](), Counter[int]()
+
+    def listen(message: Message) -> Any:
+        begun.append(message.body)
+        running[len(begun) - len(gate.seen)] += 1
+        return gate(message)
+
+    admin = Admin(namesrv=protomq_server.namesrv)
+    with admin, push(group, protomq_topic, listen, orderly=True, commit_interval_s=0.05) as consumer:
+        try:
+            assert gate.begun.wait(PATIENCE_S)
+            queue_id = next(one.queue.queue_id for one in admin.group_lag(group, protomq_topic) if one.lag)
+            for to, count in ((7, 3), ("latest", 0), (4, 6)):
+                admin.reset_offsets(group, protomq_topic, to, queue_ids=[queue_id])  # type: ignore[arg-type]
+                wait_for(lambda count=count: consumer.counts.open == count, PATIENCE_S)
+            admin.reset_offsets(group, protomq_topic, "earliest")
+            wait_for(lambda: consumer.counts.open == 10, PATIENCE_S)
+            assert begun == [b"0"]
+        finally:
+            gate.let_go.set()
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert begun == gate.seen == [b"0", *(b"%d" % number for number in range(10))]
+    assert set(running) == {1}
+    assert committed(protomq_server, group, protomq_topic) == 10
+
+
 def test_a_topic_can_be_added_and_taken_away_while_it_runs(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
 ) -> None:
