@@ -17,7 +17,7 @@ Rules:
   the consumer. What is full is not taken from.
 - Orderly: one run of a queue at a time, of which nothing is taken away. A failure ends the run; the queue waits, and goes on with the same
   message. Of a batch, what stands behind that message comes again, too, whatever was said of it.
-- A queue that is dropped is forgotten at once: what its runs say later counts no more. In order, what comes of it later waits for their end.
+- A queue that is dropped is forgotten at once: what its runs say later counts no more. In order, what comes later waits for their end.
 
 Calls come one at a time: threads hold a lock for them. Only a run's `messages`, `done` and `current` are touched without it, by its owner.
 """
