@@ -607,6 +607,35 @@ def test_a_topic_can_be_added_and_taken_away_while_it_runs(
         wait_for(lambda: seen == [b"0"], PATIENCE_S)
 
 
+def test_retries_of_a_topic_that_was_taken_away_come_to_the_listener_that_it_had_and_no_other_message_does(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group, other = group_of(protomq_server, protomq_topic, 1_000), f"{protomq_topic}-2"
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.create_topic(other, write_queues=1, read_queues=1)
+    seen: list[tuple[bytes, int]] = []
+    rest: list[tuple[bytes, bytes]] = []
+
+    def listen(message: Message) -> object:
+        seen.append((message.body, message.attempt))
+        return Retry(error="not yet") if not message.attempt else None
+
+    with push(group, protomq_topic, listen) as consumer:
+        push.call(lambda: consumer.subscribe(other, lambda message: rest.append((b"rest", message.body))))
+        (first,) = send(protomq_producer, protomq_topic, 1)
+        wait_for(lambda: seen == [(first, 0)] and consumer.counts.open == 0, PATIENCE_S)
+        push.call(lambda: consumer.unsubscribe(protomq_topic))
+        wait_for(lambda: {queue.topic for queue in consumer.assignment()} <= {other, f"%RETRY%{group}"}, PATIENCE_S)
+        send(protomq_producer, protomq_topic, 1)
+        wait_for(lambda: len(seen) > 1, PATIENCE_S)
+        protomq_producer.send(other, b"last")
+        wait_for(lambda: rest == [(b"rest", b"last")], PATIENCE_S)
+        push.call(lambda: consumer.subscribe(protomq_topic, lambda message: rest.append((b"new", message.body))))
+        wait_for(lambda: len(rest) > 1, PATIENCE_S)
+    assert seen == [(first, 0), (first, 1)]
+    assert rest[1:] == [(b"new", first)], "what was sent meanwhile comes to the next listener"
+
+
 def test_a_listener_that_says_nonsense_is_done_and_told_once(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
