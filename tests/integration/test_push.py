@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -556,6 +557,10 @@ def test_an_orderly_listener_that_hangs_keeps_its_queue_and_no_other(
     assert committed(protomq_server, group, protomq_topic) == 40
 
 
+def has_open(consumer: PushConsumer | AsyncPushConsumer, count: int) -> bool:
+    return consumer.counts.open == count
+
+
 def test_an_orderly_queue_goes_on_where_its_group_was_reset_when_its_listener_is_done(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
 ) -> None:
@@ -577,9 +582,9 @@ def test_an_orderly_queue_goes_on_where_its_group_was_reset_when_its_listener_is
             queue_id = next(one.queue.queue_id for one in admin.group_lag(group, protomq_topic) if one.lag)
             for to, count in ((7, 3), ("latest", 0), (4, 6)):
                 admin.reset_offsets(group, protomq_topic, to, queue_ids=[queue_id])  # type: ignore[arg-type]
-                wait_for(lambda count=count: consumer.counts.open == count, PATIENCE_S)
+                wait_for(partial(has_open, consumer, count), PATIENCE_S)
             admin.reset_offsets(group, protomq_topic, "earliest")
-            wait_for(lambda: consumer.counts.open == 10, PATIENCE_S)
+            wait_for(partial(has_open, consumer, 10), PATIENCE_S)
             assert begun == [b"0"]
         finally:
             gate.let_go.set()
