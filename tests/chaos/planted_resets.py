@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from .planted_groups import ASYNC_ORDERLY, PULL, PUSH
+from .planted_groups import ASYNC_ORDERLY, ORDERLY, PULL, PUSH
 
 
 def takes_a_reset_for_a_commit() -> Any:
@@ -54,6 +54,22 @@ def resets_in_memory_only() -> Any:
     return mock.patch.object(_Record, "add", add)
 
 
+def goes_on_beside_its_listener() -> Any:
+    """An orderly member whose group was reset does not wait for the listener that has a message of the queue."""
+    from protomq._push_state import PushState
+
+    real = PushState.offer
+
+    def offer(self: Any, queue: Any, messages: Any) -> None:
+        real(self, queue, messages)
+        work = self._works.get(queue)
+        if work is not None and work.is_busy and all(run.work is not work for run in self._runs):
+            work.is_busy = False
+            self._line_up(work)
+
+    return mock.patch.object(PushState, "offer", offer)
+
+
 def writes_down_what_is_in_hand() -> Any:
     """A member that broadcasts writes into its file what it has pulled, and not ended."""
     from protomq._local_offsets import StoredOffset
@@ -94,6 +110,7 @@ BUGS: Final = (
     PlantedInMembers(takes_a_reset_for_a_commit, "resets", PUSH, ("reset",), "O[123]"),
     PlantedInMembers(begins_behind_the_time, "resets", PULL, ("reset",), "O[123]"),
     PlantedInMembers(resets_in_memory_only, "resets", ASYNC_ORDERLY, ("reset then broker",), "O[123]"),
+    PlantedInMembers(goes_on_beside_its_listener, "resets", ORDERLY, ("reset",), "B4", rounds=8),
     PlantedInMembers(writes_down_what_is_in_hand, "broadcasts", 0, ("kill alone",), "P1", rounds=8),
     PlantedInMembers(begins_at_the_beginning, "broadcasts", 0, ("leave",), "P2"),
 )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -556,6 +557,43 @@ def test_an_orderly_listener_that_hangs_keeps_its_queue_and_no_other(
     assert committed(protomq_server, group, protomq_topic) == 40
 
 
+def has_open(consumer: PushConsumer | AsyncPushConsumer, count: int) -> bool:
+    return consumer.counts.open == count
+
+
+def test_an_orderly_queue_goes_on_where_its_group_was_reset_when_its_listener_is_done(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    """However often it is reset, and to a message behind the one that a listener has, or to that one again."""
+    group = group_of(protomq_server, protomq_topic, 20)
+    for number in range(10):
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key="one")
+    gate, begun, running = Gate(push, b"0"), list[bytes](), Counter[int]()
+
+    def listen(message: Message) -> Any:
+        begun.append(message.body)
+        running[len(begun) - len(gate.seen)] += 1
+        return gate(message)
+
+    admin = Admin(namesrv=protomq_server.namesrv)
+    with admin, push(group, protomq_topic, listen, orderly=True, commit_interval_s=0.05) as consumer:
+        try:
+            assert gate.begun.wait(PATIENCE_S)
+            queue_id = next(one.queue.queue_id for one in admin.group_lag(group, protomq_topic) if one.lag)
+            for to, count in ((7, 3), ("latest", 0), (4, 6)):
+                admin.reset_offsets(group, protomq_topic, to, queue_ids=[queue_id])  # type: ignore[arg-type]
+                wait_for(partial(has_open, consumer, count), PATIENCE_S)
+            admin.reset_offsets(group, protomq_topic, "earliest")
+            wait_for(partial(has_open, consumer, 10), PATIENCE_S)
+            assert begun == [b"0"]
+        finally:
+            gate.let_go.set()
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert begun == gate.seen == [b"0", *(b"%d" % number for number in range(10))]
+    assert set(running) == {1}
+    assert committed(protomq_server, group, protomq_topic) == 10
+
+
 def test_a_topic_can_be_added_and_taken_away_while_it_runs(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
 ) -> None:
@@ -572,6 +610,35 @@ def test_a_topic_can_be_added_and_taken_away_while_it_runs(
         wait_for(lambda: {queue.topic for queue in consumer.assignment()} <= {protomq_topic, f"%RETRY%{group}"}, PATIENCE_S)
         send(protomq_producer, protomq_topic, 1)
         wait_for(lambda: seen == [b"0"], PATIENCE_S)
+
+
+def test_retries_of_a_topic_that_was_taken_away_come_to_the_listener_that_it_had_and_no_other_message_does(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group, other = group_of(protomq_server, protomq_topic, 1_000), f"{protomq_topic}-2"
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.create_topic(other, write_queues=1, read_queues=1)
+    seen: list[tuple[bytes, int]] = []
+    rest: list[tuple[bytes, bytes]] = []
+
+    def listen(message: Message) -> object:
+        seen.append((message.body, message.attempt))
+        return Retry(error="not yet") if not message.attempt else None
+
+    with push(group, protomq_topic, listen) as consumer:
+        push.call(lambda: consumer.subscribe(other, lambda message: rest.append((b"rest", message.body))))
+        (first,) = send(protomq_producer, protomq_topic, 1)
+        wait_for(lambda: seen == [(first, 0)] and consumer.counts.open == 0, PATIENCE_S)
+        push.call(lambda: consumer.unsubscribe(protomq_topic))
+        wait_for(lambda: {queue.topic for queue in consumer.assignment()} <= {other, f"%RETRY%{group}"}, PATIENCE_S)
+        send(protomq_producer, protomq_topic, 1)
+        wait_for(lambda: len(seen) > 1, PATIENCE_S)
+        protomq_producer.send(other, b"last")
+        wait_for(lambda: rest == [(b"rest", b"last")], PATIENCE_S)
+        push.call(lambda: consumer.subscribe(protomq_topic, lambda message: rest.append((b"new", message.body))))
+        wait_for(lambda: len(rest) > 1, PATIENCE_S)
+    assert seen == [(first, 0), (first, 1)]
+    assert rest[1:] == [(b"new", first)], "what was sent meanwhile comes to the next listener"
 
 
 def test_a_listener_that_says_nonsense_is_done_and_told_once(

@@ -174,6 +174,13 @@ def test_a_message_that_fails_and_is_overtaken_is_found() -> None:
     assert "B4" in broken(made)
 
 
+def test_a_member_that_works_on_a_queue_twice_at_a_time_in_order_is_found() -> None:
+    made = history(*FIRST[:3], "x got 1.25 a/0 0", *FIRST[3:], *SECOND)
+    assert "B4" not in broken(made)
+    made.is_held_up = True
+    assert "B4" in broken(made)
+
+
 def test_a_message_that_fails_goes_to_the_next_owner_first() -> None:
     made = history(*AGAIN[:4], "y token 2.0 a/0 8", "y fetched 2.1 a/0 -1 2.05", "y got 2.15 a/0 0", "y done 2.16 a/0 0", *SECOND[2:])
     made.is_held_up = True

@@ -82,6 +82,14 @@ def test_a_reset_that_was_followed_by_another_one_is_judged_up_to_there() -> Non
     assert "O3" in [one.invariant for one in check_resets(undone, [MOVED, Reset(3.0, 3.1, 3)], [QUEUE], Counter())]
 
 
+def test_a_member_in_order_ends_what_it_has_before_it_goes_on_where_its_group_was_reset() -> None:
+    for done_s, found in ((2.15, []), (2.25, ["B4"])):
+        made = history(*ALL, f"x got 1.9 {QUEUE} 0", f"x done {done_s} {QUEUE} 0", *consumed("x", 2.2, 1, 2, 3))
+        assert check_resets(made, [MOVED], [QUEUE], Counter()) == [], "it may where there is no order"
+        made.is_held_up = True
+        assert [one.invariant for one in check_resets(made, [MOVED], [QUEUE], Counter())] == found
+
+
 RUNS = {"keeper": ["keeper.1", "keeper.2"], "other": ["other.1", "other.2"]}
 GOOD = (*consumed("keeper.1", 1.0, 0, 1), *consumed("keeper.2", 2.0, 2, 3), *consumed("other.1", 1.0, 0, 1, 2, 3))
 

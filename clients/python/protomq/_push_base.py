@@ -66,6 +66,7 @@ class PushBase(OfOneProcess):
         self.options = options
         self._wanted: dict[str, Wanted] = {}
         self._listeners: dict[str, Listener] = {}
+        """By topic, also of one that was unsubscribed: see `unsubscribe`."""
         self._state = PushState(options, self._listeners)
         self._seldom = SaidSeldom(time.monotonic)
         self._concurrency = options.concurrency
@@ -208,7 +209,11 @@ class PushBase(OfOneProcess):
         return any(function in (one.function, one.call) for one in self._listeners.values())
 
     def unsubscribe(self, topic: str) -> None:
-        """Ends a subscription: no message of it is begun any more."""
+        """Ends a subscription: soon after, no message of the topic is begun any more, but for its retries.
+
+        Retries of all topics of a group stand in the same queues. Those of this topic that come here go to the listener that it had, until
+        another one is subscribed. Without a listener they would fail until they are dead letters.
+        """
         if self._wanted.pop(topic, None) is None:
             raise ConfigurationError(f"topic {topic!r} has no listener here")
         self._look()

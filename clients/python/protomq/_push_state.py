@@ -17,7 +17,7 @@ Rules:
   the consumer. What is full is not taken from.
 - Orderly: one run of a queue at a time, of which nothing is taken away. A failure ends the run; the queue waits, and goes on with the same
   message. Of a batch, what stands behind that message comes again, too, whatever was said of it.
-- A queue that is dropped is forgotten at once: what its runs say later counts no more.
+- A queue that is dropped is forgotten at once: what its runs say later counts no more. In order, what comes later waits for their end.
 
 Calls come one at a time: threads hold a lock for them. Only a run's `messages`, `done` and `current` are touched without it, by its owner.
 """
@@ -68,7 +68,7 @@ class Work:
     in_line: bool = False
     is_full: bool = False
     is_busy: bool = False
-    """Orderly: a run of it is under way."""
+    """Orderly: a run of its queue is under way, maybe one from before the queue was dropped."""
     suspended_until_s: float = 0.0
 
 
@@ -157,7 +157,7 @@ class PushState:
         work = self._works.get(queue)
         if work is None:
             listener = None if queue.topic == self._retry_topic else self._listeners.get(queue.topic)
-            work = self._works[queue] = Work(queue, listener)
+            work = self._works[queue] = Work(queue, listener, is_busy=self.options.orderly and self.is_running((queue,)))
         work.open_offsets.extend([message.queue_offset for message in messages])
         work.end_offset = messages[-1].queue_offset + 1
         if queue in self._done_before:
@@ -318,6 +318,8 @@ class PushState:
         if run.messages:  # Its owner was stopped in the middle.
             self._put_back(run, ())
         if self.options.orderly:
+            # After a drop, it is what has come of the queue since then that goes on.
+            work = self._works.get(work.queue, work)
             work.is_busy = False
             self._line_up(work)
 

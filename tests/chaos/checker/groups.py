@@ -1,8 +1,8 @@
 """What the members of a group did, and what of it is wrong. Pure: times come with the events.
 
     B3    nobody begins below what he was told; a queue's members get each message once, and in order where the queue has order
-    B4    no two have a queue: no member has a message of it while another one still has one. In order: nobody begins a message before those
-          in front of it were ended, so that one that fails holds up its queue
+    B4    no two have a queue: no member has a message of it while another one still has one. In order: while it has one itself, either, and
+          nobody begins a message before those in front of it were ended, so that one that fails holds up its queue
     C1a   no commit is ahead: all messages below an accepted commit were ended before
     C1b   at least once: each acknowledged message was ended by a member
     C2    a queue that goes from one to another by a join or a leave takes its commit along: no message comes again. After a kill, only what
@@ -291,8 +291,9 @@ def _two_owners(history: GroupHistory, counts: Counter[str]) -> Iterable[Violati
             if got in on_waking:
                 continue  # C7 judges it.
             for member, (other_s, offset) in until_s.items():
-                if member != got.member and other_s > got.time_s:
-                    yield Violation("B4", f"{got.member} has {queue} {got.offset} while {member} has {offset}")
+                if (member != got.member or history.is_held_up) and other_s > got.time_s:
+                    who = "it" if member == got.member else member
+                    yield Violation("B4", f"{got.member} has {queue} {got.offset} while {who} has {offset}")
             ends_s, is_late = _ends_s(history, queue, got)
             counts["finished after waking"] += is_late
             until_s[got.member] = max(until_s.get(got.member, (0.0, 0)), (ends_s, got.offset))

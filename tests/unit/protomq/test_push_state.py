@@ -595,6 +595,44 @@ def test_of_a_queue_that_is_dropped_nothing_counts_any_more() -> None:
     assert made.lowest_open(Q0) == 7
 
 
+def test_an_orderly_queue_that_was_dropped_goes_on_when_the_listener_of_before_is_done() -> None:
+    made = state(orderly=True, suspend_ms=500)
+    made.offer(Q0, messages(0, 4))
+    before = made.next_run(0.0)
+    assert before is not None
+    held = before.messages.popleft()
+    for first in (7, 2, 8):
+        made.drop({Q0})
+        made.offer(Q0, messages(first, 2))
+        assert (made.next_run(0.0, 9), made.runs_wanted()) == (None, 0), "it has a listener yet"
+    made.offer(Q1, messages(0, 1, Q1))
+    assert finish(made, made.next_run(0.0, 9)) == [0], "other queues do not wait"
+    made.settled(before, [held], [FAILED], 1.0)
+    made.ended(before, 1.0)
+    assert (made.lowest_open(Q0), made.runs_wanted()) == (8, 1), "what it said counts no more"
+    assert finish(made, made.next_run(1.0), 1.0) == [8]
+    assert finish(made, made.next_run(1.0), 1.0) == [9]
+
+
+def test_an_orderly_queue_that_comes_back_after_the_listener_of_before_was_done_does_not_wait() -> None:
+    made = state(orderly=True)
+    made.offer(Q0, messages(0, 1))
+    before = made.next_run(0.0)
+    made.drop({Q0})
+    finish(made, before)
+    made.offer(Q0, messages(5, 1))
+    assert offsets(made.next_run(0.0)) == [5]
+
+
+def test_without_order_a_queue_that_was_dropped_waits_for_no_listener_of_before() -> None:
+    made = state()
+    made.offer(Q0, messages(0, 1))
+    assert offsets(made.next_run(0.0)) == [0]
+    made.drop({Q0})
+    made.offer(Q0, messages(5, 1))
+    assert offsets(made.next_run(0.0)) == [5]
+
+
 @st.composite
 def scripts(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     kinds = st.sampled_from(["offer", "take", "one", "fail", "end", "back", "tick", "suspend"])
