@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from protomq_ha import orders
 from protomq_ha.cluster_state import (
+    MASTER,
     ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
@@ -56,6 +57,9 @@ WITHDRAWN_MS: Final = 3_000
 """Until another operator withdraws an order, at most."""
 SWITCH_MS: Final = 2_000
 """In which the lead goes from one to the next, where no lease has to run out."""
+ETCD_TIMEOUTS_MS: Final = (500, 1_000, 2_500)
+LATE_ANSWER_MS: Final = (1_000, 2_400)
+"""How late an answer of etcd may come, and is waited for still with the longest time-out."""
 
 
 KINDS: Final = (
@@ -109,7 +113,9 @@ class LeadershipWorld:
         self.copied = self.copies.choice((0.0, 0.0, 0.3)) if has_faults else mood.copied
         self.snapshots: list[Disk] = []
         self.folders = 0
-        self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
+        self.answers_late_ms: dict[str, float] = {}
+        """How much later than others a broker gets etcd's answers."""
+        self.etcd_timeout_ms = self.rng.choice(ETCD_TIMEOUTS_MS)
         self.fired = fired
         self.now_ms = 0.0
         self.has_quotas = False
@@ -217,7 +223,8 @@ class LeadershipWorld:
             if self.deafens and in_sync is not None and in_sync.successor and self.etcd.view.master is None:
                 self.cut_for(DEAF_MS, ("etcd", broker.name))
         if not self.is_lost("etcd", broker.name):
-            self.at(self.delay_ms(), broker.answered, ask.number, result, life=(broker, life))
+            late_ms = self.answers_late_ms.get(broker.name, 0.0)
+            self.at(self.delay_ms() + late_ms, broker.answered, ask.number, result, life=(broker, life))
 
     # Rules.
 
@@ -753,6 +760,50 @@ def check_two_operators(seed: int, fired: Counter[str]) -> list[Violation]:
     world.run_until(world.now_ms + SWITCH_MS)
     if not world.found and not world.is_led:
         world.say("L5", f"nobody leads by the order: {world.etcd.view.order}")
+    if not world.found:
+        world.heal()
+    return world.found
+
+
+def check_late_answers(seed: int, fired: Counter[str]) -> list[Violation]:
+    """Etcd renews the master's lease, and its answer takes some time, in which the master is cut off from all. Another one leads when the
+    lease has run out. The old one has stopped before, since its lease counts from when it sent the renewal."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0), count=3)
+    world.etcd_timeout_ms = max(ETCD_TIMEOUTS_MS)
+    world.run_until_all_are_in_sync()
+    world.at(0, world.clients)
+    world.run_until(world.now_ms + world.rng.uniform(0, SWITCH_MS))
+    master = world.leader
+    lease = world.etcd.leases[world.etcd.rows[MASTER].lease]
+    ends_ms = lease.ends_ms
+    world.answers_late_ms[master.name] = world.rng.uniform(*LATE_ANSWER_MS)
+    world.run_to(lambda: lease.ends_ms > ends_ms)
+    world.answers_late_ms.clear()
+    for name in ("etcd", *(other.name for other in world.brokers if other is not master)):
+        world.cut.update(((master.name, name), (name, master.name)))
+    world.run_until(world.now_ms + ELECTED_MS)
+    fired["renewed by a late answer"] += 1
+    view = world.etcd.view
+    if not world.found and (view.master is None or view.master.member == master.disk.member):
+        world.say("L5", f"no other one leads: etcd has {view.master}")
+    if not world.found:
+        world.heal()
+    return world.found
+
+
+def check_cut_logs(seed: int, fired: Counter[str]) -> list[Violation]:
+    """All are killed, and all starts cut the ends of their logs. One of them may take damage for a torn write, and has lost what was
+    acknowledged: it says so to the others, and one that has the most leads."""
+    world = LeadershipWorld(seed, fired, Mood((), 0.0, 0.0))
+    world.run_until_all_are_in_sync()
+    world.at(0, world.clients)
+    world.run_until(world.now_ms + world.rng.uniform(SETTLE_MS, SWITCH_MS))
+    world.torn = 1.0
+    for broker in world.brokers:
+        broker.kill()
+        world.at(world.tears.uniform(STEP_MS, SETTLE_MS), world.revive, broker)
+    world.run_until(world.now_ms + ELECTED_MS)
+    fired["all logs were cut"] += 1
     if not world.found:
         world.heal()
     return world.found

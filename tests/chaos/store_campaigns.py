@@ -19,6 +19,8 @@ from .failover_world import check_failover
 from .ha_world import check_ha
 from .leadership_world import (
     check_copy_under_brokers,
+    check_cut_logs,
+    check_late_answers,
     check_leadership,
     check_older_etcd,
     check_quotas,
@@ -232,7 +234,8 @@ def _check_leadership(seed: int, fired: Counter[str]) -> list[Violation]:
     if found or seed % SEEDS_PER_QUOTA:
         return found
     found = check_quotas(seed, fired) or check_restored_etcd(seed, fired) or check_older_etcd(seed, fired)
-    return found or check_copy_under_brokers(seed, fired) or check_two_operators(seed, fired)
+    found = found or check_copy_under_brokers(seed, fired) or check_two_operators(seed, fired)
+    return found or check_late_answers(seed, fired) or check_cut_logs(seed, fired)
 
 
 def failover_sim(seeds: Iterable[int]) -> Tally:
