@@ -24,7 +24,7 @@ from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Request, Role
 
 from .checker import Violation
-from .leadership_broker import Disk, SimBroker
+from .leadership_broker import SimBroker
 from .leadership_world import (
     LeadershipWorld,
     Mood,
@@ -219,7 +219,7 @@ def keeps_its_epoch() -> Any:
 
 
 def replaced_stores_keep_their_name() -> Any:
-    """A member is an address: an empty store that replaces one is the same member, and has its number. Without that, it is an older copy."""
+    """A member is an address: an empty store that replaces one is the same member. It has its number, too: else it is an older copy."""
 
     def fault(self: LeadershipWorld) -> None:
         before = {broker.name: broker.disk for broker in self.brokers}
