@@ -571,7 +571,7 @@ class Member:
         if not self.is_up:
             return
         world = self.world
-        world.note_confirmed(self)
+        world.note_state(self)
         self._break_connections()
         self.is_up = False
         self.life += 1
@@ -715,7 +715,7 @@ class Member:
 
     def _stop_services(self, *, keeps_store: bool) -> None:
         """See Broker.close."""
-        self.world.note_confirmed(self)
+        self.world.note_state(self)
         self._break_connections()
         server, self.server = self.server, None
         self.following.hang_up()

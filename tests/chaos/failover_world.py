@@ -109,7 +109,8 @@ class LinePoint(NamedTuple):
 class FailoverWorld:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, fired: Counter[str]) -> None:
+    def __init__(self, seed: int, fired: Counter[str], kinds: tuple[str, ...] = ()) -> None:
+        """`kinds`: of faults, instead of drawn ones."""
         self.run = f"sim-{seed}"
         self.rng = rng = Random(f"failover {seed}")
         self.fired = fired
@@ -124,7 +125,7 @@ class FailoverWorld:
         self.delay_max_ms = rng.choice((3, 8, 20))
         self.clock_rng = Random(f"clocks {seed}")
         self.clocks_apart_ms = self.clock_rng.choice((0, 60_000))
-        self.kinds = KINDS if rng.random() < 0.5 else tuple(rng.sample(KINDS, rng.randint(2, 5)))
+        self.kinds = kinds or (KINDS if rng.random() < 0.5 else tuple(rng.sample(KINDS, rng.randint(2, 5))))
         count = rng.choice((2, 2, 3))
         self.ha = HaConfig(
             in_sync_replicas=2,
@@ -144,7 +145,7 @@ class FailoverWorld:
         )
         # Of its own, so that all else of a seed is as it is without copies of folders.
         self.copies = Random(f"copies {seed}")
-        self.copied = self.copies.choice((0.0, 0.0, 0.25))
+        self.copied = self.copies.choice((0.0, 0.0, 0.25)) if not kinds else 0.0
         self.snapshots: list[tuple[str, int, SimDisk]] = []
         """Copies of folders: of which store, with which number of its start."""
         self.cut: set[tuple[str, str]] = set()
@@ -201,13 +202,13 @@ class FailoverWorld:
                 continue
             try:
                 function(*arguments)
-                self._check_after(member)
+                self.note_state(member)
             except SimulatedCrash:
                 self._crashed(member)
         self.now_ms = end_ms
 
-    def _check_after(self, member: Member) -> None:
-        """What a member has, and confirms, after each thing that it does."""
+    def note_state(self, member: Member) -> None:
+        """What a member has, and confirms, after each thing that it does, though it crashes in it."""
         if member.is_up:
             store = member.store
             end = store.flushed_position if self.sync_flush else store.appended_position
@@ -725,18 +726,18 @@ class FailoverWorld:
         return whole.hexdigest()
 
 
-def check_failover(seed: int, fired: Counter[str]) -> list[Violation]:
-    """A life."""
-    return live_failover(seed, fired).found
+def check_failover(seed: int, fired: Counter[str], kinds: tuple[str, ...] = ()) -> list[Violation]:
+    """A life. `kinds`: of faults, instead of drawn ones."""
+    return live_failover(seed, fired, kinds).found
 
 
-def live_failover(seed: int, fired: Counter[str]) -> FailoverWorld:
+def live_failover(seed: int, fired: Counter[str], kinds: tuple[str, ...] = ()) -> FailoverWorld:
     """A life; the world at its end."""
     # What brokers tell of all these faults would fill the memory of whoever keeps it.
     logger = logging.getLogger("protomq.broker")
     was_disabled, logger.disabled = logger.disabled, True
     try:
-        world = FailoverWorld(seed, fired)
+        world = FailoverWorld(seed, fired, kinds)
         world.live()
     finally:
         logger.disabled = was_disabled

@@ -147,7 +147,6 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: truncates by length", truncates_by_length),
     ("fail-over: goes on where logs do not agree", planted_ha.goes_on_without_agreement),
     ("fail-over: a lease by the wall clock", lease_by_the_wall_clock),
-    ("fail-over: a lease that stands still in a suspend", lease_stands_still_in_a_suspend),
     ("fail-over: a stale in-sync set", planted_leadership.proposals_count_alone),
     ("fail-over: compares no in-sync set", planted_leadership.compares_no_set),
     ("fail-over: acknowledges alone", planted_leadership.acknowledges_alone),
@@ -157,13 +156,30 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: loses the producers", loses_the_producers_when_it_leads),
     ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),
     ("fail-over: takes a cut log for whole", takes_a_cut_log_for_whole),
-    ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut),
     ("fail-over: anybody leads", leads_in_any_state),
     ("fail-over: log time of its own clock", begins_at_its_own_clock),
     ("fail-over: changes are answered before replicas have them", answers_changes_at_once),
 )  # fmt: skip
+"""They show in any life of a whole cluster, some of them in few."""
 
 
 def drill(seed: int) -> list[Violation]:
     """A life of a whole cluster."""
     return check_failover(seed, Counter())
+
+
+def suspended_members(seed: int) -> list[Violation]:
+    """A life in which machines are suspended, and nothing else is wrong."""
+    return check_failover(seed, Counter(), ("suspend",))
+
+
+def killed_with_cut_logs(seed: int) -> list[Violation]:
+    """A life in which starts cut logs whose last appends are damaged, and are killed again."""
+    return check_failover(seed, Counter(), ("flipped byte", "kill"))
+
+
+BUGS_OF_FEW_FAULTS: Final[tuple[tuple[str, Callable[[], Any], Callable[[int], list[Violation]]], ...]] = (
+    ("fail-over: a lease that stands still in a suspend", lease_stands_still_in_a_suspend, suspended_members),
+    ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut, killed_with_cut_logs),
+)
+"""The same, with the lives in which they show: others have too many other faults."""

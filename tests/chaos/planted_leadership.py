@@ -24,7 +24,7 @@ from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import Ask, Effect, Follow, Lease, OwnLog, Request, Role
 
 from .checker import Violation
-from .leadership_broker import Disk, SimBroker
+from .leadership_broker import SimBroker
 from .leadership_world import (
     LeadershipWorld,
     Mood,
@@ -219,22 +219,17 @@ def keeps_its_epoch() -> Any:
 
 
 def replaced_stores_keep_their_name() -> Any:
-    """A member is an address: an empty store that replaces one is the same member."""
-
-    def new_disk(self: LeadershipWorld) -> Disk:
-        if self.members < 3:
-            self.members += 1
-            return Disk(f"m{self.members}")
-        return Disk(self.rng.choice(self.brokers).disk.member)
+    """A member is an address: an empty store that replaces one is the same member. It has its number, too: else it is an older copy."""
 
     def fault(self: LeadershipWorld) -> None:
-        before = {broker.name: broker.disk.member for broker in self.brokers}
+        before = {broker.name: broker.disk for broker in self.brokers}
         _FAULT(self)
         for broker in self.brokers:
-            # A copy that starts in this fault is the member that it was.
-            broker.disk.member = before.get(broker.name, broker.disk.member)
+            old = before.get(broker.name, broker.disk)
+            if broker.disk.member != old.member:
+                broker.disk.member, broker.disk.start_number = old.member, old.start_number
 
-    return mock.patch.multiple(LeadershipWorld, new_disk=new_disk, fault=fault)
+    return mock.patch.object(LeadershipWorld, "fault", fault)
 
 
 _FAULT: Final = LeadershipWorld.fault
