@@ -174,17 +174,19 @@ def commit(
         places = {}
         for found in known:
             if not queue or found.queue_id in queue:
-                look_up = partial(resolve_in_queue, consumer, found, offset)
-                place = missing.ask(found.broker_name, look_up)
+                place = missing.ask(found.broker_name, partial(_place_in, consumer, found, offset))
                 if place is not None:
-                    places[found] = place[0]
-        if not places:
-            missing.raise_first()
-        consumer.commit(places)  # All or nothing, and refused for an offset that no queue has.
+                    places[found] = place
         with open_admin(namesrv, timeout) as admin:
-            for found, queue_offset in places.items():
-                missing.ask(found.broker_name, partial(_reset, admin, group, found, queue_offset))
-            rows = _offset_rows(admin, consumer, topic, places, missing)
+            # As a reset: a commit is refused where a member has the lock, and members that run would commit over it.
+            done = [
+                found
+                for found, queue_offset in places.items()
+                if missing.ask(found.broker_name, partial(_reset, admin, group, found, queue_offset)) is not None
+            ]
+            if not done:
+                missing.raise_first()
+            rows = _offset_rows(admin, consumer, topic, done, missing)
     if group not in {one.name for one in groups}:
         sys.stderr.write(
             f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
@@ -193,9 +195,24 @@ def commit(
     missing.check()
 
 
-def _reset(admin: Admin, group: str, queue: MessageQueue, queue_offset: int) -> None:
-    """Members that run would go on where they are, and commit over what was committed."""
-    admin.reset_offsets(group, queue.topic, queue_offset, queue_ids=(queue.queue_id,), brokers=(queue.broker_name,))
+def _place_in(consumer: PullConsumer, queue: MessageQueue, offset: OffsetRange) -> int:
+    """Raises OffsetOutOfRangeError for one beyond the end, where a reset would take the end."""
+    from protomq.errors import OffsetOutOfRangeError
+
+    queue_range = consumer.queue_range(queue)
+    place, _ = resolve_in_queue(consumer, queue, offset, queue_range)
+    min_offset, end_offset = queue_range
+    if place > end_offset:
+        raise OffsetOutOfRangeError(
+            f"queue {queue.queue_id} of {queue.topic!r} at {queue.broker_name} has no offset {place}, and nothing was changed. "
+            f"It begins at {min_offset} and ends at {end_offset}: commit an offset from 0 to {end_offset}"
+        )
+    return place
+
+
+def _reset(admin: Admin, group: str, queue: MessageQueue, queue_offset: int) -> list[str]:
+    """The broker, if it did."""
+    return admin.reset_offsets(group, queue.topic, queue_offset, queue_ids=(queue.queue_id,), brokers=(queue.broker_name,))
 
 
 def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:

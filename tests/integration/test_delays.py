@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import pytest
 
-from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer, PullConsumer
+from protomq import (
+    Admin,
+    AsyncProducer,
+    DelayLevel,
+    Message,
+    OutgoingMessage,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    Retry,
+    SimpleConsumer,
+)
 from protomq.errors import IllegalDelayError, NoRouteError
 from protomq.testing import Broker
 from protomq.v1.record_pb2 import Record
@@ -23,6 +38,13 @@ from protomq.v1.send_service_pb2 import (
 from protomq.v1.send_service_pb2_grpc import SendServiceStub
 from protomq.wire.recall_handle import decode_handle, encode_handle
 from tests.support.waiting import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def few_levels() -> Iterator[Broker]:
+    """A broker of two delay levels."""
+    with Broker(environment={"PROTOMQ_DELAY_LEVELS": "10ms 300ms", "PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
+        yield broker
 
 
 def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
@@ -144,3 +166,46 @@ def test_what_a_broker_refuses_of_one_way_messages_is_in_the_log_over_grpc(
         assert "level" in texts[0]
     asyncio.run(is_cut_off())
     assert ["event loop ended" in text for text in told()] == [True]
+
+
+@pytest.mark.parametrize("kind", ["push", "batches", "pop"])
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_result_with_a_level_beyond_the_last_counts_as_the_last_and_a_call_with_it_is_refused(
+    few_levels: Broker, kind: str, transport: Any
+) -> None:
+    namesrv = few_levels.remoting_address if transport == "remoting" else few_levels.grpc_address
+    topic, group = f"{kind}-{transport}", f"g-{kind}-{transport}"
+    delivered: SimpleQueue[tuple[bytes, int, str]] = SimpleQueue()
+
+    def fail_once(message: Message) -> Retry | None:
+        delivered.put((message.body, message.attempt, message.last_error))
+        return None if message.attempt else Retry(delay=DelayLevel(99), error="once")
+
+    with Admin(namesrv=few_levels.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1)
+        admin.set_group(group, retry_delays_ms=[3_600_000])
+    with Producer(namesrv=few_levels.namesrv) as producer:
+        producer.send_batch(topic, [b"0", b"1", b"2"])
+    with ExitStack() as stack:
+        if kind == "pop":
+            simple = stack.enter_context(SimpleConsumer(group, namesrv=namesrv, transport=transport))
+            thread = threading.Thread(target=simple.handle, args=(topic, fail_once))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(simple.request_stop)
+        else:
+            consumer = PushConsumer(group, namesrv=namesrv, transport=transport)
+            if kind == "batches":
+                consumer.subscribe(topic, lambda batch: [fail_once(message) for message in batch], batch_size=3)
+            else:
+                consumer.subscribe(topic, fail_once)
+            stack.enter_context(consumer)
+        found = sorted(delivered.get(timeout=PATIENCE_S) for _ in range(6))
+    said = "" if kind == "pop" else "once"
+    assert found == [(body, attempt, said if attempt else "") for body in (b"0", b"1", b"2") for attempt in (0, 1)]
+    with PullConsumer(f"pulls-{group}", namesrv=namesrv, transport=transport) as puller:
+        puller.subscribe(topic)
+        with pytest.raises(IllegalDelayError, match="levels are 1 to 2"):
+            puller.send_back(puller.poll(PATIENCE_S), delay=DelayLevel(3))
+    with Producer(namesrv=namesrv, transport=transport) as producer, pytest.raises(IllegalDelayError, match="levels are 1 to 2"):
+        producer.send(topic, b"x", delay=DelayLevel(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -14,6 +15,7 @@ from protomq import (
     Message,
     Producer,
     PullConsumer,
+    PushConsumer,
 )
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
@@ -88,9 +90,12 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(protomq_server: Broker, t
         assert consumer.committed(queue) == 10
 
 
-def test_members_that_run_follow_the_command_line(protomq_server: Broker, topic: str) -> None:
+@pytest.mark.parametrize("lock_queues", [False, True])
+def test_members_that_run_follow_the_command_line(protomq_server: Broker, topic: str, lock_queues: bool) -> None:
+    group = f"line-{lock_queues}"
+
     async def members() -> None:
-        async with AsyncPullConsumer("line", namesrv=protomq_server.namesrv) as consumer:
+        async with AsyncPullConsumer(group, namesrv=protomq_server.namesrv, lock_queues=lock_queues) as consumer:
             await consumer.subscribe(topic)
 
             async def take(count: int) -> list[int]:
@@ -101,13 +106,24 @@ def test_members_that_run_follow_the_command_line(protomq_server: Broker, topic:
 
             assert await take(10) == list(range(10))
             waiting = asyncio.create_task(take(10))
-            for command in (["group", "reset", "line", topic, "--to", "start"], ["group", "commit", "line", topic, "-O", "start"]):
+            for command in (["group", "reset", group, topic, "--to", "start"], ["group", "commit", group, topic, "-O", "start"]):
                 await asyncio.to_thread(run, *command, namesrv=protomq_server.namesrv)
                 assert await waiting == list(range(10))
                 waiting = asyncio.create_task(take(10))
             waiting.cancel()
 
     asyncio.run(asyncio.wait_for(members(), PATIENCE_S))
+
+
+def test_an_orderly_consumer_follows_the_command_line(protomq_server: Broker, topic: str) -> None:
+    arrived: SimpleQueue[int] = SimpleQueue()
+    consumer = PushConsumer("orderly-line", namesrv=protomq_server.namesrv, orderly=True)
+    consumer.subscribe(topic, lambda message: arrived.put(int(message.body)))
+    with consumer:
+        assert [arrived.get(timeout=PATIENCE_S) for _ in range(10)] == list(range(10))
+        for command in (["group", "reset", "orderly-line", topic, "--to", "4"], ["group", "commit", "orderly-line", topic, "-O", "+4"]):
+            run(*command, namesrv=protomq_server.namesrv)
+            assert [arrived.get(timeout=PATIENCE_S) for _ in range(6)] == list(range(4, 10))
 
 
 def test_a_member_learns_of_a_reset_that_was_made_before_its_broker_was_killed(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -18,7 +21,10 @@ from protomq import (
     MessageOrigin,
     Producer,
     PullConsumer,
+    PushConsumer,
     ReplayProgress,
+    Retry,
+    SimpleConsumer,
 )
 from protomq.errors import (
     ConfigurationError,
@@ -31,6 +37,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.v1.send_service_pb2_grpc import SendServiceStub
 from tests.support.cli import jsonl, run
+from tests.support.waiting import wait_for
 
 PATIENCE_S = 30.0
 
@@ -88,6 +95,47 @@ def test_a_message_comes_again_until_its_retries_are_spent(
     assert dead.origin is not None
     assert dead.origin[:3] == (topic, sent.queue.queue_id, sent.queue_offset)
     assert isinstance(dead.origin, MessageOrigin)
+
+
+@pytest.mark.parametrize("kind", ["push", "orderly", "pop"])
+def test_who_consumes_the_dead_letters_of_others_has_all_its_retries_and_counts_them_itself(
+    protomq_server: Broker, group: str, kind: str
+) -> None:
+    topic, others = f"of-others-{kind}", f"others-{kind}"
+    seen: SimpleQueue[int] = SimpleQueue()
+
+    def dead_letter_of(name: str) -> Message:
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            wait_for(lambda: name in {one.group for one in admin.list_dead_letters()}, PATIENCE_S)
+        return dead_letters(protomq_server, name, 1)[0]
+
+    def fail(message: Message) -> Retry:
+        seen.put(message.attempt)
+        return Retry(delay=0.0, error="again")
+
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.set_group(others, retry_count_max=4)
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        producer.send(topic, b"poison")
+    first = PushConsumer(others, namesrv=protomq_server.namesrv)
+    first.subscribe(topic, fail)
+    with first:
+        assert [seen.get(timeout=PATIENCE_S) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert dead_letter_of(others).attempt == 5
+    with ExitStack() as stack:
+        if kind == "pop":
+            simple = stack.enter_context(SimpleConsumer(group, namesrv=protomq_server.namesrv))
+            thread = threading.Thread(target=simple.handle, args=(f"%DLQ%{others}", fail))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(simple.request_stop)
+        else:
+            consumer = PushConsumer(group, namesrv=protomq_server.namesrv, orderly=kind == "orderly", suspend_ms=10)
+            consumer.subscribe(f"%DLQ%{others}", fail)
+            stack.enter_context(consumer)
+        assert [seen.get(timeout=PATIENCE_S) for _ in range(3)] == [5, 1, 2]
+        letter = dead_letter_of(group)
+    assert (letter.attempt, letter.last_error) == (3, "again")
 
 
 def test_coroutines_give_back_too(protomq_server: Broker, group: str) -> None:

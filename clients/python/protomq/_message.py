@@ -56,6 +56,7 @@ from .wire.record import (
     encode_record_field,
     encode_varint,
 )
+from .wire.topics import DEAD_LETTER_PREFIX
 
 DECOMPRESSED_SIZE_MAX_BYTES: Final = 8 * BODY_SIZE_MAX_BYTES
 """Most bytes to which one body may unpack. The sender chooses what we unpack, and 4 MiB of zeros fit into 4 KiB."""
@@ -184,13 +185,19 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often the message was handed out before: in earlier deliveries, and in this one by an orderly consumer."""
+        """How often the message was handed out before: in earlier deliveries, and in this one by an orderly consumer.
+
+        A dead letter of another group says what that group did until it comes again, and then counts the deliveries of this one.
+        """
+        own_tries = self.own_tries
+        if own_tries and self.queue.topic.startswith(DEAD_LETTER_PREFIX):
+            return own_tries
         transit = self._transit()
-        return (transit.attempt if transit is not None else 0) + self.own_tries
+        return (transit.attempt if transit is not None else 0) + own_tries
 
     @property
     def own_tries(self) -> int:
-        """Of `attempt`, those that its record does not count: of an orderly consumer that tried again itself, and of pops."""
+        """Those deliveries that its record does not count: of an orderly consumer that tried again itself, and of pops."""
         try:
             return self._tries
         except AttributeError:

@@ -12,6 +12,8 @@ Rules:
 - A call that is refused for good is made again with one message each: one bad message costs no other. One of more than 256 messages is
   made again in calls of 256 first. If a single message is refused because the broker does not know its delay, it goes without the delay.
   For any other reason it counts as done, and is reported.
+- A delay level beyond the broker's last counts as the last, as in RocketMQ. Only the broker knows which that is: its refusal says so, and
+  the call is made again with it.
 - A topic or queue that is said to be missing may only be late: it is asked 10 times.
 """
 
@@ -156,6 +158,14 @@ class BackLine:
             return ()
         broker.call = None
         broker.pause_s = PAUSE_MIN_S
+        lowered = _lowered(call.backs, error)
+        if lowered is not None:
+            broker.waiting.extendleft(reversed(lowered))
+            if len(lowered) == 1:
+                broker.single_count += 1
+            elif len(lowered) <= MESSAGES_MAX:
+                broker.small_count += len(lowered)
+            return ()
         if len(call.backs) > 1:
             broker.waiting.extendleft(reversed(call.backs))
             if len(call.backs) > MESSAGES_MAX:
@@ -200,6 +210,21 @@ _DELAYS: Final = ("delay_level", "delay_ms")
 
 def _delay_names(fields: Mapping[str, Any]) -> list[str]:
     return [name for name in _DELAYS if name in fields]
+
+
+def _lowered(backs: Sequence[Back], error: ProtomqError) -> list[Back] | None:
+    """The same with no delay level beyond the one that the error names as the last; None if there is none."""
+    if not isinstance(error, IllegalDelayError) or error.metadata.get("field") != "delay_level":
+        return None
+    last_level = int(error.metadata.get("limit", 0))
+    if not any(back.fields.get("delay_level", 0) > last_level > 0 for back in backs):
+        return None
+    return [
+        Back(back.work, back.message, {**back.fields, "delay_level": last_level})
+        if back.fields.get("delay_level", 0) > last_level
+        else back
+        for back in backs
+    ]
 
 
 def _cut(broker: _Broker, count_max: int) -> list[Back]:

@@ -46,7 +46,8 @@ class Said(Exception):
 class Retry(Said):
     """The message comes again: after `delay` (a timedelta, seconds or a DelayLevel), else as the group's settings say.
 
-    `error`: why it failed. In an orderly consumer the queue waits for the delay, and goes on with this message.
+    A level beyond the broker's last counts as the last. `error`: why it failed. In an orderly consumer the queue waits for the delay, and
+    goes on with this message.
     """
 
     delay: Delay | None = None

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
 from protomq.wire.record import decode_message_id, encode_message_id
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
-from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .slave_gate import replica_behind
@@ -28,6 +26,7 @@ from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.log.move_alike import attempt_of_all, rows_of
 from .store.log.record_arrays import opaque, topic_field_of, windows
+from .store.log.transit import attempt_of
 from .store.queues.reading import ReadResult, ReadStatus
 from .topic_access import check_incarnation, check_known_queues, existing_topic
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from .store.state.topics import TopicConfig
     from .store.store import Store
 
-_U32: Final = struct.Struct("<I").unpack_from
 _IDENTITY: Final = struct.Struct("<QxIxQ")
 """Producer id, epoch and sequence, as they stand in a trailer, with a tag between."""
 _ID_PLACES: Final = np.array(
@@ -139,7 +137,7 @@ def find_messages(
             for number, start, size in spans:
                 _check_id(number, messages[number], data, start + size)
                 starts[number], sizes[number] = base + start, size
-                attempts[number] = _attempt_of(data, start, start + size)
+                attempts[number] = attempt_of(data, start, start + size)
             parts.append(data)
             base += len(data)
             done += result.record_count
@@ -256,7 +254,7 @@ def _look_up(
         rows = rows_of(data, starts, sizes)
         attempt = None if rows is None else attempt_of_all(rows)
         for row in moved.tolist():
-            attempts[row] = _attempt_of(data, int(starts[row]), int(ends[row])) if attempt is None else attempt
+            attempts[row] = attempt_of(data, int(starts[row]), int(ends[row])) if attempt is None else attempt
     return FoundMessages(data, starts, sizes, attempts), [(topic.name, topic.incarnation) for topic in topics]
 
 
@@ -398,13 +396,6 @@ def _read(
             "end_offset": str(result.end_offset),
         },
     )
-
-
-def _attempt_of(data: bytes, start: int, end: int) -> int:
-    if not _U32(data, end + layout.FLAGS_AT)[0] & layout.FLAG_TRANSIT:
-        return 0
-    _, start = read_varint(data, start + 1, LENGTH_SIZE_MAX_BYTES)
-    return Record.FromString(data[start:end]).transit.attempt
 
 
 def _check_id(number: int, message: FailedMessage, data: bytes, end: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
 from protomq.wire.runs import runs_of
-from protomq.wire.topics import dead_letter_topic
+from protomq.wire.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from protomq_runtime.errors import too_many
 
 from .pop_orders import Part, PopAnswer, PopOrder
@@ -34,6 +34,7 @@ from .pop_time import deadline_ms
 from .said_once import SaidOnce
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
+from .store.log.transit import attempt_of
 from .store.state.pop import QUEUES_MAX
 from .store.state.popped_queue import (
     OPEN_MAX,
@@ -446,11 +447,15 @@ class PopPlanner:
             told = plan.told(key, incarnation)
             told.lost_runs.extend(runs_of(found.lost))
             for given, result in found.results:
-                starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
-                topic = dead_letter_topic(key.group)
+                data, starts, sizes = result.octets(), result.starts.astype(np.int64), result.sizes.astype(np.int64)
+                attempts: int | list[int] = attempt
+                if key.topic.startswith(DEAD_LETTER_PREFIX):
+                    # What its record counts is of another group, as in `send_backs.py`.
+                    ends = (starts + sizes).tolist()
+                    attempts = [attempt - attempt_of(data, start, end) for start, end in zip(starts.tolist(), ends, strict=True)]
                 region = move_records(
-                    result.octets(), starts, sizes, topic,
-                    attempts=attempt, last_errors=[errors[offset] for offset in given],
+                    data, starts, sizes, dead_letter_topic(key.group),
+                    attempts=attempts, last_errors=[errors[offset] for offset in given],
                 )  # fmt: skip
                 plan.copies.append(AppendRequest(region, 0))
                 plan.copied_size_bytes += len(region.data)

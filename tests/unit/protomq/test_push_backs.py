@@ -200,6 +200,38 @@ def test_a_message_whose_delay_is_illegal_goes_without_it() -> None:
     assert refused.message.queue_offset == 0
 
 
+def no_level(limit: int) -> IllegalDelayError:
+    """What a broker says that has so many delay levels."""
+    return IllegalDelayError("no such level", metadata={"field": "delay_level", "value": "99", "limit": str(limit)})
+
+
+def test_a_level_beyond_the_last_counts_as_the_last() -> None:
+    made = line(back(0, delay_level=99, error="e"))
+    assert made.failed(begin(made), no_level(3), 0.0) == ()
+    call = begin(made)
+    assert call.backs[0].fields == {"delay_level": 3, "error": "e"}
+    assert call.payload is None, "it is another request"
+    assert made.failed(call, no_level(3), 0.0) == ()
+    assert begin(made).backs[0].fields == {"error": "e"}
+
+
+@pytest.mark.parametrize("count", [3, 600])
+def test_messages_beyond_the_last_level_go_again_in_one_call(count: int) -> None:
+    made = line(*(back(i, delay_level=5, error="e") for i in range(count)))
+    made.alike_brokers.add("a")
+    made.add(back(count, delay_level=2))
+    made.add(back(count + 1))
+    refused = begin(made)
+    assert made.failed(refused, no_level(3), 0.0) == ()
+    again = begin(made)
+    assert places(again) == places(refused)
+    assert [one.fields.get("delay_level") for one in again.backs[:count]] == [3] * count
+    made.done(again, 0.0)
+    if made.has_any():
+        made.done(begin(made, GATHER_S), 0.0)
+    assert not made.has_any()
+
+
 @pytest.mark.parametrize("error", [TooManyError("full"), TopicNotFoundError("not yet")])
 def test_what_may_pass_is_tried_again(error: ProtomqError) -> None:
     made = line(back(0))

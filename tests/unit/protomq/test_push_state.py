@@ -19,15 +19,16 @@ from protomq.wire.record import FLAG_KIND_COPY, FLAG_TRANSIT, RecordTemplate, en
 
 Q0, Q1 = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 RETRIES = MessageQueue("%RETRY%g", "b", 0)
+DEAD_LETTERS = MessageQueue("%DLQ%other", "b", 0)
 FAILED = failure_of_text("no")
 DEAD = Failure({"error": "no", "dead_letter": True})
 
 
-def message(offset: int, queue: MessageQueue = Q0, body: bytes = b"x", origin: str = "") -> Message:
+def message(offset: int, queue: MessageQueue = Q0, body: bytes = b"x", origin: str = "", attempt: int = 1) -> Message:
     template = RecordTemplate(queue.topic, 7, 0)
     if not origin:
         return Message.from_record(template.encode(body, offset, 5), queue, offset)
-    octets = Transit(origin_topic=origin, attempt=1).SerializeToString()
+    octets = Transit(origin_topic=origin, attempt=attempt).SerializeToString()
     record = template.encode(body, offset, 5, flags=FLAG_KIND_COPY | FLAG_TRANSIT)
     at = record.index(b"\x3a" + bytes([len(queue.topic)]) + queue.topic.encode())
     record = record[:at] + b"\x32" + encode_varint(len(octets)) + octets + record[at:]
@@ -426,10 +427,16 @@ def test_an_orderly_batch_goes_on_with_its_first_message_that_failed_whatever_wa
     assert made.count == 1
 
 
-def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_what_gives_it_back() -> None:
+@pytest.mark.parametrize(
+    ("queue", "attempt", "attempts", "given_back"),
+    [(RETRIES, 1, [1, 2, 3], 3), (DEAD_LETTERS, 4, [4, 1, 2], 2)],
+)
+def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_what_gives_it_back(
+    queue: MessageQueue, attempt: int, attempts: list[int], given_back: int
+) -> None:
     made = state(orderly=True)
     quick(made)
-    made.offer(RETRIES, [message(0, RETRIES, origin="t")])
+    made.offer(queue, [message(0, queue, origin="t", attempt=attempt)])
     seen = []
     for now_s in (0.0, 5.0, 10.0):
         run = made.next_run(now_s)
@@ -438,10 +445,10 @@ def test_an_orderly_message_says_how_often_it_was_handed_out_before_and_so_does_
         seen.append(one.attempt)
         made.settled(run, [one], [DEAD if now_s == 10.0 else FAILED], now_s)
         made.ended(run, now_s)
-    assert seen == [1, 2, 3]
+    assert seen == attempts
     call = made.backs.begin(20.0)
     assert call is not None
-    assert [back.fields for back in call.backs] == [{"error": "no", "dead_letter": True, "attempt": 3}]
+    assert [back.fields for back in call.backs] == [{"error": "no", "dead_letter": True, "attempt": given_back}]
 
 
 def test_an_orderly_message_that_is_tried_again_says_why_its_last_try_failed() -> None:
@@ -483,7 +490,7 @@ def test_an_orderly_message_is_tried_as_often_as_its_group_says_unless_the_consu
     assert [tries(0), tries(2)] == [1, 3]
     assert tries(2, attempts_max=5) == 5
     assert tries(2, RETRIES, "t") == 2, "it was handed out once before"
-    assert tries(2, MessageQueue("%DLQ%other", "b", 0), "t") == 3, "to another group"
+    assert tries(2, DEAD_LETTERS, "t") == 3, "to another group"
 
 
 def test_a_damaged_message_is_given_back_without_a_number() -> None:

@@ -399,6 +399,29 @@ def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
     assert broker.store.popped.dead_count == 1
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_dead_letter_of_a_dead_letter_counts_the_deliveries_of_its_own_group(count: int) -> None:
+    broker = filled(count)
+    for name, retry_count_max in (("first", 3), ("second", 1)):
+        broker.store.groups.put(GroupSettings(name, retry_count_max=retry_count_max))
+    first = Group(broker, "first", record_count_max=64)
+    for attempt in range(1, 5):
+        assert [message.attempt for message in first.pop()] == [attempt] * count
+        broker.advance(HELD_MS)
+    broker.advance(MINUTE_MS)
+    second = Group(broker, "second", topic="%DLQ%first", record_count_max=64)
+    for attempt in (1, 2):
+        assert [message.attempt for message in second.pop()] == [attempt] * count
+        broker.advance(HELD_MS)
+    broker.advance(MINUTE_MS)
+    assert [_attempts_in(broker, f"%DLQ%{name}") for name in ("first", "second")] == [[4] * count, [2] * count]
+
+
+def _attempts_in(broker: FakeBroker, topic: str) -> list[int]:
+    result = broker.store.read(topic, 0, 0, 100, 1 << 20)
+    data = b"".join(region.file.read(region.offset, region.size_bytes) for region in result.regions)
+    return [record.transit.attempt for record in RecordBatch.FromString(data).records]
+
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_dead_letter_says_what_its_last_holder_said_that_it_failed_of(restarts: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 from typing import Final
 
@@ -9,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protomq.v1.record_pb2 import Transit
+from protomq.v1.record_pb2 import Record, Transit
 from protomq.wire import record as layout
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
@@ -38,6 +39,7 @@ ORIGIN_TAGS: Final = {
     "queue_offset_tag": 0x19,
     "store_time_tag": 0x29,
 }
+_U32: Final = struct.Struct("<I").unpack_from
 _ORIGIN_OF_ZEROS: Final = np.array([(0x15, 0, 0x19, 0, 0x29, 0)], ORIGIN)
 assert list(ORIGIN_TAGS.values()) == [0x15, 0x19, 0x29]
 
@@ -48,6 +50,14 @@ def origins_of(trailers: NDArray[np.void]) -> NDArray[np.void]:
     for name in ("queue_id", "queue_offset", "store_time_ms"):
         origins[name] = trailers[name]
     return origins
+
+
+def attempt_of(data: bytes, start: int, end: int) -> int:
+    """How often the message of this record field was handed out before, as the record says."""
+    if not _U32(data, end + layout.FLAGS_AT)[0] & layout.FLAG_TRANSIT:
+        return 0
+    _, start = read_varint(data, start + 1, LENGTH_SIZE_MAX_BYTES)
+    return Record.FromString(data[start:end]).transit.attempt
 
 
 def raised_transit(
