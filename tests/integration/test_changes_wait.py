@@ -63,6 +63,7 @@ from protomq.v1.transaction_service_pb2 import (
 )
 from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.slave_gate import SERVED
+from protomq_broker.store.state.topics import NOWHERE
 from protomq_ha.roles import HaConfig
 from tests.support.waiting import PATIENCE_S, async_wait_for
 
@@ -433,3 +434,27 @@ async def test_nothing_is_answered_ok_once_sends_are_not_taken_any_more(tmp_path
         world.confirm()
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(*calls) == ["DEADLINE_EXCEEDED false"] * len(changes)
+
+
+def retry_topic_of(group: str) -> Change:
+    return Change("GroupService/CreateRetryTopic", "", lambda _: CreateRetryTopicRequest(consumer_group=group))
+
+
+async def test_a_retry_topic_that_the_slaves_have_is_told_though_sends_are_refused(tmp_path: Path) -> None:
+    """Members that start then get the retries that are there."""
+    async with running(tmp_path) as world:
+        assert await outcome(world, retry_topic_of("there")) == "OK"
+        world.refuse_sends()
+        assert await outcome(world, retry_topic_of("there")) == "OK"
+        assert await outcome(world, retry_topic_of("missing")) == "NOT_ENOUGH_REPLICAS true"
+
+
+async def test_a_retry_topic_without_a_record_waits_for_its_messages(tmp_path: Path) -> None:
+    """A log that took no record, or a queue that a start found: only the messages say that the topic is there."""
+    async with running(tmp_path, wait_ms=SHORT_MS) as world:
+        world.wait_for_slaves()
+        assert await outcome(world, Change("GroupService/SendBack", "", lambda _: send_back("found", 1))) == "DEADLINE_EXCEEDED false"
+        world.store.topics._positions["%RETRY%found"] = NOWHERE
+        assert await outcome(world, retry_topic_of("found")) == "DEADLINE_EXCEEDED false"
+        world.confirm()
+        assert await outcome(world, retry_topic_of("found")) == "OK"

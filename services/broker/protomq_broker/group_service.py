@@ -156,7 +156,7 @@ class GroupService:
             topics = self._store.topics
             known = topics.find(name)
             # Members that start where sends are refused must get the retries that are there.
-            if known is not None and topics.record_position(name) < self._store.readable_position:
+            if known is not None and topics.is_recorded(name, self._store.readable_position):
                 call.answer(_told_retry_topic(known))
             else:
                 self._changes.make([call], partial(self._create_retry_topic, name))

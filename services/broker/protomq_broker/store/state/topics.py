@@ -245,9 +245,9 @@ class TopicTable:
         """All topics, by name."""
         return self.snapshot().topics
 
-    def record_position(self, name: str) -> int:
-        """Where the newest record of a topic stands; NOWHERE if it has none yet."""
-        return self._positions.get(name, NOWHERE)
+    def is_recorded(self, name: str, position: int) -> bool:
+        """Whether the newest record of a topic stands before this position. One that was made by its messages may have none yet."""
+        return NOWHERE < self._positions.get(name, NOWHERE) < position
 
     @property
     def deleted(self) -> Mapping[str, int]:
