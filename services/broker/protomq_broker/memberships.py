@@ -544,22 +544,29 @@ def _free_among(group: Group, topic: str, queue_ids: range) -> int:
 
 def unknown_member(name: str, said: GroupMember) -> ServiceError:
     """Returns what a member gets that is none any more."""
-    return ServiceError(
-        Code.FAILED_PRECONDITION,
-        "MEMBER_UNKNOWN",
+    return _member_unknown(
+        name,
+        said,
         f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others may have its queues. "
         "Give them up, and join again",
-        metadata={"consumer_group": name, "client_id": said.client_id},
     )
 
 
 def left_member(name: str, said: GroupMember) -> ServiceError:
     """Returns what a call gets that arrives behind the leave of its member."""
+    return _member_unknown(
+        name,
+        said,
+        f"{said.client_id} has left {name}, and this call of it came behind that. Who joins again does so with a higher `member_epoch`, "
+        "or with another `nonce` after a final leave",
+    )
+
+
+def _member_unknown(name: str, said: GroupMember, text: str) -> ServiceError:
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "MEMBER_UNKNOWN",
-        f"{said.client_id} has left {name}, and this call of it came behind that. Who joins again does so with a higher `member_epoch`, "
-        "or with another `nonce` after a final leave",
+        text,
         metadata={"consumer_group": name, "client_id": said.client_id},
     )
 
