@@ -76,6 +76,10 @@ def queues_of(table: RouteTable, topic: str) -> dict[str, int]:
     )
 
 
+def keys_of(table: RouteTable) -> set[BrokerKey]:
+    return {BrokerKey(one.broker_name, one.broker_id) for one in table.snapshot.cluster_info().brokers}
+
+
 def scan_until(table: RouteTable, start_ms: int, end_ms: int) -> list[Removal]:
     """Scans as often as a name server does, so that no pause of its own is seen."""
     removals = list(table.remove_silent(start_ms))
@@ -381,8 +385,10 @@ def test_a_copy_of_a_running_store_gets_no_other_id_or_name_either(name: str, br
 def test_a_store_that_moves_to_another_id_has_it_as_soon_as_the_old_one_has_gone() -> None:
     table, holds = held()
     moved = registration(broker_id=4, store_id=1, incarnation=200, port=9000)
+    taken(table, moved, 1)
     table.end_hold(A, holds[0], 1, broken=True)
     table.register(moved, 2)
+    assert BrokerKey("a", 4) in keys_of(table)
 
 
 def test_a_member_that_begins_to_lead_has_another_id_at_the_same_address() -> None:
@@ -391,6 +397,7 @@ def test_a_member_that_begins_to_lead_has_another_id_at_the_same_address() -> No
     table.register(slave, 0)
     table.open_hold(BrokerKey("a", 3), 100, 0, store_id=1)
     table.register(registration(store_id=1, incarnation=101, epoch=2, election_id=9), 1)
+    assert BrokerKey("a", 0) in keys_of(table)
 
 
 def test_a_broker_that_returns_goes_before_its_copy_of_another_id() -> None:
