@@ -180,7 +180,7 @@ class PushBase(OfOneProcess):
         argument `message: Message` both.
 
         `tags`, `sql`, `cel`, `module`: which messages, as in PullConsumer.subscribe. Once the consumer has started, it is subscribed soon
-        after, and what goes wrong is logged. The group's retries go to the listener of the topic that they come from.
+        after, and what goes wrong is logged. The group's retries go to the listener of the topic in which the group had the message.
 
         Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
         """

@@ -37,7 +37,7 @@ from ._push_results import BEHIND, Failure, Listener, failure_of_text
 from ._send_back import attempt_fields
 from ._types import MessageQueue
 from .errors import CorruptMessageError
-from .wire.topics import DEAD_LETTER_PREFIX, TopicClass, class_of, retry_topic
+from .wire.topics import DEAD_LETTER_PREFIX, retry_topic
 
 RUN_COUNT_MAX: Final = 256
 RUN_TARGET_S: Final = 0.005
@@ -509,22 +509,15 @@ class PushState:
         return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
 
     def _listener_of(self, message: Message) -> Listener:
-        """Of a retry: the one of the topic where it comes from.
+        """Of a retry: the one of the topic in which this group had the message, and no other.
 
-        What the group had as another group's dead letter, or as an expired transaction, says where it stood before that. Without a
-        listener there it goes to the one for such topics, if there is only one.
+        So it is if that topic was unsubscribed, or another subscription has come in its place: see `PushConsumer.unsubscribe`.
         """
         try:
-            origin = message.origin
+            topic = _consumed_topic(message)
         except CorruptMessageError:
-            origin = None
-        topic = origin.topic if origin is not None else message.topic
-        listener = self._listeners.get(topic)
-        if listener is not None:
-            return listener
-        moved = [one for name, one in self._listeners.items() if class_of(name) in _MOVED]
-        functions = [one.function or one.call for one in moved]
-        return moved[0] if moved and functions.count(functions[0]) == len(functions) else _NOBODY
+            return _NOBODY
+        return self._listeners.get(topic, _NOBODY)
 
     def _collect(self, run: Run) -> None:
         """What its owner has reported as done."""
@@ -695,13 +688,14 @@ def _size_of(messages: Sequence[Message]) -> int:
     )
 
 
+def _consumed_topic(message: Message) -> str:
+    """Of a retry: where its group had the message first. Raises CorruptMessageError."""
+    transit = message._transit()
+    return transit.consumed_topic if transit is not None else message.topic
+
+
 def _without_listener(message: Message) -> None:
-    origin = message.origin
-    raise LookupError(
-        f"this consumer has no listener for topic {origin.topic if origin is not None else message.topic!r}"
-    )
+    raise LookupError(f"this consumer has no listener for topic {_consumed_topic(message)!r}")
 
 
 _NOBODY: Final = Listener(_without_listener, "no listener", False)
-_MOVED: Final = (TopicClass.DEAD_LETTER, TopicClass.EXPIRED)
-"""Topics whose messages stood in another one before."""

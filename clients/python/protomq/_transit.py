@@ -26,13 +26,15 @@ class MessageTransit(NamedTuple):
     """What the broker says of a message that it moved.
 
     `attempt`: how often it was handed out before; `last_error`: why that failed. `replayed_group`: it is a dead letter of this group
-    that was replayed; "": it is none.
+    that was replayed; "": it is none. `consumed_topic`: of a retry, where its group had it: the topic of its origin, or that of another
+    group's dead letters.
     """
 
     origin: MessageOrigin
     attempt: int
     last_error: str
     replayed_group: str
+    consumed_topic: str
 
 
 def read_transit(rest: bytes) -> MessageTransit | None:
@@ -59,4 +61,5 @@ def read_transit(rest: bytes) -> MessageTransit | None:
         None if offset == _NO_OFFSET else offset,
         transit.first_store_time_ms,
     )
-    return MessageTransit(origin, transit.attempt, transit.last_error, transit.replayed_group)
+    consumed_topic = transit.consumed_topic or transit.origin_topic
+    return MessageTransit(origin, transit.attempt, transit.last_error, transit.replayed_group, consumed_topic)

@@ -24,11 +24,13 @@ FAILED = failure_of_text("no")
 DEAD = Failure({"error": "no", "dead_letter": True})
 
 
-def message(offset: int, queue: MessageQueue = Q0, body: bytes = b"x", origin: str = "", attempt: int = 1) -> Message:
+def message(
+    offset: int, queue: MessageQueue = Q0, body: bytes = b"x", origin: str = "", attempt: int = 1, consumed: str = ""
+) -> Message:
     template = RecordTemplate(queue.topic, 7, 0)
     if not origin:
         return Message.from_record(template.encode(body, offset, 5), queue, offset)
-    octets = Transit(origin_topic=origin, attempt=attempt).SerializeToString()
+    octets = Transit(origin_topic=origin, attempt=attempt, consumed_topic=consumed).SerializeToString()
     record = template.encode(body, offset, 5, flags=FLAG_KIND_COPY | FLAG_TRANSIT)
     at = record.index(b"\x3a" + bytes([len(queue.topic)]) + queue.topic.encode())
     record = record[:at] + b"\x32" + encode_varint(len(octets)) + octets + record[at:]
@@ -524,19 +526,18 @@ def test_a_run_of_retries_is_of_one_listener() -> None:
 
 
 @pytest.mark.parametrize("topic", ["%DLQ%other", "TRANS_CHECK_MAX_TIME_TOPIC"])
-def test_a_retry_of_what_another_group_gave_up_or_a_transaction_left_comes_to_the_listener_that_had_it(topic: str) -> None:
-    def name_of(listeners: dict[str, Listener]) -> str:
-        made = PushState(PushOptions(group="g"), listeners)
-        made.offer(RETRIES, [message(0, RETRIES, origin="t")])
+def test_a_retry_comes_to_the_listener_of_the_topic_in_which_its_group_had_the_message_and_to_no_other(topic: str) -> None:
+    def name_of(consumed: str, *topics: str) -> str:
+        made = PushState(PushOptions(group="g"), {one: listener(one) for one in topics})
+        made.offer(RETRIES, [message(0, RETRIES, origin="t", consumed=consumed)])
         run = made.next_run(0.0)
         assert run is not None
         return run.listener.name
 
-    assert name_of({topic: listener("repair"), "u": listener("b")}) == "repair"
-    assert name_of({topic: listener("repair"), "t": listener("a")}) == "a", "its own topic comes first"
-    assert name_of({topic: listener("repair"), "%DLQ%more": listener("b")}) == "no listener", "nobody knows which had it"
-    both = listener("both")
-    assert name_of({topic: both, "%DLQ%more": both}) == "both"
+    assert name_of(topic, topic, "%DLQ%more", "t") == topic
+    assert name_of("", topic, "t") == "t", "the group had it in the topic where it stood first"
+    assert name_of(topic, "t") == "no listener", "another had it as a dead letter"
+    assert name_of("", topic) == "no listener", "this consumer has no listener for t any more"
 
 
 def test_a_suspended_consumer_begins_nothing_and_takes_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +14,15 @@ from protomq.v1.dead_letter_service_pb2 import (
     ReplayDeadLettersRequest,
     ReplayDeadLettersResponse,
 )
+from protomq.v1.record_pb2 import Record
 from protomq.wire.topics import dead_letter_topic
 from protomq_broker import dead_letter_service
 from protomq_broker.dead_letter_service import AHEAD_MAX_MS, DeadLetterService
+from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
-from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, id_of
+from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
 
 
 class ReplayWorld(RetryWorld):
@@ -81,6 +83,34 @@ def test_a_replayed_message_is_the_message_and_says_where_it_comes_from() -> Non
     assert (transit.origin_topic, transit.origin_queue_offset) == (TOPIC, 0)
     assert world.send_back([copy]).results[0].attempt == 1, "its attempts begin anew"
     assert len(world.dead_letters()) == 1, "the dead letter stays"
+
+
+@pytest.mark.parametrize("count", [1, 2, 40], ids=["one", "two", "alike"])
+def test_a_retry_says_in_which_topic_its_group_had_the_message(count: int) -> None:
+    world = ReplayWorld()
+    for group in (GROUP, "other"):
+        world.store.groups.put(GroupSettings(group, retry_count_max=2, retry_delays_ms=(5,)))
+
+    def retries(messages: Sequence[Record], group: str) -> list[Record]:
+        world.send_back(messages, group=group)
+        world.deliver(10)
+        return world.retries(group)[-count:]
+
+    def topics(messages: Sequence[Record]) -> set[tuple[str, str]]:
+        return {(each.transit.origin_topic, each.transit.consumed_topic) for each in messages}
+
+    world.send(*(b"poison%d" % number for number in range(count)))
+    first = retries(world.read(TOPIC), GROUP)
+    assert topics(first) == {(TOPIC, "")}, "the one where it stood first"
+    world.send_back([failed(message, dead_letter=True) for message in first])
+    of_letters = retries(world.dead_letters(), "other")
+    assert topics(of_letters) == {(TOPIC, f"%DLQ%{GROUP}")}
+    assert topics(retries(of_letters, "other")) == {(TOPIC, f"%DLQ%{GROUP}")}, "a retry that fails stays what it is"
+    world.send_back([failed(message, dead_letter=True) for message in of_letters], group="other")
+    world.replay(consumer_group="other")
+    replayed = world.read(TOPIC)[-count:]
+    assert topics(replayed) == {(TOPIC, "")}
+    assert topics(retries(replayed, GROUP)) == {(TOPIC, "")}
 
 
 def test_a_time_at_which_nothing_can_have_died_is_refused() -> None:

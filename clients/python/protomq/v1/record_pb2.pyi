@@ -269,6 +269,7 @@ class Transit(_message.Message):
     FIRST_STORE_TIME_MS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     REPLAYED_GROUP_FIELD_NUMBER: _builtins.int
+    CONSUMED_TOPIC_FIELD_NUMBER: _builtins.int
     origin_topic: _builtins.str
     """Topic from which the message was first moved."""
     origin_queue_id: _builtins.int
@@ -283,6 +284,10 @@ class Transit(_message.Message):
     """Why the last attempt failed, in the consumer's words."""
     replayed_group: _builtins.str
     """The message is a dead letter of this group that was replayed, and its attempts began again. Empty: it was never replayed."""
+    consumed_topic: _builtins.str
+    """Of a retry, and of a dead letter: the topic in which its group had the message before the first failure, if that is not origin_topic. So it is
+    of what was a dead letter of another group, or an expired transaction.
+    """
     def __init__(
         self,
         *,
@@ -293,10 +298,11 @@ class Transit(_message.Message):
         first_store_time_ms: _builtins.int = ...,
         last_error: _builtins.str = ...,
         replayed_group: _builtins.str = ...,
+        consumed_topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_store_time_ms", b"first_store_time_ms", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic", "replayed_group", b"replayed_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "consumed_topic", b"consumed_topic", "first_store_time_ms", b"first_store_time_ms", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic", "replayed_group", b"replayed_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

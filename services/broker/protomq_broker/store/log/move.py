@@ -6,7 +6,7 @@
 - The front is not opened: body, keys, tag and properties stay, octet by octet, and the producer's CRC-32C holds. The message id, the codes
   of tag and keys, the sharding hash and the time of birth stay too.
 - `transit` says where the message stood first. The first move writes it, and later ones keep it. A move after a failed delivery raises
-  `attempt` and may add the error.
+  `attempt` and may add the error. If its group had the message in another topic than that, this move says in which one.
 - `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone. Only a half message that is
   carried forward stays one: half, with transit.
 """
@@ -127,7 +127,8 @@ def move_records(
         if row in carried:
             transit = data[front_end:topic_start]
             if more[row] or errors[row] is not None or replayed_group:
-                transit = raised_transit(transit, more[row], errors[row], replayed_group)
+                stored_topic = data[topic_start + 2 : topic_end]
+                transit = raised_transit(transit, stored_topic, more[row], errors[row], replayed_group)
         else:
             tail, at = added[row], row * ORIGIN.itemsize
             transit = transit_head(data[topic_start + 2 : topic_end], len(tail))

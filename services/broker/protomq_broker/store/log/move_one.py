@@ -53,16 +53,16 @@ def move_one(
     if field[topic_start] != layout.TOPIC_TAG or topic_end >= len(field) or values[::2] != TAGS:
         raise ValueError("a record without its topic")
     front = field[front_start:front_end]
-    written, origin_topic = field[front_end:topic_start], field[topic_start + 2 : topic_end]
+    written, stored_topic = field[front_end:topic_start], field[topic_start + 2 : topic_end]
     origin = values[_QUEUE_ID], values[_QUEUE_OFFSET], values[_STORE_TIME_MS]
     is_opened = bool(attempts) or last_error is not None or bool(replayed_group)
     if not written:
         tail = transit_tail(attempts, last_error, replayed_group) if is_opened else b""
-        transit = transit_head(origin_topic, len(tail)) + _ORIGIN.pack(
+        transit = transit_head(stored_topic, len(tail)) + _ORIGIN.pack(
             _QUEUE_ID_TAG, origin[0], _QUEUE_OFFSET_TAG, origin[1], _STORE_TIME_TAG, origin[2]
         ) + tail
     elif is_opened:
-        transit = raised_transit(written, attempts, last_error, replayed_group)
+        transit = raised_transit(written, stored_topic, attempts, last_error, replayed_group)
     else:
         transit = written
     flags = flags & KEPT_FLAGS | kind | layout.FLAG_TRANSIT

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record, Transit
 from protomq.wire import record as layout
+from protomq.wire.topics import RETRY_PREFIX
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512
 """In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
+_RETRY_PREFIX: Final = RETRY_PREFIX.encode()
 _SURELY_SHORT: Final = LAST_ERROR_SIZE_MAX_BYTES // 4
 """No character has more than four octets."""
 ATTEMPT_MAX: Final = 0xFFFFFFFF
@@ -61,16 +63,21 @@ def attempt_of(data: bytes, start: int, end: int) -> int:
 
 
 def raised_transit(
-    written: bytes, attempts: int, last_error: str | None, replayed_group: str
+    written: bytes, topic: bytes, attempts: int, last_error: str | None, replayed_group: str
 ) -> bytes:
-    """The field `transit` of a copy of a message that was moved before. `written`: the field as it stands. Raises ValueError."""
+    """The field `transit` of a copy of a message that was moved before, and failed or is replayed. `written`: the field as it stands, in
+    `topic`. Raises ValueError.
+    """
     _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
     try:
         transit = Transit.FromString(written[at:])
     except DecodeError as error:
         raise ValueError("a record whose transit does not parse") from error
     if replayed_group:
-        transit.replayed_group, transit.attempt = replayed_group, 0
+        transit.replayed_group, transit.attempt, transit.consumed_topic = replayed_group, 0, ""
+    elif not topic.startswith(_RETRY_PREFIX):
+        consumed = topic.decode()
+        transit.consumed_topic = consumed if consumed != transit.origin_topic else ""
     transit.attempt = min(transit.attempt + attempts, ATTEMPT_MAX)
     if last_error is not None:
         transit.last_error = cut_error(last_error)
