@@ -381,7 +381,8 @@ class PushState:
         self._take_back(queues, is_for_good=False)
 
     def _take_back(self, queues: Collection[MessageQueue], *, is_for_good: bool) -> None:
-        runs = [run for run in self._runs if run.work.queue in queues]
+        # Runs from before a reset have nothing left to begin, and say nothing of what came since.
+        runs = [run for run in self._runs if run.work.queue in queues and self._works.get(run.work.queue) is run.work]
         for run in runs:
             self._collect(run)
         begun: dict[MessageQueue, int] = {}
@@ -398,10 +399,12 @@ class PushState:
                 work.waiting.clear()
 
     def is_running(self, queues: Collection[MessageQueue] | None = None) -> bool:
-        """Whether listeners have messages of these queues, or of any."""
+        """Whether listeners have messages of these queues, or of any. Those of before a reset count in order only."""
         if queues is None:
             return bool(self._runs)
-        return any(run.work.queue in queues for run in self._runs)
+        return any(
+            run.work.queue in queues and (self.options.orderly or self._works.get(run.work.queue) is run.work) for run in self._runs
+        )
 
     def has_backs(self, queues: Collection[MessageQueue] | None = None) -> bool:
         """Whether messages of these queues, or of any, are to be given back yet."""

@@ -136,6 +136,33 @@ def test_of_a_queue_that_others_have_nothing_more_begins() -> None:
     assert offsets(first) == []
 
 
+def test_a_queue_that_goes_keeps_nothing_for_listeners_of_before_a_reset() -> None:
+    made = state()
+    quick(made)
+    made.offer(Q0, messages(100, 4))
+    before = made.next_run(0.0)
+    assert before is not None
+    before.messages.popleft()  # With its listener, which may finish it.
+    made.drop([Q0])
+    (run,) = runs_of_four(made, 1)
+    run.messages.popleft()
+    made.revoke([Q0])
+    assert offsets(run) == [], "nothing is done behind what has begun"
+
+
+def test_a_queue_that_goes_does_not_wait_for_listeners_of_before_a_reset_unless_in_order() -> None:
+    for orderly in (False, True):
+        made = state(orderly=orderly)
+        made.offer(Q0, messages(100, 4))
+        before = made.next_run(0.0)
+        assert before is not None
+        before.messages.popleft()
+        assert made.is_running([Q0])
+        made.drop([Q0])
+        assert made.is_running([Q0]) is orderly
+        assert made.is_running(), "a stop waits for it"
+
+
 def test_what_was_done_before_goes_to_no_listener_again_and_is_known_until_all_before_it_is_done() -> None:
     made = state(broadcast=True)
     made.remember_done(Q0, {11, 12, 14, 16})
