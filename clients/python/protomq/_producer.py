@@ -241,7 +241,8 @@ class Producer(LineSender):
         """Sends a message and returns when the kernel has it. The caller never learns whether it was stored. No retries.
 
         Raises what is known without an answer: ConfigurationError for a delay of more than 40 days, too. What only the broker refuses, as a
-        level that it does not have, is lost without a word over the remoting port. Over gRPC the log has a warning with a number.
+        level that it does not have, is lost without a word over the remoting port. So is a message that meets an overloaded broker
+        (SYSTEM_BUSY); that one counts it in `protomq_lane_rejections_total`. Over gRPC the log has a warning with a number.
         """
         message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
